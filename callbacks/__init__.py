@@ -1,0 +1,9 @@
+"""What watches a private run."""
+
+from callbacks.accountant import PrivacyAccountant
+from callbacks.gradient_noise import GradientNoiseMonitor
+from callbacks.report import PrivacyReport
+from callbacks.resume_checkpoint import ResumeCheckpoint
+from callbacks.run_files import RunFiles
+
+__all__ = ["GradientNoiseMonitor", "PrivacyAccountant", "PrivacyReport", "ResumeCheckpoint", "RunFiles"]

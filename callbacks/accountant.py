@@ -1,0 +1,73 @@
+"""Shows and logs epsilon, and ends training before the plan's budget would be exceeded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+from lightning.pytorch.callbacks import Callback
+
+from lipdp_lightning.privacy.spending import Spending
+from lipdp_lightning.training.strategy import PrivateStrategy
+
+
+class PrivacyAccountant(Callback):
+    """Epsilon in the progress bar, in the log and in checkpoints.
+
+    What is shown at a step is an upper bound on the epsilon of the steps taken so far; the guarantee of the run
+    is the epsilon of its planned steps, because stopping early may depend on what was released. Training stops
+    at the step at which the plan's steps are spent, other branches of the run included.
+
+    Args:
+        log_every_n_steps: how often epsilon is logged; None takes the trainer's.
+    """
+
+    def __init__(self, log_every_n_steps: int | None = None) -> None:
+        self._every = log_every_n_steps
+        self.spending: Spending | None = None
+        self.epsilon = 0.0
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        strategy = _strategy(trainer)
+        assert strategy.plan is not None
+        self.spending = Spending(strategy.plan)
+        self._show(trainer, pl_module, logs_now=False)
+        self._stop_if_spent(trainer)
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        self._show(trainer, pl_module, logs_now=True)
+        self._stop_if_spent(trainer)
+
+    def _show(self, trainer: lightning.Trainer, module: lightning.LightningModule, logs_now: bool) -> None:
+        strategy = _strategy(trainer)
+        assert self.spending is not None and strategy.plan is not None
+        if not strategy.plan.certified:
+            return
+        self.epsilon = self.spending.shown(strategy.branches.spent(trainer.global_step))
+        if logs_now:
+            module.log("epsilon", self.epsilon, prog_bar=True, logger=False)
+        every = self._every or trainer.log_every_n_steps
+        if trainer.global_step % every == 0 or trainer.global_step == strategy.plan.steps:
+            for logger in trainer.loggers:
+                logger.log_metrics({"privacy/epsilon": self.epsilon}, step=trainer.global_step)
+
+    def _stop_if_spent(self, trainer: lightning.Trainer) -> None:
+        if trainer.global_step >= _strategy(trainer).branches.limit():
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epsilon": self.epsilon}
+
+
+def _strategy(trainer: lightning.Trainer) -> PrivateStrategy:
+    strategy = trainer.strategy
+    if not isinstance(strategy, PrivateStrategy):
+        raise ValueError(
+            f"the privacy callbacks need PrivateStrategy, and the trainer has {type(strategy).__name__}. "
+            "HINT: Trainer(strategy=PrivateStrategy(plan)), or `lipdp fit`."
+        )
+    return strategy

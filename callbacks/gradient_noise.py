@@ -1,0 +1,56 @@
+"""How much of a step is signal and how much is noise, from released quantities alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch.optim import Optimizer
+
+from callbacks.accountant import _strategy
+
+
+class GradientNoiseMonitor(Callback):
+    """Logs, per parameter group, the noise's norm and an estimate of the signal's.
+
+    The released sum s_k has E||s_k||^2 = ||signal||^2 + d_k sigma_k^2, and only s_k and the public sigma_k are used:
+    the estimate sqrt(max(0, ||s_k||^2 - d_k sigma_k^2)) is post-processing and costs nothing. Below the noise
+    it is unreliable: a single step's estimate has a spread of about sigma_k^2 sqrt(2 d_k) in the square.
+    """
+
+    def __init__(self, every_n_steps: int = 10) -> None:
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps={every_n_steps} is not positive. HINT: 10.")
+        self.every_n_steps = every_n_steps
+        self.history: list[dict[str, Any]] = []
+
+    def on_before_optimizer_step(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, optimizer: Optimizer
+    ) -> None:
+        if trainer.global_step % self.every_n_steps:
+            return
+        mechanism = _strategy(trainer).mechanism
+        assert mechanism is not None
+        deviations = mechanism.deviations()
+        named = dict(mechanism.model.named_parameters())
+        squares = [
+            sum(torch.sum(named[n].grad.double() ** 2) for n in group.parameters)  # type: ignore[union-attr]
+            for group in mechanism.certificate.groups
+        ]
+        sizes = torch.stack([torch.as_tensor(s) for s in squares]).sqrt().tolist()
+        divisor = mechanism.plan.expected_batch_size
+        row: dict[str, Any] = {"step": trainer.global_step}
+        signal, noise = 0.0, 0.0
+        for group, size in zip(mechanism.certificate.groups, sizes, strict=True):
+            expected_noise = math.sqrt(group.numel) * deviations[group.name] / divisor
+            estimate = math.sqrt(max(0.0, size**2 - expected_noise**2))
+            row[f"signal/{group.name}"], row[f"noise/{group.name}"] = estimate, expected_noise
+            signal, noise = signal + estimate**2, noise + expected_noise**2
+        row["gradient_to_noise"] = math.sqrt(signal / noise) if noise > 0 else 0.0
+        self.history.append(row)
+        logged = {f"gradient/{k}": v for k, v in row.items() if k != "step"}
+        for logger in trainer.loggers:
+            logger.log_metrics(logged, step=trainer.global_step)

@@ -1,0 +1,172 @@
+"""Collects a run's facts while it trains, and writes the report when it ends, however it ends."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any
+
+import lightning
+from lightning.pytorch.callbacks import Callback
+
+from callbacks.accountant import _strategy
+from callbacks.gradient_noise import GradientNoiseMonitor
+from lipdp_lightning.privacy.spending import Spending
+from lipdp_lightning.report.model import RunFacts
+from lipdp_lightning.report.plots import all_figures
+from lipdp_lightning.report.write import write_report
+from lipdp_lightning.training.facts import group_rows
+
+_PACKAGES = ("lipdp-lightning", "torch", "lightning", "opacus", "prv-accountant", "dp-accounting", "numpy")
+
+
+class PrivacyReport(Callback):
+    """Writes privacy_report.json, privacy_report.md and report.html into ``directory``.
+
+    Held-out metrics are marked as such. The report states the epsilon of the planned steps as the guarantee and
+    that of the steps taken as what it is.
+    """
+
+    def __init__(self, directory: str | Path, title: str = "Private training run", config: str = "") -> None:
+        self.directory, self.title, self.config = Path(directory), title, config
+        self.history: list[dict[str, Any]] = []
+        self.paths: dict[str, Path] = {}
+        self.facts: RunFacts | None = None
+        self._spending: Spending | None = None
+        self._ended = False
+
+    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        self._trainer = trainer
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        plan = _strategy(trainer).plan
+        assert plan is not None
+        self._spending = Spending(plan)
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        if trainer.sanity_checking or self._spending is None:
+            return
+        strategy = _strategy(trainer)
+        steps = strategy.branches.spent(trainer.global_step)
+        row: dict[str, Any] = {"step": trainer.global_step}
+        assert strategy.plan is not None
+        if strategy.plan.certified:
+            row["epsilon"] = self._spending.shown(steps)
+        row.update({k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("validation/")})
+        if not self.history or self.history[-1]["step"] != row["step"]:
+            self.history.append(row)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = list(state_dict["history"])
+
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self.write(trainer, pl_module)
+
+    def write(self, trainer: lightning.Trainer, module: Any, extra_metrics: dict[str, float] | None = None) -> None:
+        """Write the three files, and show the plots to every logger that takes images."""
+        if not trainer.is_global_zero:
+            return
+        self.facts = self._facts(trainer, module, extra_metrics or {})
+        self.paths = write_report(self.directory, self.facts)
+        for logger in trainer.loggers:
+            log_image = getattr(logger, "log_image", None)
+            if log_image is not None:
+                figures = all_figures(self.facts)
+                for name, figure in figures.items():
+                    log_image(key=f"report/{name}", images=[_picture(figure)])
+
+    def _facts(self, trainer: lightning.Trainer, module: Any, extra: dict[str, float]) -> RunFacts:
+        strategy = _strategy(trainer)
+        plan, mechanism, branches = strategy.plan, strategy.mechanism, strategy.branches
+        assert plan is not None and mechanism is not None
+        spending = self._spending or Spending(plan)
+        taken = branches.spent(trainer.global_step)
+        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(("validation/", "test/"))}
+        metrics |= extra
+        planned = spending.guarantee() if plan.certified else None
+        over = spending.exactly(taken) if plan.certified and taken > plan.steps else planned
+        notes = []
+        if branches.count > 1:
+            notes.append(f"{branches.count} branches of this run count together: {taken} steps")
+        if strategy.fixed_secret is not None:
+            notes.append("the secret was fixed for a test: whoever knows it can remove the noise")
+        return RunFacts(
+            title=self.title,
+            certified=plan.certified,
+            epsilon=None if over is None else over.epsilon,
+            epsilon_lower=None if over is None else over.lower,
+            epsilon_upper=None if over is None else over.upper,
+            epsilon_taken=spending.exactly(taken).epsilon if plan.certified else None,
+            delta=plan.delta,
+            adjacency=plan.adjacency,
+            noise_multiplier=plan.noise_multiplier,
+            sample_rate=plan.sample_rate,
+            dataset_size=plan.dataset_size,
+            expected_batch_size=plan.expected_batch_size,
+            steps_planned=plan.steps,
+            steps_taken=taken,
+            accountant=plan.accountant if over is None else over.accountant,
+            scaling=plan.scaling,
+            allocation=plan.allocation,
+            projection=plan.projection,
+            loss_clip=plan.loss_clip,
+            unit=plan.unit,
+            secret_fixed=branches.secret_fixed,
+            not_certified_because=None if plan.certified else "the scaling depends on the whole private batch",
+            groups=group_rows(mechanism),
+            metrics=metrics,
+            metric_sources=dict.fromkeys(metrics, "validation"),
+            primary_metric=next((k for k in metrics if k.endswith(("accuracy", "mae"))), None),
+            nonprivate_released=_released(module),
+            versions=_versions(),
+            history=self._merged_history(trainer),
+            ledger=_ledger(plan, taken),
+            notes=notes,
+            config=self.config,
+        )
+
+    def _merged_history(self, trainer: lightning.Trainer) -> list[dict[str, Any]]:
+        """Validation rows, and the monitor's gradient-to-noise ratios between them."""
+        rows = {row["step"]: dict(row) for row in self.history}
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, GradientNoiseMonitor):
+                for row in callback.history:
+                    entry = rows.setdefault(row["step"], {"step": row["step"]})
+                    entry["gradient_to_noise"] = row["gradient_to_noise"]
+        return [rows[step] for step in sorted(rows)]
+
+
+def _released(module: Any) -> list[str]:
+    if getattr(module, "log_nonprivate", False):
+        return ["nonprivate/loss: the training loss of every step, logged on request"]
+    return []
+
+
+def _ledger(plan: Any, taken: int) -> list[dict[str, Any]]:
+    import dataclasses
+
+    return [dataclasses.asdict(dataclasses.replace(entry, count=taken)) for entry in plan.events()] if taken else []
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _picture(figure: Any) -> Any:
+    """A figure as an array of pixels, which loggers take without a display."""
+    import numpy as np
+
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())[..., :3]
+
+

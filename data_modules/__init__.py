@@ -1,0 +1,66 @@
+"""Data sets for private training: one file per family, each class a `PrivateDataModule`.
+
+Names are imported when they are first used, so `import data_modules` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from data_modules.arrays import NpzArrays as NpzArrays
+    from data_modules.base import PrivateDataModule as PrivateDataModule
+    from data_modules.cifar import CIFAR10 as CIFAR10
+    from data_modules.csv_table import CSVTable as CSVTable
+    from data_modules.csv_table import SchemaTable as SchemaTable
+    from data_modules.embedded import Digits as Digits
+    from data_modules.embedded import EmbeddedBreastCancer as EmbeddedBreastCancer
+    from data_modules.embedded import EmbeddedDiabetes as EmbeddedDiabetes
+    from data_modules.embedded import EmbeddedWine as EmbeddedWine
+    from data_modules.idx_images import MNIST as MNIST
+    from data_modules.idx_images import FashionMNIST as FashionMNIST
+    from data_modules.schema import TableSchema as TableSchema
+    from data_modules.tables import Adult as Adult
+    from data_modules.tables import Android as Android
+    from data_modules.tables import BreastCancer as BreastCancer
+    from data_modules.tables import CaliforniaHousing as CaliforniaHousing
+    from data_modules.tables import DefaultCredit as DefaultCredit
+    from data_modules.tables import Dropout as Dropout
+    from data_modules.tables import GermanCredit as GermanCredit
+    from data_modules.tables import Nursery as Nursery
+    from data_modules.tables import WineQuality as WineQuality
+
+_HOME = {
+    "arrays": ("NpzArrays",),
+    "base": ("PrivateDataModule",),
+    "cifar": ("CIFAR10",),
+    "csv_table": ("CSVTable", "SchemaTable"),
+    "embedded": ("Digits", "EmbeddedBreastCancer", "EmbeddedDiabetes", "EmbeddedWine"),
+    "idx_images": ("FashionMNIST", "MNIST"),
+    "schema": ("TableSchema",),
+    "tables": (
+        "Adult",
+        "Android",
+        "BreastCancer",
+        "CaliforniaHousing",
+        "DefaultCredit",
+        "Dropout",
+        "GermanCredit",
+        "Nursery",
+        "WineQuality",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'data_modules' has no attribute {name!r}")
+    return getattr(import_module(f"data_modules.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,133 @@
+"""Tables in CSV (plain or gzipped) or Parquet files, by a declared schema."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from data_modules.base import PrivateDataModule, Rows
+from data_modules.encoding import RawTable, encode, match_columns
+from data_modules.files import kind_of, read_text, refusal
+from data_modules.schema import ClassLabel, TableSchema
+from data_modules.schema_yaml import load_schema
+from data_modules.splits import Split
+
+
+def read_csv(path: Path, schema: TableSchema) -> RawTable:
+    """The file's columns as text. Blank and comment lines hold no record; a ragged row is an error."""
+    lines: Iterator[str] = io.StringIO(read_text(path), newline="")
+    if schema.comment is not None:
+        marker = schema.comment
+        # an empty line keeps the reader's line count that of the file
+        lines = ("\n" if line.startswith(marker) else line for line in lines)
+    reader = csv.reader(lines, delimiter=schema.delimiter, skipinitialspace=True, strict=True)
+    try:
+        numbered = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise refusal(f"{path}, row {reader.line_num}: {error}", "check the quotes around that row") from None
+    header = [name.strip() for name in numbered.pop(0)[1]] if schema.names is None and numbered else schema.names
+    if not numbered:
+        raise refusal(f"{path} has no rows", "the download or export was cut off: fetch it again")
+    assert header is not None
+    names = match_columns(path, list(header), schema)
+    ragged = [(line, len(row)) for line, row in numbered if len(row) != len(names)]
+    if ragged:
+        line, found = ragged[0]
+        raise refusal(
+            f"{path}, row {line}: {found} fields where {len(names)} are declared ({len(ragged)} such rows)",
+            "check the delimiter, and quote fields that contain it",
+        )
+    values = zip(*(row for _, row in numbered), strict=True)
+    columns = {name: [value.strip() for value in column] for name, column in zip(names, values, strict=True)}
+    return RawTable(path, columns, [line for line, _ in numbered])
+
+
+def read_parquet(path: Path, schema: TableSchema) -> RawTable:
+    """The same from Parquet, if pyarrow is installed; rows are numbered from 1."""
+    if not path.is_file():
+        raise refusal(f"there is no file {path}", "check the path")
+    with path.open("rb") as file:
+        head = file.read(8)
+    if not head.startswith(b"PAR1"):
+        raise refusal(f"{path} is {kind_of(head) or 'not a Parquet file'}", "check what wrote it")
+    try:
+        parquet = import_module("pyarrow.parquet")
+    except ImportError:
+        raise refusal(f"{path} needs the package pyarrow", "install pyarrow, or export the table as CSV") from None
+    try:
+        table = parquet.read_table(path)
+    except (ValueError, OSError):  # pyarrow's own errors derive from these
+        raise refusal(f"{path} is a damaged Parquet file", "write it again") from None
+    names = match_columns(path, list(table.column_names), schema)
+    text = [["" if value is None else str(value).strip() for value in column.to_pylist()] for column in table.columns]
+    return RawTable(path, dict(zip(names, text, strict=True)), list(range(1, table.num_rows + 1)))
+
+
+def read_table(path: Path, schema: TableSchema) -> RawTable:
+    """By the file's name: `.parquet` or anything else as CSV."""
+    return read_parquet(path, schema) if path.suffix == ".parquet" else read_csv(path, schema)
+
+
+class SchemaTable(PrivateDataModule):
+    """What every table shares: all it declares follows from its schema."""
+
+    schema: TableSchema
+    heldout_share = 0.2
+
+    def adopt(self, schema: TableSchema) -> None:
+        """Take shapes, task and bounds from the schema."""
+        self.schema = schema
+        self.input_shape = (schema.width,)
+        self.input_bound = schema.input_bound
+        if isinstance(schema.label, ClassLabel):
+            self.num_classes = len(schema.label.values)
+            self.task = "binary" if self.num_classes == 2 else "classification"
+        else:
+            self.task, self.target_bound = "regression", 1.0
+
+    def read(self, path: Path) -> Rows:
+        return encode(read_table(path, self.schema), self.schema)
+
+    def declarations(self) -> list[str]:
+        label = self.schema.label
+        if isinstance(label, ClassLabel):
+            target = f"label {label.name}: " + ", ".join("/".join(value) for value in label.values)
+        else:
+            target = f"target {label.name} in [{label.low:g}, {label.high:g}], mapped onto [-1, 1]"
+        return [f"columns: {'; '.join(column.describe() for column in self.schema.columns)}", target]
+
+
+class CSVTable(SchemaTable):
+    """Any CSV or Parquet file with a schema in YAML (`data_modules.schema_yaml`).
+
+    Args:
+        path: the table of training rows.
+        schema: the YAML file that declares its columns, label and number of rows.
+        heldout_path: a second table, of rows published as held out; without it a fifth of the rows is.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        schema: str,
+        heldout_path: str | None = None,
+        validation_fraction: float | None = None,
+        split: Split | None = None,
+        eval_batch_size: int = 1024,
+        pin_memory: bool = False,
+    ) -> None:
+        if validation_fraction is None and heldout_path is not None:
+            validation_fraction = 0.0
+        super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        self.path, self.heldout_path = Path(path), None if heldout_path is None else Path(heldout_path)
+        declared, self.declared_size = load_schema(schema)
+        self.adopt(declared)
+
+    def load_train(self) -> Rows:
+        return self.read(self.path)
+
+    def load_test(self) -> Rows | None:
+        return None if self.heldout_path is None else self.read(self.heldout_path)

@@ -1,0 +1,102 @@
+"""From the text of a table to tensors, by its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_modules.files import refusal
+from data_modules.schema import ColumnProblem, TableSchema
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """A table as text: its columns by name, and the line of the file each row came from."""
+
+    path: Path
+    columns: dict[str, list[str]]
+    lines: list[int]
+
+
+def match_columns(path: Path, names: list[str], schema: TableSchema) -> list[str]:
+    """The declared name of each column of the file; all disagreements are reported at once."""
+    names = [schema.aliases.get(name, name) for name in names]
+    declared = [column.name for column in schema.columns] + [schema.label.name]
+    problems = [f"column {name!r} appears twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    problems += [f"declared column {name!r} is missing" for name in declared if name not in names]
+    known = {*declared, *schema.ignore}
+    problems += [f"column {name!r} is not declared" for name in dict.fromkeys(names) if name not in known]
+    if problems:
+        raise refusal(
+            f"{path}, header: "
+            + "; ".join(problems[:8])
+            + (f"; {len(problems) - 8} more" if len(problems) > 8 else ""),
+            "check the delimiter, declare the column, or list it under ignore",
+        )
+    return names
+
+
+def _missing(table: RawTable, schema: TableSchema, name: str) -> np.ndarray:
+    markers = {"", *schema.missing}
+    return np.array([value in markers for value in table.columns[name]], dtype=bool)
+
+
+def _drop(table: RawTable, schema: TableSchema) -> RawTable:
+    """Leave out the rows with a missing value: each by its own content, so no row decides about another."""
+    used = [column.name for column in schema.columns] + [schema.label.name]
+    gone = np.logical_or.reduce([_missing(table, schema, name) for name in used])
+    kept = np.flatnonzero(~gone).tolist()
+    return RawTable(
+        table.path,
+        {name: [values[index] for index in kept] for name, values in table.columns.items()},
+        [table.lines[index] for index in kept],
+    )
+
+
+def encode(table: RawTable, schema: TableSchema) -> tuple[Tensor, Tensor]:
+    """`(x, y)`: x float32 of width `schema.width`, y int64 classes or float32 targets in [-1, 1].
+
+    Raises one ValueError naming the file, and for every offending column its first offending row.
+    """
+    if schema.missing_policy == "drop":
+        table = _drop(table, schema)
+    if not table.lines:
+        raise refusal(f"{table.path} has no rows", "the export was cut off, or every row was dropped as missing")
+    x = np.empty((len(table.lines), schema.width), dtype=np.float32)
+    y = np.empty(0)
+    problems: list[str] = []
+
+    def attempt(name: str, work: Callable[[], np.ndarray]) -> np.ndarray | None:
+        try:
+            return work()
+        except ColumnProblem as found:
+            problems.append(f"{table.path}, row {table.lines[found.index]}, column {name!r}: {found.problem}")
+            return None
+
+    def feature(column_index: int) -> np.ndarray:
+        column = schema.columns[column_index]
+        missing = _missing(table, schema, column.name)
+        if missing.any() and not schema.bucket:
+            raise ColumnProblem(int(np.argmax(missing)), "the value is missing")
+        return column.encode(table.columns[column.name], missing, schema.scale, schema.bucket)
+
+    start = 0
+    for index, column in enumerate(schema.columns):
+        end = start + column.width(schema.bucket)
+        block = attempt(column.name, lambda index=index: feature(index))  # type: ignore[misc]
+        if block is not None:
+            x[:, start:end] = block
+        start = end
+    label = attempt(schema.label.name, lambda: schema.label.encode(table.columns[schema.label.name]))
+    y = y if label is None else label
+    if problems:
+        raise refusal(
+            "; ".join(problems),
+            "correct the file or the declared ranges and categories; a missing marker goes under missing",
+        )
+    return torch.from_numpy(x), torch.from_numpy(y)

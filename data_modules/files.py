@@ -1,0 +1,94 @@
+"""Finding and opening data files. Every failure is a ValueError that names the file and ends in a HINT."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+
+_MAGIC = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "a gzip file",
+    b"PAR1": "a Parquet file",
+    b"%PDF": "a PDF document",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook",
+}
+
+
+def refusal(problem: str, hint: str) -> ValueError:
+    """The one shape of error in this package: what is wrong, then a line with the fix."""
+    return ValueError(f"{problem}\nHINT: {hint}")
+
+
+def kind_of(head: bytes) -> str | None:
+    """What a file's first bytes say it is, or None for plain text and unknown formats."""
+    return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+
+
+def data_root(root: str | None) -> Path:
+    """`root`, or the folder named by the environment variable LIPDP_DATA."""
+    given = root or os.environ.get("LIPDP_DATA")
+    if not given:
+        raise refusal("no data folder was given", "set the environment variable LIPDP_DATA or pass root")
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        raise refusal(f"the data folder {path} does not exist", "check LIPDP_DATA or the option root")
+    return path
+
+
+def cache_root() -> Path:
+    """Where decoded data is kept: LIPDP_CACHE, or ~/.cache/lipdp. Never inside the data folder."""
+    return Path(os.environ.get("LIPDP_CACHE") or "~/.cache/lipdp").expanduser()
+
+
+def find_file(folder: Path, name: str, hint: str) -> Path:
+    """`folder/name`, plain or gzipped."""
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    raise refusal(f"there is no file {folder / name} (nor {name}.gz)", hint)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file's content, unpacked if its name ends in .gz; the name and the content must agree."""
+    if not path.is_file():
+        raise refusal(f"there is no file {path}", "check the path")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise refusal(f"{path} cannot be read: {error.strerror}", "check its permissions") from None
+    if path.suffix == ".gz":
+        data = _gunzip(path, data)
+    elif data.startswith(b"\x1f\x8b"):
+        raise refusal(f"{path} is a gzip file and its name does not end in .gz", "rename it to end in .gz")
+    if not data:
+        raise refusal(f"{path} is empty", "the download or export was cut off: fetch it again")
+    return data
+
+
+def _gunzip(path: Path, data: bytes) -> bytes:
+    if not data.startswith(b"\x1f\x8b"):
+        found = kind_of(data) or "something else"
+        raise refusal(f"{path} is named .gz and is {found}", "rename it, or fetch it again")
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error):
+        raise refusal(f"{path} is a damaged gzip file", "fetch it again") from None
+
+
+def read_text(path: Path) -> str:
+    """The file as UTF-8 text (with or without a byte order mark)."""
+    data = read_bytes(path)
+    if (kind := kind_of(data)) is not None:
+        raise refusal(f"{path} is {kind}, not a text table", "give the table itself, as CSV text")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        row = data.count(b"\n", 0, error.start) + 1
+        raise refusal(f"{path}, row {row}: not UTF-8 text", "save the table as UTF-8") from None
+    if "\0" in text:
+        raise refusal(f"{path} holds zero bytes: it is not a text table", "save the table as UTF-8 CSV")
+    return text

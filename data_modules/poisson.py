@@ -1,0 +1,92 @@
+"""Loaders over whole index tensors: one `index_select` per batch and no per-item Python.
+
+Which rows a step sees is decided elsewhere, by the plan's Poisson sampler, a pure function of (secret, step).
+Nothing here draws, shuffles, pads or drops: an empty sample is a batch of zero rows, which is a step like any
+other (docs/guarantee.md, "What is released").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from data_modules.files import refusal
+
+Batch = tuple[Tensor, Tensor, Tensor]
+Draw = Callable[[int, int], Tensor]
+
+
+class InMemoryRows(Dataset[Batch]):
+    """Rows addressed by a LongTensor of ids or by a slice; one item is a whole batch `(x, y, ids)`."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        assert len(x) == len(y), "features and labels have different lengths"
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: Tensor | slice) -> Batch:
+        if isinstance(rows, slice):
+            return self.x[rows], self.y[rows], torch.arange(*rows.indices(len(self.x)))
+        assert rows.dtype == torch.int64 and rows.dim() == 1, "rows must be a one-dimensional LongTensor"
+        return self.x.index_select(0, rows), self.y.index_select(0, rows), rows
+
+
+class PlannedBatches(Sampler[Tensor]):
+    """The index tensors of one epoch of logical steps, each cut into `chunks` micro-batches.
+
+    `start_step` is asked when the iteration starts, so a run resumed inside an epoch continues with the step
+    it had reached and stops at that epoch's end.
+    """
+
+    def __init__(self, draw: Draw, steps_per_epoch: int, chunks: int, start_step: Callable[[], int]) -> None:
+        if steps_per_epoch < 1 or chunks < 1:
+            raise refusal(
+                f"steps_per_epoch = {steps_per_epoch} and chunks = {chunks} must be at least 1",
+                "an epoch has round(1 / sample_rate) steps; chunks is the number of micro-batches per step",
+            )
+        self.draw, self.steps_per_epoch, self.chunks, self.start_step = (
+            draw,
+            steps_per_epoch,
+            chunks,
+            start_step,
+        )
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch * self.chunks
+
+    def __iter__(self) -> Iterator[Tensor]:
+        first = int(self.start_step())
+        end = (first // self.steps_per_epoch + 1) * self.steps_per_epoch
+        for step in range(first, end):
+            for chunk in range(self.chunks):
+                yield self.draw(step, chunk)
+
+
+class SequentialBatches(Sampler[slice]):
+    """Consecutive slices that cover `rows` rows once; for held-out data."""
+
+    def __init__(self, rows: int, batch_size: int) -> None:
+        self.rows, self.batch_size = rows, batch_size
+
+    def __len__(self) -> int:
+        return -(-self.rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[slice]:
+        for start in range(0, self.rows, self.batch_size):
+            yield slice(start, min(start + self.batch_size, self.rows))
+
+
+def _as_is(batch: Any) -> Any:
+    # the default converter would turn the tuple into a list
+    return batch
+
+
+def loader(rows: InMemoryRows, sampler: Sampler[Any], pin_memory: bool = False) -> DataLoader[Batch]:
+    """A DataLoader whose sampler yields whole batches (`batch_size=None`), in this process."""
+    return DataLoader(rows, batch_size=None, sampler=sampler, collate_fn=_as_is, pin_memory=pin_memory)

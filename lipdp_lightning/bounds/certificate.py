@@ -1,0 +1,94 @@
+"""What a certificate says: bounds at every node, and the sensitivity of every parameter group."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+CERTIFIED_SCALINGS = ("worst_case", "layerwise", "joint", "radius")
+
+
+@dataclass(frozen=True)
+class NodeBound:
+    """``forward`` bounds ||output of one example||, ``cotangent`` bounds ||d loss / d output||."""
+
+    name: str
+    operation: str
+    forward: float
+    lipschitz: tuple[float, ...]
+    cotangent: float
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class UseBound:
+    """One use of a group's parameters: for every example ||gradient of this use|| <= cotangent_bound * gradient_factor.
+
+    ``scalable`` uses belong to a layer that can measure n_ik and scale its parameter gradient by example.
+    """
+
+    node: str
+    module: str
+    cotangent_bound: float
+    gradient_factor: float
+    input_bound: float
+    lipschitz: float
+    scalable: bool
+
+
+@dataclass(frozen=True)
+class GroupBound:
+    """A layer's parameters together. The bounds of several uses add: root of squares would be false."""
+
+    name: str
+    parameters: tuple[str, ...]
+    numel: int
+    uses: tuple[UseBound, ...]
+
+    @property
+    def worst_case(self) -> float:
+        """Delta_k = sum over uses of l * n, for unscaled gradients."""
+        return sum(u.cotangent_bound * u.gradient_factor for u in self.uses)
+
+    @property
+    def layerwise(self) -> float:
+        """Delta_k = sum over uses of l, for gradients divided by the example's own n_ik; unscalable uses keep l * n."""
+        return sum(u.cotangent_bound * (1.0 if u.scalable else u.gradient_factor) for u in self.uses)
+
+    def sensitivity(self, scaling: str) -> float:
+        if scaling in ("layerwise", "radius"):
+            return self.layerwise
+        # joint keeps the worst case per group; its scalar couples the groups (see mechanism.scaling)
+        if scaling in ("worst_case", "joint"):
+            return self.worst_case
+        if scaling == "batch_max":
+            return self.layerwise  # what thesis Algorithm 8 claims; it is not a bound
+        raise ValueError(f"scaling={scaling!r} is unknown. HINT: one of {', '.join(CERTIFIED_SCALINGS)}.")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Upper bounds that hold for every example whose input norm is at most ``input_bound``, for these weights."""
+
+    nodes: tuple[NodeBound, ...]
+    groups: tuple[GroupBound, ...]
+    loss_lipschitz: float
+    input_bound: float
+    output: str
+
+    def sensitivities(self, scaling: str) -> dict[str, float]:
+        """Delta_k of every group: one example moves the group's summed gradient by at most this, l2."""
+        return {group.name: group.sensitivity(scaling) for group in self.groups}
+
+    def group(self, name: str) -> GroupBound:
+        return next(g for g in self.groups if g.name == name)
+
+    def node(self, name: str) -> NodeBound:
+        return next(n for n in self.nodes if n.name == name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        plain = asdict(self)
+        for group, bound in zip(plain["groups"], self.groups, strict=True):
+            group["sensitivity"] = {s: bound.sensitivity(s) for s in CERTIFIED_SCALINGS}
+        return plain

@@ -1,0 +1,113 @@
+"""Backward bounds over a graph with branches: the slot rule and its two refinements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import fx
+
+from .values import Bound
+
+Slots = Mapping[fx.Node, Sequence[fx.Node]]  # what each node's argument slots read, with multiplicity
+
+
+def _gain(bound: Bound, slots: Sequence[float]) -> float:
+    """Lipschitz constant in several slots of one operation that all read the same value."""
+    return math.hypot(*slots) if bound.quadrature else sum(slots)
+
+
+class CotangentWalk:
+    """The backward pass for one graph, prepared once.
+
+    l_v = sum over slots (u, a) that read v of l_u L_(u,a). Two refinements, both upper bounds too:
+    the members of a tuple (split, chunk) receive disjoint cotangents, which combine by root of squares;
+    and where every path from v to the output passes through d, l_v <= l_d * Lip(v -> d), with
+    the constant propagated forward, where the inputs of ``cat`` combine by root of squares.
+    """
+
+    def __init__(self, order: Sequence[fx.Node], slots: Slots, output: fx.Node) -> None:
+        self._order = tuple(order)
+        self._slots = slots
+        self._output = output
+        self._readers: dict[fx.Node, list[fx.Node]] = {node: [] for node in order}
+        for node in order:
+            for read in dict.fromkeys(slots[node]):
+                self._readers[read].append(node)
+        self._regions = self._find_regions()
+
+    def run(
+        self, bounds: Mapping[fx.Node, Bound], at_output: float, caps: Mapping[fx.Node, float]
+    ) -> dict[fx.Node, float]:
+        """l_v of every node; ``caps`` holds nodes whose accumulated cotangent is clipped."""
+        cotangent: dict[fx.Node, float] = {}
+        for node in reversed(self._order):
+            received = self._received(node, bounds, cotangent)
+            if node in self._regions:
+                region = self._regions[node]
+                received = min(received, cotangent[region[-1]] * self._between(node, region, bounds))
+            total = received + (at_output if node is self._output else 0.0)
+            cotangent[node] = min(total, caps.get(node, math.inf))
+        return cotangent
+
+    def _from_reader(
+        self,
+        node: fx.Node,
+        reader: fx.Node,
+        bounds: Mapping[fx.Node, Bound],
+        cotangent: Mapping[fx.Node, float],
+    ) -> float:
+        bound = bounds[reader]
+        if cotangent[reader] == 0:
+            return 0.0
+        slots = [c for read, c in zip(self._slots[reader], bound.slots, strict=True) if read is node]
+        return min(cotangent[reader] * _gain(bound, slots), bound.cotangent_cap)
+
+    def _received(
+        self, node: fx.Node, bounds: Mapping[fx.Node, Bound], cotangent: Mapping[fx.Node, float]
+    ) -> float:
+        by_member: dict[object, float] = {}
+        for reader in self._readers[node]:
+            member = reader.args[1] if bounds[node].parts else 0
+            by_member[member] = by_member.get(member, 0.0) + self._from_reader(
+                node, reader, bounds, cotangent
+            )
+        return math.hypot(*by_member.values()) if by_member else 0.0
+
+    def _between(self, start: fx.Node, region: Sequence[fx.Node], bounds: Mapping[fx.Node, Bound]) -> float:
+        reach = {start: 1.0}
+        for node in region:
+            steps = [
+                reach.get(read, 0.0) * c
+                for read, c in zip(self._slots[node], bounds[node].slots, strict=True)
+            ]
+            reach[node] = _gain(bounds[node], steps)
+        return reach[region[-1]]
+
+    def _find_regions(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
+        """For each node that several slots read: the nodes up to and including the first that all paths pass."""
+        position = {node: i for i, node in enumerate(self._order)}
+        passed: dict[fx.Node, frozenset[fx.Node]] = {}
+        regions = {}
+        for node in reversed(self._order):
+            onward = [passed[r] for r in self._readers[node] if r in passed]
+            if node is self._output:
+                passed[node] = frozenset((node,))
+            elif onward:
+                common = frozenset.intersection(*onward)
+                passed[node] = common | {node}
+                if self._several(node) and common:
+                    nearest = min(common, key=position.__getitem__)
+                    span = self._order[position[node] + 1 : position[nearest] + 1]
+                    regions[node] = self._reached(node, span)
+        return regions
+
+    def _several(self, node: fx.Node) -> bool:
+        return sum(sum(read is node for read in self._slots[r]) for r in self._readers[node]) > 1
+
+    def _reached(self, start: fx.Node, span: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
+        reached = {start}
+        for node in span:
+            if reached.intersection(self._slots[node]):
+                reached.add(node)
+        return tuple(n for n in self._order if n in reached and n is not start)

@@ -1,0 +1,238 @@
+"""Which input pixel each (output, tap) pair of a convolution reads: exact counts, per axis.
+
+Padding of every mode torch offers maps each padded position to one input pixel or, for zeros, to none, and
+does so axis by axis. So the number of pairs that read a pixel is the product over axes of one-dimensional
+counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
+
+Sizes = int | Sequence[int]
+Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis: kernel length, stride, dilation, padding before and after, its mode, input size if
+    known.
+    """
+
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+    mode: str
+    size: int | None
+
+    @property
+    def span(self) -> int:
+        """Length of the dilated kernel."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def known_size(self) -> int:
+        if self.size is None:
+            raise ValueError(
+                f"padding_mode={self.mode!r}, stride {self.stride}, padding {(self.before, self.after)}: how "
+                "often a pixel is read depends on the input size, which was not given.\n"
+                "HINT: pass input_size, or use zero padding."
+            )
+        return self.size
+
+    @property
+    def padded(self) -> int:
+        return self.known_size + self.before + self.after
+
+    @property
+    def outputs(self) -> int:
+        return (self.padded - self.span) // self.stride + 1
+
+    def sources(self) -> Tensor:
+        """For every padded position the input pixel it copies, or -1 for a zero."""
+        size = self.known_size
+        position = torch.arange(-self.before, size + self.after)
+        if self.mode == "zeros":
+            return torch.where((position >= 0) & (position < size), position, -1)
+        if self.mode == "circular":
+            return position % size
+        if self.mode == "replicate":
+            return position.clamp(0, size - 1)
+        return (size - 1) - ((size - 1) - position.abs()).abs()
+
+    def reads(self) -> Tensor:
+        """For every input pixel the number of (output, tap) pairs that read it."""
+        outputs = torch.arange(self.outputs)[:, None] * self.stride
+        taps = torch.arange(self.kernel)[None, :] * self.dilation
+        read = self.sources()[outputs + taps]
+        return torch.bincount(read[read >= 0], minlength=self.known_size)
+
+    def max_reads(self) -> int:
+        """Largest entry of :meth:`reads`; for zero padding of unknown size the supremum over sizes.
+
+        Pairs (t, j) with s t + d j fixed have j in one residue class modulo s / gcd(s, d).
+        """
+        if self.size is None and (self.mode == "zeros" or self.before == self.after == 0):
+            return -(-self.kernel * math.gcd(self.stride, self.dilation) // self.stride)
+        return int(self.reads().max())
+
+    def max_copies(self) -> int:
+        """Largest number of padded positions that hold one input pixel: s(padding)^2, exactly."""
+        if self.mode == "zeros" or self.before == self.after == 0:
+            return 1
+        sources = self.sources()
+        return int(torch.bincount(sources[sources >= 0]).max())
+
+
+def _per_axis(value: Sizes, count: int, name: str, least: int) -> tuple[int, ...]:
+    values = (value,) * count if isinstance(value, int) else tuple(int(v) for v in value)
+    if len(values) == 1:
+        values = values * count
+    if len(values) != count or min(values) < least:
+        raise ValueError(
+            f"{name}={value!r}: expected one or {count} integers, none below {least}.\n"
+            f"HINT: give {name} as torch.nn.Conv2d takes it."
+        )
+    return values
+
+
+def _padding_pairs(
+    padding: Padding, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> list[tuple[int, int]]:
+    if isinstance(padding, str):
+        if padding == "valid":
+            return [(0, 0)] * len(kernel)
+        if padding != "same" or any(s != 1 for s in stride):
+            raise ValueError(
+                f"padding={padding!r} with stride {tuple(stride)}: only 'valid', and 'same' at stride 1.\n"
+                "HINT: give the padding as integers."
+            )
+        totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]  # torch puts the odd one after
+    if not isinstance(padding, int) and all(not isinstance(p, int) for p in padding):
+        pairs = [tuple(_per_axis(p, 2, "padding", 0)) for p in padding]
+        if len(pairs) != len(kernel):
+            raise ValueError(f"padding={padding!r}: one pair per axis is needed.\nHINT: or give integers.")
+        return [(before, after) for before, after in pairs]
+    return [(p, p) for p in _per_axis(padding, len(kernel), "padding", 0)]  # type: ignore[arg-type]
+
+
+def convolution_axes(
+    kernel_size: Sizes,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
+    padding: Padding = 0,
+    padding_mode: str = "zeros",
+    input_size: Sizes | None = None,
+) -> tuple[Axis, ...]:
+    """The axes of a convolution as torch.nn.Conv1d / Conv2d read the same arguments; ValueError if torch
+    would refuse.
+
+    ``padding`` also takes one (before, after) pair per axis. An int ``kernel_size`` means one axis.
+    """
+    kernel = (kernel_size,) if isinstance(kernel_size, int) else tuple(int(k) for k in kernel_size)
+    kernel = _per_axis(kernel, len(kernel), "kernel_size", 1)
+    strides = _per_axis(stride, len(kernel), "stride", 1)
+    dilations = _per_axis(dilation, len(kernel), "dilation", 1)
+    pairs = _padding_pairs(padding, kernel, strides, dilations)
+    if padding_mode not in PADDING_MODES:
+        raise ValueError(f"padding_mode={padding_mode!r} is not one of {PADDING_MODES}.\nHINT: use 'zeros'.")
+    sizes: Sequence[int | None] = [None] * len(kernel)
+    if input_size is not None:
+        sizes = _per_axis(input_size, len(kernel), "input_size", 1)
+    axes = tuple(
+        Axis(k, s, d, before, after, padding_mode, size)
+        for k, s, d, (before, after), size in zip(kernel, strides, dilations, pairs, sizes, strict=True)
+    )
+    for axis in axes:
+        _check_axis(axis)
+    return axes
+
+
+def _check_axis(axis: Axis) -> None:
+    if axis.size is None:
+        return
+    if axis.outputs < 1:
+        raise ValueError(
+            f"an input of {axis.size} padded by ({axis.before}, {axis.after}) is shorter than the dilated "
+            f"kernel, {axis.span}: the convolution has no output.\nHINT: check input_size and padding."
+        )
+    widest = max(axis.before, axis.after)
+    limit = {"reflect": axis.size - 1, "circular": axis.size}.get(axis.mode, widest)
+    if widest > limit:
+        raise ValueError(
+            f"padding_mode={axis.mode!r} cannot pad an input of {axis.size} by {widest}.\n"
+            f"HINT: pad by at most {limit}, or use zero padding."
+        )
+
+
+def output_size(
+    kernel_size: Sizes,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
+    padding: Padding = 0,
+    padding_mode: str = "zeros",
+    input_size: Sizes | None = None,
+) -> tuple[int, ...]:
+    """Spatial size of the convolution's output."""
+    axes = convolution_axes(kernel_size, stride, dilation, padding, padding_mode, input_size)
+    return tuple(axis.outputs for axis in axes)
+
+
+def root_above(integer: int) -> float:
+    """Square root, exact for perfect squares and rounded up otherwise."""
+    exact = math.isqrt(integer)
+    return float(exact) if exact * exact == integer else math.nextafter(math.sqrt(integer), math.inf)
+
+
+def kappa_of(axes: Sequence[Axis]) -> float:
+    return root_above(math.prod(axis.max_reads() for axis in axes))
+
+
+def kappa(
+    kernel_size: Sizes,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
+    padding: Padding = 0,
+    padding_mode: str = "zeros",
+    input_size: Sizes | None = None,
+) -> float:
+    """kappa, with kappa^2 the largest number of (output, tap) pairs that read one input pixel.
+
+    Then ||patches(x)||_F <= kappa ||x||, so s(conv) <= kappa s(kernel as c_out x (c_in k_h k_w)). With
+    ``input_size`` the count is exact, for every padding mode. Without it, zero padding gives the supremum
+    over sizes, the product over axes of ceil(k gcd(s, d) / s), and any other mode that does pad is a
+    ValueError.
+    """
+    return kappa_of(convolution_axes(kernel_size, stride, dilation, padding, padding_mode, input_size))
+
+
+def coverage(
+    kernel_size: Sizes,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
+    padding: Padding = 0,
+    padding_mode: str = "zeros",
+    input_size: Sizes | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """How often each input pixel is read; shape ``input_size``. Its maximum is kappa^2.
+
+    ||patches(x)||_F^2 = sum(x^2 * coverage), exactly, for all four padding modes: each entry of a patch is
+    either zero or a copy of exactly one input pixel, so its square is counted at that pixel. (A padding that
+    interpolates between pixels would make this an inequality; torch has none.) Input size must be given.
+    """
+    axes = convolution_axes(kernel_size, stride, dilation, padding, padding_mode, input_size)
+    counts = torch.ones((), dtype=torch.float64)
+    for axis in axes:
+        counts = counts[..., None] * axis.reads().to(torch.float64)
+    return counts.to(dtype)

@@ -1,0 +1,276 @@
+"""Per-example losses with their Lipschitz constant in the logits (guarantee page, table of losses).
+
+A loss maps logits of shape (batch, outputs, positions...) and targets to one number per example. Positions add up:
+P of them multiply the constant by sqrt(P). Class weights multiply it. No loss here averages over the
+batch: the mean over a random sample is not a sum of per-example terms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Base: ``per_example`` and its Lipschitz constant for logits of one example's shape."""
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        raise NotImplementedError
+
+
+def _positions(shape: tuple[int, ...]) -> int:
+    return math.prod(shape[1:])
+
+
+def _public_weights(weights: tuple[float, ...] | None, like: Tensor) -> Tensor | None:
+    return None if weights is None else torch.tensor(weights, dtype=like.dtype, device=like.device)
+
+
+def _check_weights(weights: tuple[float, ...] | None) -> None:
+    if weights is not None and not all(math.isfinite(w) and w >= 0 for w in weights):
+        raise ValueError(
+            f"class_weights={weights} are not finite and non-negative. HINT: declare public weights."
+        )
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """Softmax cross-entropy of logits / temperature: sqrt(2) / temperature times the largest class weight.
+
+    The gradient in the logits is (p - t) / temperature with p and t in the simplex, and two points of
+    the simplex are at most sqrt(2) apart; smoothing moves t within it.
+    """
+
+    temperature: float = 1.0
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0 or not math.isfinite(self.temperature):
+            raise ValueError(f"temperature={self.temperature} is not positive. HINT: 1.0 is the plain loss.")
+        if not 0 <= self.label_smoothing <= 1:
+            raise ValueError(f"label_smoothing={self.label_smoothing} is outside [0, 1]. HINT: try 0.1.")
+        _check_weights(self.class_weights)
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        if target.is_floating_point():
+            raise ValueError(
+                "cross-entropy was given floating-point targets; nothing keeps them in the simplex, where the "
+                "bound holds. HINT: integer class labels."
+            )
+        losses = F.cross_entropy(
+            logits / self.temperature, target, reduction="none", label_smoothing=self.label_smoothing
+        )
+        if self.class_weights is not None:
+            # The weight multiplies the example's whole loss; torch's own smooths each class by its weight.
+            weights = _public_weights(self.class_weights, losses)
+            assert weights is not None
+            losses = losses * weights[target]
+        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        return (
+            math.sqrt(2.0)
+            / self.temperature
+            * max(self.class_weights or (1.0,))
+            * math.sqrt(_positions(shape))
+        )
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy(Loss):
+    """Binary cross-entropy with logits / temperature, summed over m outputs: sqrt(m) / temperature.
+
+    Each output's derivative is p - y, in [-1, 1]; targets are clamped to [0, 1].
+    """
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0 or not math.isfinite(self.temperature):
+            raise ValueError(f"temperature={self.temperature} is not positive. HINT: 1.0 is the plain loss.")
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        goal = torch.nan_to_num(target.to(logits.dtype)).clamp(0, 1).reshape(logits.shape)
+        losses = F.binary_cross_entropy_with_logits(logits / self.temperature, goal, reduction="none")
+        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        return math.sqrt(math.prod(shape)) / self.temperature
+
+
+@dataclass(frozen=True)
+class MulticlassHinge(Loss):
+    """Multi-class hinge of the thesis, section 2.5: sum over j != y of max(0, margin - z_y + z_j), over c.
+
+    Its gradient is (1, ..., 1, -(c - 1), ...) / c at worst when every class violates the margin; for k
+    violated classes the squared norm is (k + k^2) / c^2, largest at k = c - 1: sqrt((c - 1) / c) < 1.
+    """
+
+    margin: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.margin > 0 or not math.isfinite(self.margin):
+            raise ValueError(f"margin={self.margin} is not positive. HINT: 1.0 is usual.")
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        classes = logits.shape[1]
+        right = logits.gather(1, target.unsqueeze(1))
+        slack = (self.margin - right + logits).clamp_min(0).scatter(1, target.unsqueeze(1), 0.0)
+        return slack.flatten(1).sum(1) / classes
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        classes = shape[0]
+        return math.sqrt((classes - 1) / classes) * math.sqrt(_positions(shape))
+
+
+@dataclass(frozen=True)
+class CosineSimilarity(Loss):
+    """1 - cos(logits, one-hot target), with the logit norm clamped from below at ``min_norm``.
+
+    z / max(m, ||z||) has a Jacobian of norm at most 1/m on either side of the clamp, and the target is a
+    unit vector: 1/m. Without the clamp there is no constant: cosine is not Lipschitz at zero.
+    """
+
+    min_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.min_norm > 0 or not math.isfinite(self.min_norm):
+            raise ValueError(
+                f"min_norm={self.min_norm} is not positive; cosine similarity has no Lipschitz constant at "
+                "zero. HINT: min_norm=1.0, or the scale of your logits."
+            )
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(logits, dim=1, keepdim=True).clamp_min(self.min_norm)
+        similarity = (logits / size).gather(1, target.unsqueeze(1)).squeeze(1)
+        losses = 1 - similarity
+        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        return math.sqrt(_positions(shape)) / self.min_norm
+
+
+@dataclass(frozen=True)
+class Huber(Loss):
+    """Huber loss with threshold delta, summed over m outputs: delta * sqrt(m)."""
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.delta > 0 or not math.isfinite(self.delta):
+            raise ValueError(f"delta={self.delta} is not positive. HINT: 1.0 is usual.")
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        goal = torch.nan_to_num(target.to(logits.dtype)).reshape(logits.shape)
+        return F.huber_loss(logits, goal, reduction="none", delta=self.delta).flatten(1).sum(1)
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        return self.delta * math.sqrt(math.prod(shape))
+
+
+@dataclass(frozen=True)
+class SquaredError(Loss):
+    """Half the squared error with the output and the target projected onto public balls.
+
+    Outside its ball the output is rescaled, a map of Lipschitz constant 1, so the gradient norm is at
+    most ``output_bound + target_bound``. Without both bounds the loss has no constant.
+    """
+
+    output_bound: float = 1.0
+    target_bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("output_bound", "target_bound"):
+            value = getattr(self, name)
+            if not value > 0 or not math.isfinite(value):
+                raise ValueError(
+                    f"{name}={value} is not positive and finite; squared error is only Lipschitz with a bounded "
+                    "output and target. HINT: declare the public range of the target, or use Huber."
+                )
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        flat = logits.flatten(1)
+        goal = torch.nan_to_num(target.to(logits.dtype)).reshape(flat.shape)
+        difference = to_ball(flat, self.output_bound) - to_ball(goal, self.target_bound)
+        return difference.square().sum(1) / 2
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        return self.output_bound + self.target_bound
+
+
+def to_ball(rows: Tensor, radius: float) -> Tensor:
+    """Each row projected onto the ball of a radius; rows inside it are unchanged."""
+    size = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows * (radius / size.clamp_min(radius))
+
+
+_MEAN = (
+    "a mean over the batch divides every example's gradient by the private batch size, so one example's "
+    "contribution depends on all others"
+)
+
+
+def _from_torch(loss: nn.Module) -> Loss:
+    hint = "HINT: reduction='none' or 'sum', or a loss of lipdp_lightning.bounds.losses"
+    reduction = getattr(loss, "reduction", None)
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f"loss {type(loss).__name__} has no known Lipschitz constant. {_LOSS_HINT}")
+    if reduction == "mean":
+        raise ValueError(f"loss {type(loss).__name__}(reduction='mean'): {_MEAN}. {hint}.")
+    if isinstance(loss, nn.CrossEntropyLoss):
+        if loss.ignore_index != -100:
+            raise ValueError(
+                f"loss CrossEntropyLoss(ignore_index={loss.ignore_index}) is not supported. {_LOSS_HINT}"
+            )
+        if loss.weight is not None and loss.label_smoothing:
+            raise ValueError(
+                f"loss CrossEntropyLoss with both weight and label_smoothing is not supported. {_LOSS_HINT}"
+            )
+        weights = None if loss.weight is None else tuple(float(w) for w in loss.weight)
+        return CrossEntropy(label_smoothing=loss.label_smoothing, class_weights=weights)
+    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None:
+        return BinaryCrossEntropy()
+    if isinstance(loss, nn.HuberLoss):
+        return Huber(delta=loss.delta)
+    if isinstance(loss, nn.SmoothL1Loss):
+        raise ValueError(f"loss SmoothL1Loss is Huber over beta. {_LOSS_HINT}")
+    if isinstance(loss, nn.MSELoss):
+        raise ValueError(
+            "loss MSELoss has no Lipschitz constant: outputs and targets are unbounded. "
+            "HINT: SquaredError(output_bound=..., target_bound=...), or Huber(delta=...)."
+        )
+    raise ValueError(f"loss {type(loss).__name__} has no known Lipschitz constant. {_LOSS_HINT}")
+
+
+LOSSES: dict[str, Callable[..., Loss]] = {
+    "cross_entropy": CrossEntropy,
+    "binary_cross_entropy": BinaryCrossEntropy,
+    "hinge": MulticlassHinge,
+    "cosine": CosineSimilarity,
+    "huber": Huber,
+    "squared_error": SquaredError,
+}
+_LOSS_HINT = f"HINT: one of {', '.join(LOSSES)}, or a subclass of lipdp_lightning.bounds.losses.Loss"
+
+
+def as_loss(loss: Loss | nn.Module | str) -> Loss:
+    """A certified loss from a Loss, a name, or a torch loss whose reduction is a sum or none."""
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise ValueError(f"loss {loss!r} is unknown. {_LOSS_HINT}.")
+        return LOSSES[loss]()
+    if isinstance(loss, nn.Module):
+        return _from_torch(loss)
+    raise ValueError(f"loss {loss!r} has no known Lipschitz constant. {_LOSS_HINT}.")

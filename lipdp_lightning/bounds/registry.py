@@ -1,0 +1,95 @@
+"""The table of rules: one short function for each operation, found by module class, function or method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import nn
+
+from .values import Bound
+
+Rule = Callable[..., Bound]
+Target = type | Callable[..., object] | str
+R = TypeVar("R", bound=Rule)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an operation can never be certified, and what to use in its place."""
+
+    reason: str
+    hint: str
+
+
+_RULES: dict[Target, Rule] = {}
+_REFUSALS: dict[Target, Refusal] = {}
+
+
+def rule(*targets: Target) -> Callable[[R], R]:
+    """Register a rule for module classes, functions (``torch.relu``) and tensor methods (``"relu"``).
+
+    The rule takes the :class:`Operation` and then the operation's own arguments, with a :class:`Value`
+    in place of every tensor that depends on an example, and returns a :class:`Bound`. A module's rule
+    finds the module at ``op.module``. Rules of a subclass win over those of its parents.
+    """
+
+    def register(function: R) -> R:
+        for target in dict.fromkeys(targets):  # torch exports some functions under two names
+            if target in _RULES:
+                raise ValueError(
+                    f"{target!r} has a rule already: {_RULES[target].__name__}. HINT: subclass the module and "
+                    "register the subclass; two rules for one operation would leave open which one certifies."
+                )
+            _RULES[target] = function
+        return function
+
+    return register
+
+
+def refuse(*targets: Target, reason: str, hint: str) -> None:
+    """Name operations that no rule can serve, so that the error says why."""
+    for target in targets:
+        _REFUSALS[target] = Refusal(reason, hint)
+
+
+def module_rule(kind: type[nn.Module]) -> Rule | Refusal | None:
+    """The rule or refusal of a module class, looked up along its bases, nearest first.
+
+    A subclass that computes something else than the base does not inherit its rule: it is traced through,
+    or needs a rule of its own.
+    """
+    for base in kind.__mro__:
+        if base is nn.Module:
+            return None
+        if base in _RULES:
+            return _RULES[base] if _computes_alike(kind, base) else None
+        if base in _REFUSALS:
+            return _REFUSALS[base]
+    return None
+
+
+_HARMLESS = frozenset({"extra_repr", "reset_parameters"})
+
+
+def _computes_alike(kind: type, base: type) -> bool:
+    """Whether no class between the two overrides a method of the base or turns an attribute into a property."""
+    inherited = {"forward", "__call__"}
+    for ancestor in base.__mro__:
+        if ancestor not in (nn.Module, object):
+            inherited |= {n for n in vars(ancestor) if not n.startswith("__")}
+    own = (item for between in kind.__mro__ if not issubclass(base, between) for item in vars(between).items())
+    return not any(
+        (name in inherited and name not in _HARMLESS) or (isinstance(value, property) and name != "__dict__")
+        for name, value in own
+    )
+
+
+def function_rule(target: Target) -> Rule | Refusal | None:
+    return _RULES.get(target) or _REFUSALS.get(target)
+
+
+def registered() -> tuple[Target, ...]:
+    """Every operation that has a rule."""
+    return tuple(_RULES)

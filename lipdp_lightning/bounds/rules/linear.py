@@ -1,0 +1,140 @@
+"""Linear and convolution layers: weight and bias form one group (tables 1.2 and 1.3 of the guarantee page)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..conv_norms import conv_norm
+from ..geometry import kappa
+from ..norms import dense_norm
+from ..registry import rule
+from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value
+
+Weight = Tensor | nn.Parameter
+
+
+def _tensor(value: Any) -> Tensor:
+    """The weight, whether it is trained or a constant."""
+    if isinstance(value, Constant):
+        return value.tensor
+    if not isinstance(value, Tensor):
+        raise Unbounded(
+            "a weight that depends on the example is a product of activations, which is not Lipschitz",
+            "use a parameter or a buffer as the weight",
+        )
+    return value
+
+
+def _trained(*values: Any) -> tuple[Tensor, ...]:
+    return tuple(v for v in values if isinstance(v, nn.Parameter) and v.requires_grad)
+
+
+def _affine(
+    op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, patches: float, positions: int
+) -> Bound:
+    """Shared by every affine layer: output s X + sqrt(P) ||b||, gradient factor sqrt(patches^2 X^2 + P).
+
+    The gradient of (weight, bias) is sum_p d_p (patch_p, 1)^T, of Frobenius norm at most
+    ||d|| sqrt(||patches(x)||_F^2 + P); P falls away without a trained bias.
+    """
+    bias_norm = 0.0 if bias is None else op.norms.vector_norm(_tensor(bias))
+    trained = _trained(weight, bias)
+    with_weight = patches * x.norm if _trained(weight) else 0.0
+    with_bias = math.sqrt(positions) if _trained(bias) else 0.0
+    uses = (ParameterUse(trained, math.hypot(with_weight, with_bias)),) if trained else ()
+    return Bound(lipschitz * x.norm + math.sqrt(positions) * bias_norm, lipschitz, uses)
+
+
+def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
+    matrix = _tensor(weight)
+    if matrix.dim() != 2 or (bias is not None and _tensor(bias).shape != matrix.shape[:1]):
+        raise Unbounded(
+            "torch broadcasts a weight or bias of this shape, which multiplies its gradient",
+            "give a weight of shape (outputs, inputs) and a bias of shape (outputs,)",
+        )
+    norm = op.norms.operator_norm(matrix, lambda: dense_norm(matrix), 1.0)
+    return _affine(op, x, weight, bias, norm, 1.0, math.prod(x.shape[:-1]))
+
+
+@rule(nn.Linear)
+def linear_module(op: Operation, x: Value) -> Bound:
+    assert isinstance(op.module, nn.Linear)
+    return linear_bound(op, x, op.module.weight, op.module.bias)
+
+
+@rule(F.linear)
+def linear(op: Operation, input: Value, weight: Any, bias: Any = None) -> Bound:
+    return linear_bound(op, input, weight, bias)
+
+
+def conv_bound(
+    op: Operation,
+    x: Value,
+    weight: Any,
+    bias: Any,
+    *,
+    stride: Sequence[int],
+    padding: Any,
+    dilation: Sequence[int],
+    groups: int,
+    padding_mode: str = "zeros",
+) -> Bound:
+    kernel = _tensor(weight)
+    rank = kernel.dim() - 2
+    if len(x.shape) != rank + 1:
+        raise Unbounded(
+            f"a convolution over {rank} axes was given one example of shape {x.shape}",
+            "give it (batch, channels, ...) with a batch dimension",
+        )
+    geometry: dict[str, Any] = {
+        "stride": tuple(stride),
+        "padding": padding,
+        "dilation": tuple(dilation),
+        "padding_mode": padding_mode,
+        "input_size": x.shape[1:],
+    }
+    copies = kappa(tuple(kernel.shape[2:]), **geometry)
+    norm = op.norms.operator_norm(kernel, lambda: conv_norm(kernel, groups=groups, **geometry), copies, groups)
+    positions = math.prod(op.output_shape[1:])
+    return _affine(op, x, weight, bias, norm, copies, positions)
+
+
+@rule(nn.Conv1d, nn.Conv2d)
+def conv_module(op: Operation, x: Value) -> Bound:
+    m: Any = op.module
+    return conv_bound(
+        op, x, m.weight, m.bias,
+        stride=m.stride, padding=m.padding, dilation=m.dilation, groups=m.groups, padding_mode=m.padding_mode,
+    )  # fmt: skip
+
+
+def _pair(value: Any, rank: int) -> Any:
+    if isinstance(value, str):
+        return value
+    return (value,) * rank if isinstance(value, int) else tuple(value)
+
+
+def _conv_function(
+    op: Operation, x: Value, weight: Any, bias: Any, rank: int, args: Any, kwargs: Any
+) -> Bound:
+    names = ("stride", "padding", "dilation", "groups")
+    given: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    given.update(zip(names, args, strict=False))
+    given.update(kwargs)
+    groups = given.pop("groups")
+    return conv_bound(op, x, weight, bias, groups=groups, **{k: _pair(v, rank) for k, v in given.items()})
+
+
+@rule(F.conv1d)
+def conv1d(op: Operation, input: Value, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Bound:
+    return _conv_function(op, input, weight, bias, 1, args, kwargs)
+
+
+@rule(F.conv2d)
+def conv2d(op: Operation, input: Value, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Bound:
+    return _conv_function(op, input, weight, bias, 2, args, kwargs)

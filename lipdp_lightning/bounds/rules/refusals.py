@@ -1,0 +1,80 @@
+"""Operations that no rule can serve, each with the reason and the fix."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..registry import refuse
+
+_FLOORED = "lipdp_lightning.layers.GroupNorm(groups, channels, alpha=...)"
+
+refuse(
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    F.batch_norm,
+    reason="batch normalisation mixes examples: one example changes the output and gradient of every other",
+    hint=f"use {_FLOORED}",
+)
+refuse(
+    nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm,
+    F.group_norm, F.layer_norm, F.instance_norm,
+    reason="it divides by sqrt(var + eps), with constant 1/sqrt(eps) (316 at 1e-5): no useful bound exists",
+    hint=f"use {_FLOORED}, LayerNorm or InstanceNorm of lipdp_lightning.layers",
+)  # fmt: skip
+refuse(nn.RMSNorm, reason="it divides by a root without a floor", hint="use lipdp_lightning.layers.LayerNorm")
+refuse(nn.PReLU, F.prelu, reason="its slope is trained and has no rule", hint="use ReLU, MaxMin or LeakyReLU")
+refuse(
+    nn.Embedding, nn.EmbeddingBag, F.embedding,
+    reason="an embedding's row gradient and input norm have no rule",
+    hint="feed frozen, bounded features, or one-hot inputs through Linear",
+)  # fmt: skip
+refuse(
+    nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer,
+    F.scaled_dot_product_attention,
+    reason="attention is a product of activations and not globally Lipschitz",
+    hint="freeze it and train a head on its bounded features",
+)  # fmt: skip
+refuse(
+    F.dropout, F.dropout1d, F.dropout2d, torch.dropout,
+    reason="functional dropout is keyed by the row in the batch: removing one example re-deals every mask",
+    hint="use nn.Dropout, which make_private keys by example",
+)  # fmt: skip
+refuse(
+    nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
+    reason="its masks are keyed by the row in the batch: removing one example re-deals every mask",
+    hint="use nn.Dropout, which make_private keys by example",
+)  # fmt: skip
+refuse(
+    nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell,
+    reason="recurrent layers multiply activations and have no rule",
+    hint="freeze the encoder and train a head on its bounded features",
+)  # fmt: skip
+refuse(
+    nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, F.interpolate,
+    reason="upsampling copies pixels (factor 2 in norm for 2 x) and has no rule",
+    hint="register a rule with its constant, see CONTRIBUTING",
+)  # fmt: skip
+refuse(
+    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Conv3d, nn.Bilinear,
+    reason="there is no certified norm for it yet",
+    hint="use Conv1d, Conv2d or Linear, or register a rule, see CONTRIBUTING",
+)  # fmt: skip
+refuse(
+    torch.matmul, torch.bmm, torch.mm, "matmul", "bmm", "mm", "__matmul__", torch.einsum,
+    reason="a product of activations is not Lipschitz, and a bare weight in matmul has no rule",
+    hint="use nn.Linear or torch.nn.functional.linear(x, weight, bias)",
+)  # fmt: skip
+refuse(
+    torch.log, torch.exp, torch.sqrt, torch.pow, torch.square, "log", "exp", "sqrt", "pow", "square",
+    reason="its slope is unbounded",
+    hint="apply it to the data as a public preprocessing step, or register a rule on a clamped range",
+)  # fmt: skip
+refuse(
+    "sort", torch.sort, "topk", torch.topk,
+    reason="sorting returns indices beside values and has no rule",
+    hint="use lipdp_lightning.layers.GroupSort",
+)  # fmt: skip

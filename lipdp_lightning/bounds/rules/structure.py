@@ -1,0 +1,301 @@
+"""Arithmetic, shapes and views: how bounds flow between operations (the slot rule of the guarantee page)."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..registry import rule
+from ..values import BatchNumber, Bound, Constant, Operation, ParameterUse, Unbounded, Value, root_of_squares
+
+Operand = Value | Constant | nn.Parameter | BatchNumber | float | int
+
+
+def _public_number(value: Any) -> float:
+    if isinstance(value, BatchNumber):
+        raise Unbounded(
+            "it computes with the batch size, which is private, so one example changes the result of all others",
+            "scale by a public constant; the engine divides by the expected batch size",
+        )
+    return float(value)
+
+
+def _constant_norm(op: Operation, constant: torch.Tensor) -> float:
+    """Norm of a constant broadcast to one example's output."""
+    copies = max(1, op.output_numel // max(1, constant.numel()))
+    return math.sqrt(copies) * op.norms.vector_norm(constant)
+
+
+def _copies(op: Operation, value: Value) -> float:
+    """Root of the number of copies that broadcasting makes of each entry; ranks must agree, batch first."""
+    if len(value.shape) != len(op.output_shape):
+        raise Unbounded(
+            f"it broadcasts one example of shape {value.shape} to {op.output_shape}, across the batch",
+            "give both operands the same number of dimensions",
+        )
+    return math.sqrt(op.output_numel / value.numel) if value.numel else 0.0
+
+
+def _sum(op: Operation, a: Operand, b: Operand, scale: float) -> Bound:
+    """a + scale * b: norms add; a broadcast operand is copied."""
+    norm, slots, uses = 0.0, [], []
+    for operand, factor in ((a, 1.0), (b, scale)):
+        if isinstance(operand, Value):
+            copies = factor * _copies(op, operand)
+            norm += copies * operand.norm
+            slots.append(copies)
+        elif isinstance(operand, nn.Parameter):
+            copies_of_parameter = math.sqrt(op.output_numel / operand.numel())
+            norm += factor * _constant_norm(op, operand)
+            if operand.requires_grad:
+                uses.append(ParameterUse((operand,), factor * copies_of_parameter))
+        elif isinstance(operand, Constant):
+            norm += factor * _constant_norm(op, operand.tensor)
+        else:
+            norm += factor * abs(_public_number(operand)) * math.sqrt(op.output_numel)
+    return Bound(norm, tuple(slots), tuple(uses))
+
+
+@rule(operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__radd__")
+def add(op: Operation, a: Operand, b: Operand, *, alpha: float = 1.0) -> Bound:
+    return _sum(op, a, b, abs(_public_number(alpha)))
+
+
+@rule(operator.sub, operator.isub, torch.sub, "sub", "sub_", "__sub__", "__rsub__")
+def subtract(op: Operation, a: Operand, b: Operand, *, alpha: float = 1.0) -> Bound:
+    return _sum(op, a, b, abs(_public_number(alpha)))
+
+
+@rule(
+    operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply", "__mul__", "__rmul__"
+)
+def multiply(op: Operation, a: Operand, b: Operand) -> Bound:
+    if isinstance(a, Value) and isinstance(b, Value):
+        raise Unbounded(
+            "a product of two activations is not Lipschitz", "gate with a bounded, fixed mask instead"
+        )
+    x, factor = (a, b) if isinstance(a, Value) else (b, a)
+    assert isinstance(x, Value)
+    copies = _copies(op, x)
+    if isinstance(factor, nn.Parameter) and factor.requires_grad:
+        # d(sum) / d(factor) sums d * x over the entries that share one factor: at most ||d|| * ||x||
+        size = float(factor.detach().abs().max()) if factor.numel() else 0.0
+        return Bound(size * copies * x.norm, size * copies, (ParameterUse((factor,), copies * x.norm),))
+    if isinstance(factor, nn.Parameter):
+        factor = Constant(factor)
+    if isinstance(factor, Constant):
+        size = float(factor.tensor.double().abs().max()) if factor.tensor.numel() else 0.0
+    else:
+        size = abs(_public_number(factor))
+    return Bound(size * copies * x.norm, size * copies)
+
+
+@rule(operator.truediv, torch.div, torch.true_divide, "div", "div_", "__truediv__")
+def divide(op: Operation, a: Operand, b: Operand) -> Bound:
+    if not isinstance(a, Value) or isinstance(b, Value | nn.Parameter):
+        raise Unbounded(
+            "division by an activation or a parameter is not Lipschitz", "divide by a public constant"
+        )
+    smallest = float(b.tensor.double().abs().min()) if isinstance(b, Constant) else abs(_public_number(b))
+    if smallest == 0:
+        raise Unbounded("division by zero", "divide by a public constant that is not zero")
+    size = _copies(op, a) / smallest
+    return Bound(size * a.norm, size)
+
+
+@rule(operator.neg, torch.neg, "neg", "contiguous", "clone", torch.clone, "float", "double", "to")
+def copy(op: Operation, x: Value, *args: Any, **kwargs: Any) -> Bound:
+    _full_precision(*args, *kwargs.values())
+    return Bound(x.norm, 1.0)
+
+
+def _full_precision(*options: Any) -> None:
+    """Casts below float32 round values up by more than the margins allow; integers have no gradient."""
+    for option in options:
+        if isinstance(option, torch.dtype) and option not in (torch.float32, torch.float64):
+            raise Unbounded(f"it casts to {option}", "compute in float32, or under the trainer's precision")
+        if isinstance(option, Value | Constant | torch.Tensor):
+            raise Unbounded("it takes the dtype of another tensor", "name the dtype")
+
+
+@rule(torch.cat, torch.concat, torch.concatenate)
+def cat(op: Operation, tensors: Sequence[Value], dim: int = 0) -> Bound:
+    """Disjoint parts of the output: norms combine by root of squares, and so do the slots."""
+    values = list(tensors)
+    if not all(isinstance(v, Value) for v in values):
+        raise Unbounded("cat of activations with constants has no rule", "add constants, or pad with zeros")
+    op.inner_dims(dim, len(op.output_shape))
+    return Bound(root_of_squares([v.norm for v in values]), (1.0,) * len(values), quadrature=True)
+
+
+@rule(torch.stack)
+def stack(op: Operation, tensors: Sequence[Value], dim: int = 0) -> Bound:
+    return cat(op, tensors, dim)
+
+
+@rule("unbind", torch.unbind)
+def unbind(op: Operation, x: Value, dim: int = 0) -> Bound:
+    return split(op, x, None, dim)
+
+
+@rule(torch.chunk, torch.split, "chunk", "split", "tensor_split", torch.tensor_split)
+def split(op: Operation, x: Value, how: Any = None, dim: int = 0) -> Bound:
+    """Disjoint parts of x; each is at most x, and their cotangents combine by root of squares."""
+    op.inner_dims(dim, len(x.shape))
+    return Bound(x.norm, 1.0, parts=(x.norm,) * len(op.output_shapes))
+
+
+@rule(
+    "view",
+    "reshape",
+    torch.reshape,
+    nn.Unflatten,
+    "unflatten",
+    "squeeze",
+    "unsqueeze",
+    torch.squeeze,
+    torch.unsqueeze,
+)
+def reshape(op: Operation, x: Value, *sizes: Any, **kwargs: Any) -> Bound:
+    """A new shape for the same numbers; that each example keeps its own is checked at two batch sizes."""
+    if any(isinstance(size, torch.dtype) for size in (*sizes, *kwargs.values())):
+        raise Unbounded("it reads the same bits as another dtype", "keep the dtype")
+    if op.output_numel != x.numel:
+        raise Unbounded(
+            f"it turns one example of shape {x.shape} into {op.output_shape}, moving numbers across examples",
+            "keep the batch as the first dimension: x.flatten(1), x.view(x.size(0), -1)",
+        )
+    return Bound(x.norm, 1.0)
+
+
+@rule(nn.Flatten)
+def flatten_module(op: Operation, x: Value) -> Bound:
+    assert isinstance(op.module, nn.Flatten)
+    return flatten(op, x, op.module.start_dim, op.module.end_dim)
+
+
+@rule(torch.flatten, "flatten")
+def flatten(op: Operation, x: Value, start_dim: int = 0, end_dim: int = -1) -> Bound:
+    op.inner_dims(start_dim, len(x.shape))
+    return Bound(x.norm, 1.0)
+
+
+@rule("permute", torch.permute)
+def permute(op: Operation, x: Value, *dims: Any) -> Bound:
+    order = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
+    if not order or order[0] % (len(x.shape) + 1) != 0:
+        raise Unbounded(f"permute{tuple(order)} moves the batch dimension", "keep 0 first")
+    return Bound(x.norm, 1.0)
+
+
+@rule("transpose", torch.transpose, "swapaxes", torch.swapaxes)
+def transpose(op: Operation, x: Value, dim0: int, dim1: int) -> Bound:
+    op.inner_dims((dim0, dim1), len(x.shape))
+    return Bound(x.norm, 1.0)
+
+
+@rule("mean", torch.mean)
+def mean(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
+    """Average over n entries: 1/sqrt(n)."""
+    _full_precision(*kwargs.values())
+    averaged = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
+    return Bound(x.norm / math.sqrt(averaged), 1 / math.sqrt(averaged))
+
+
+@rule("sum", torch.sum)
+def total(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
+    """Sum over n entries: sqrt(n)."""
+    _full_precision(*kwargs.values())
+    summed = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
+    return Bound(x.norm * math.sqrt(summed), math.sqrt(summed))
+
+
+@rule("flip", torch.flip)
+def flip(op: Operation, x: Value, *dims: Any) -> Bound:
+    op.inner_dims(dims[0] if len(dims) == 1 else dims, len(x.shape))
+    return Bound(x.norm, 1.0)
+
+
+@rule(torch.roll, "roll")
+def roll(op: Operation, x: Value, shifts: Any, dims: Any = None) -> Bound:
+    op.inner_dims(dims, len(x.shape))
+    return Bound(x.norm, 1.0)
+
+
+@rule(operator.getitem)
+def getitem(op: Operation, x: Value, index: Any) -> Bound:
+    """A slice that leaves the batch alone selects part of each example."""
+    parts = index if isinstance(index, tuple) else (index,)
+    whole = slice(None)
+    if parts[0] not in (whole, Ellipsis) or not all(
+        isinstance(p, int | slice | type(None) | type(...)) for p in parts
+    ):
+        raise Unbounded(
+            f"indexing with {index!r} selects examples or copies entries",
+            "start the index with ':' and use slices",
+        )
+    if parts[0] is Ellipsis and len([p for p in parts if p is not None]) - 1 > len(x.shape):
+        raise Unbounded(f"indexing with {index!r} reaches the batch dimension", "start the index with ':'")
+    return Bound(x.norm, 1.0)
+
+
+def pad_copies(shape: tuple[int, ...], pad: tuple[int, ...], mode: str) -> float:
+    """Largest number of copies that padding makes of one entry, counted exactly."""
+    ones = torch.ones((1, *shape), dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        copies = torch.autograd.grad(F.pad(ones, pad, mode=mode).sum(), ones)[0]
+    return float(copies.max())
+
+
+def _pad(x: Value, pad: tuple[int, ...], mode: str, value: float | None, op: Operation) -> Bound:
+    if len(pad) // 2 > len(x.shape):
+        raise Unbounded("it pads the batch dimension", "pad dimensions of one example only")
+    if mode == "constant":
+        # negative padding crops: what is left of x may be less than all of it
+        sizes = (*reversed(x.shape),)
+        kept = math.prod(
+            max(0, n + min(before, 0) + min(after, 0))
+            for n, before, after in zip(sizes, pad[0::2], pad[1::2], strict=False)
+        ) * math.prod(sizes[len(pad) // 2 :])
+        extra = abs(value or 0.0) * math.sqrt(max(0, op.output_numel - kept))
+        return Bound(math.hypot(x.norm, extra), 1.0)
+    lipschitz = math.sqrt(pad_copies(x.shape, pad, mode))
+    return Bound(lipschitz * x.norm, lipschitz)
+
+
+@rule(F.pad, torch._C._nn.pad)
+def pad_function(
+    op: Operation, x: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Bound:
+    return _pad(x, tuple(pad), mode, value, op)
+
+
+@rule(nn.ZeroPad1d, nn.ZeroPad2d)
+def zero_pad(op: Operation, x: Value) -> Bound:
+    return Bound(x.norm, 1.0)
+
+
+@rule(nn.CircularPad1d, nn.CircularPad2d)
+def circular_pad(op: Operation, x: Value) -> Bound:
+    return _pad(x, tuple(op.module.padding), "circular", None, op)
+
+
+@rule(nn.ReflectionPad1d, nn.ReflectionPad2d)
+def reflection_pad(op: Operation, x: Value) -> Bound:
+    return _pad(x, tuple(op.module.padding), "reflect", None, op)
+
+
+@rule(nn.ReplicationPad1d, nn.ReplicationPad2d)
+def replication_pad(op: Operation, x: Value) -> Bound:
+    return _pad(x, tuple(op.module.padding), "replicate", None, op)
+
+
+@rule(nn.PixelUnshuffle, nn.PixelShuffle, nn.ChannelShuffle)
+def shuffle(op: Operation, x: Value) -> Bound:
+    return Bound(x.norm, 1.0)

@@ -1,0 +1,77 @@
+"""A norm source for training: exact norms at times, cheap certified updates in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .tracker import NormEntry, NormTracker
+from .values import NormSource
+
+
+class TrackedNorms(NormSource):
+    """Serves a Certifier whose weights change in place from step to step.
+
+    The first walk evaluates every norm exactly and remembers the order of the requests; later walks answer
+    from one :class:`NormTracker` update, with one host synchronisation for all layers. ``slack`` is how far
+    a cheap bound may lie above the last exact one before the exact one is taken again.
+    """
+
+    def __init__(self, slack: float = 0.05) -> None:
+        self._slack = slack
+        self._entries: list[NormEntry] = []
+        self._groups: list[int] = []
+        self._vectors: list[Tensor] = []
+        self.tracker: NormTracker | None = None
+        self._operator_bounds: list[float] = []
+        self._vector_bounds: list[float] = []
+        self._next_operator = self._next_vector = 0
+        self._walks = 0
+
+    def begin(self) -> None:
+        self._walks += 1
+        self._next_operator = self._next_vector = 0
+        if self._walks == 1:
+            return
+        if self.tracker is None:
+            self.tracker = NormTracker(self._entries, slack=self._slack)
+        self._operator_bounds = self.tracker.update()
+        self._vector_bounds = _vector_norms(self._vectors)
+
+    def operator_norm(
+        self, weight: Tensor, exact: Callable[[], float], deviation_factor: float, groups: int = 1
+    ) -> float:
+        if self._walks == 1:
+            self._entries.append(NormEntry(weight, lambda _: exact(), deviation_factor))
+            self._groups.append(groups)
+            return exact()
+        bound = self._operator_bounds[self._next_operator]
+        self._next_operator += 1
+        return bound
+
+    def vector_norm(self, vector: Tensor) -> float:
+        if self._walks == 1:
+            self._vectors.append(vector)
+            return super().vector_norm(vector)
+        bound = self._vector_bounds[self._next_vector]
+        self._next_vector += 1
+        return bound
+
+    def entries_of(self, weight: Tensor) -> list[int]:
+        """Which tracker entries read this weight."""
+        return [i for i, entry in enumerate(self._entries) if entry.weight is weight]
+
+    def weight_groups(self, index: int) -> int:
+        """In how many groups an entry's convolution works."""
+        return self._groups[index]
+
+
+@torch.no_grad()
+def _vector_norms(vectors: list[Tensor]) -> list[float]:
+    if not vectors:
+        return []
+    norms = torch._foreach_norm([v.detach() for v in vectors], 2, dtype=torch.float64)
+    margin = 1 + (max(v.numel() for v in vectors) + 8) * 2.0**-52
+    return [value * margin for value in torch.stack(list(norms)).tolist()]

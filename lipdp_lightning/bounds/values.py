@@ -1,0 +1,131 @@
+"""What a rule sees and what it answers: bounds on one example's values, never the values themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+class Unbounded(Exception):
+    """An operation that cannot be certified; collected over the whole model and reported at once."""
+
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that depends on an example: ``norm`` bounds the l2 norm of one example's part of it."""
+
+    norm: float
+    shape: tuple[int, ...]  # of one example, without the batch dimension
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A buffer or another public tensor that the graph reads; it has no batch dimension of its own."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class BatchNumber:
+    """A number that changes with the batch size, such as ``x.shape[0]``; good for shapes alone."""
+
+    value: object
+
+
+@dataclass(frozen=True)
+class ParameterUse:
+    """One use of parameters that form a group.
+
+    Guarantee: for a cotangent d at the node's output, the gradient of one example with respect to all of
+    ``parameters`` together has norm at most ``gradient_factor * ||d||``.
+    """
+
+    parameters: tuple[Tensor, ...]
+    gradient_factor: float
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a rule answers.
+
+    ``norm`` bounds one example's output; ``lipschitz`` bounds the operation's Jacobian in each argument
+    slot that holds a Value, in the order in which the operation reads them (one number serves a single
+    slot). With ``quadrature`` the slots fill disjoint parts of the output, as the inputs of ``cat`` do,
+    and combine by root of squares. ``cotangent_cap`` bounds the cotangent that the operation passes on,
+    whatever it receives. ``parts`` holds one output bound for each member of a tuple output.
+    """
+
+    norm: float
+    lipschitz: float | tuple[float, ...]
+    uses: tuple[ParameterUse, ...] = ()
+    quadrature: bool = False
+    cotangent_cap: float = math.inf
+    parts: tuple[float, ...] = ()
+
+    @property
+    def slots(self) -> tuple[float, ...]:
+        return self.lipschitz if isinstance(self.lipschitz, tuple) else (self.lipschitz,)
+
+
+class NormSource:
+    """Gives certified norms of weights; this one computes each exactly every time it is asked."""
+
+    def begin(self) -> None:
+        """A new walk over the graph starts; weights may have changed since the last one."""
+
+    def operator_norm(
+        self, weight: Tensor, exact: Callable[[], float], deviation_factor: float, groups: int = 1
+    ) -> float:
+        """A bound on the norm of the operator with this weight; a change D of the weight moves it by at
+        most ``deviation_factor * ||D||_F``."""
+        return exact()
+
+    def vector_norm(self, vector: Tensor) -> float:
+        return float(torch.linalg.vector_norm(vector.detach().double())) * (1 + 2.0**-40)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The node at hand: its module (None for functions and methods), output shape and norms of weights."""
+
+    name: str
+    module: nn.Module | None
+    output_shape: tuple[int, ...]  # of one example; of the first part where the output is a tuple
+    norms: NormSource
+    output_shapes: tuple[tuple[int, ...], ...] = ()  # of every part of a tuple output
+
+    @property
+    def output_numel(self) -> int:
+        return math.prod(self.output_shape)
+
+    def inner_dims(self, dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+        """Dimensions counted from the first one after the batch; refuses the batch dimension."""
+        if dims is None:
+            raise Unbounded(
+                "it reduces over all dimensions, the batch among them", "name the dimensions, dim=1 or later"
+            )
+        listed = (dims,) if isinstance(dims, int) else tuple(dims)
+        positive = tuple(d % (rank + 1) for d in listed)
+        if 0 in positive:
+            raise Unbounded(
+                f"it works along dim {listed}, which includes the batch, and so mixes examples",
+                "use dimensions 1 and later only",
+            )
+        return tuple(d - 1 for d in positive)
+
+
+def root_of_squares(values: Sequence[float]) -> float:
+    return math.hypot(*values) if values else 0.0

@@ -1,0 +1,57 @@
+"""``lipdp``: one command; every subcommand is a module of ``lipdp_lightning.commands``, imported when called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "fit": "train a private model from a configuration",
+    "test": "evaluate the model of a run directory on held-out data",
+    "certify": "print the certificate of a configuration's model, and attack it",
+    "budget": "what epsilon a noise multiplier buys, and the other way round",
+    "bench": "what the certificate costs per step, on this machine",
+    "report": "write the reports of a run directory again",
+}
+
+_USAGE = "usage: lipdp COMMAND [options]\n\nTrain networks with differential privacy by Lipschitz bounds.\n\ncommands:\n"
+
+
+def usage() -> str:
+    lines = "\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items())
+    return f"{_USAGE}{lines}\n\n`lipdp COMMAND --help` lists a command's options.\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; 0 on success, 1 where a check found a violation, 2 for bad input."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(usage())
+        return 0 if words else 2
+    name, *rest = words
+    if name == "--version":
+        from . import __version__
+
+        sys.stdout.write(f"lipdp {__version__}\n")
+        return 0
+    if name not in COMMANDS:
+        sys.stderr.write(f"lipdp: unknown command {name!r}. HINT: one of {', '.join(COMMANDS)}.\n")
+        return 2
+    command = importlib.import_module(f"lipdp_lightning.commands.{name}")
+    try:
+        if hasattr(command, "main"):
+            return int(command.main(rest))
+        parser = argparse.ArgumentParser(prog=f"lipdp {name}", description=COMMANDS[name])
+        command.add_arguments(parser)
+        return int(command.run(parser.parse_args(rest)))
+    except (ValueError, FileNotFoundError) as error:
+        sys.stderr.write(f"lipdp {name}: {error}\n")
+        return 2
+    except BrokenPipeError:
+        return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

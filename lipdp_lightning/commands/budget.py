@@ -1,0 +1,65 @@
+"""`lipdp budget`: what a noise multiplier spends, or the noise a budget needs, in seconds and without data."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import warnings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dataset-size", type=int, required=True, metavar="N", help="number of private examples")
+    parser.add_argument(
+        "--batch-size", type=float, required=True, metavar="B", help="EXPECTED size of the Poisson sample"
+    )
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--epochs", type=float, metavar="E", help="steps = ceil(E * N / B)")
+    length.add_argument("--steps", type=int, metavar="T")
+    parser.add_argument("--delta", type=float, required=True, metavar="d", help="below 1/N by a margin")
+    query = parser.add_mutually_exclusive_group()
+    query.add_argument("--epsilon", type=float, nargs="+", default=[], metavar="e", help="one or more budgets")
+    query.add_argument(
+        "--noise-multiplier", type=float, nargs="+", default=[], metavar="s", help="one or more noise levels"
+    )
+    parser.add_argument("--accountant", default="prv", help="prv (default), pld or rdp")
+    parser.add_argument("--adjacency", default="add_remove", help="add_remove (default) or replace_one")
+    parser.add_argument("--json", action="store_true", help="machine-readable; a list if several values are given")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table or the JSON. 0 if answered, 2 if the question cannot be (the reason is on stderr)."""
+    from lipdp_lightning.privacy.budget import compute_budget, format_table
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            rows = compute_budget(
+                dataset_size=args.dataset_size,
+                batch_size=args.batch_size,
+                delta=args.delta,
+                epochs=args.epochs,
+                steps=args.steps,
+                epsilons=args.epsilon,
+                noise_multipliers=args.noise_multiplier,
+                accountant=args.accountant,
+                adjacency=args.adjacency,
+            )
+        except ValueError as error:
+            print(f"lipdp budget: {error}", file=sys.stderr)
+            return 2
+    messages = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+    if args.delta >= 1 / args.dataset_size:
+        messages.append(
+            f"delta {args.delta:g} >= 1/N = {1 / args.dataset_size:.3g} permits publishing one record outright. "
+            "HINT: a delta well below 1/N"
+        )
+    for message in dict.fromkeys(messages):
+        print(f"warning: {message}", file=sys.stderr)
+    if args.json:
+        content = [dataclasses.asdict(row) for row in rows]
+        print(json.dumps(content[0] if len(content) == 1 else content, indent=2, allow_nan=False))
+    else:
+        print(format_table(rows))
+    return 0

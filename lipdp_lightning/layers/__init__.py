@@ -1,0 +1,17 @@
+"""Layers that torch lacks or does not bound."""
+
+from .activations import GroupSort, Householder, MaxMin, TemperedSigmoid
+from .convert import make_private
+from .cotangents import CotangentClip, scale_cotangent
+from .dropout import KeyedDropout
+from .input import BoundedInput
+from .normalization import GroupNorm, InstanceNorm, LayerNorm
+from .pooling import ScaledL2Pool2d
+from .residual import Residual
+from .scaled import ScaledConv1d, ScaledConv2d, ScaledLayer, ScaledLinear
+
+__all__ = [
+    "BoundedInput", "CotangentClip", "GroupNorm", "GroupSort", "Householder", "InstanceNorm", "KeyedDropout",
+    "LayerNorm", "MaxMin", "Residual", "ScaledConv1d", "ScaledConv2d", "ScaledL2Pool2d", "ScaledLayer",
+    "ScaledLinear", "TemperedSigmoid", "make_private", "scale_cotangent",
+]  # fmt: skip

@@ -1,0 +1,67 @@
+"""make_private: swaps torch's layers for the scaled ones, or says everything that stands in the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ..bounds.trace import CertificationError, Problem, trace, unsupported
+from .dropout import KeyedDropout
+from .scaled import ScaledConv1d, ScaledConv2d, ScaledLinear
+
+_SWAPS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: ScaledLinear,
+    nn.Conv1d: ScaledConv1d,
+    nn.Conv2d: ScaledConv2d,
+    nn.Dropout: KeyedDropout,
+}
+
+
+def make_private(model: nn.Module) -> nn.Module:
+    """The same model with Linear, Conv and Dropout swapped for layers the mechanism can work with.
+
+    Parameters, buffers, hooks and state_dict keys stay as they are; a layer used in several places stays one
+    layer. A model that cannot be certified raises one CertificationError that lists every reason,
+    and is left unchanged.
+    """
+    problems = _problems(model)
+    if problems:
+        raise CertificationError(problems)
+    if type(model) in _SWAPS:
+        return _swapped(model)
+    replaced: dict[int, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) in _SWAPS:
+                fresh = replaced.setdefault(id(child), _swapped(child))
+                setattr(parent, name, fresh)
+    return model
+
+
+def _swapped(layer: nn.Module) -> nn.Module:
+    """A layer of the private class that shares every attribute with the old one."""
+    fresh: Any = object.__new__(_SWAPS[type(layer)])
+    fresh.__dict__ = layer.__dict__
+    return fresh
+
+
+def _problems(model: nn.Module) -> list[Problem]:
+    try:
+        found = unsupported(trace(model))
+    except CertificationError as error:
+        found = list(error.problems)
+        found += _unsupported_modules(model)
+    return found
+
+
+def _unsupported_modules(model: nn.Module) -> list[Problem]:
+    """Without a graph, the modules by themselves still tell what has no rule."""
+    from ..bounds.registry import Refusal, module_rule
+
+    problems = []
+    for path, module in model.named_modules():
+        found = module_rule(type(module))
+        if isinstance(found, Refusal):
+            problems.append(Problem(path, f"{type(module).__name__}: {found.reason}", found.hint))
+    return problems

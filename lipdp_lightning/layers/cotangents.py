@@ -1,0 +1,84 @@
+"""Identity nodes that act on cotangents: clipping (loss_clip, cotangent_clip) and scaling by example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..bounds.registry import rule
+from ..bounds.values import Bound, Operation, Value
+from .scaled import squared_norms
+
+
+class _Clip(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, radius: float) -> Tensor:
+        ctx.radius = radius
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        size = squared_norms(cotangent).sqrt()
+        factor = ctx.radius / size.clamp_min(ctx.radius)
+        factor = torch.where(torch.isfinite(size), factor, torch.zeros_like(factor))
+        rows = factor.to(cotangent.dtype).reshape(-1, *(1,) * (cotangent.dim() - 1))
+        return torch.where(rows > 0, cotangent, torch.zeros_like(cotangent)) * rows, None
+
+
+class CotangentClip(nn.Module):
+    """The identity; backward, each example's accumulated cotangent is clipped to norm ``radius``.
+
+    Everything that reads the value must read this node's output. A row that is not finite becomes zero.
+    Clipping brings back some of per-sample clipping's bias.
+    """
+
+    def __init__(self, radius: float) -> None:
+        super().__init__()
+        if not (math.isfinite(radius) and radius > 0):
+            raise ValueError(
+                f"radius={radius} is not positive and finite. HINT: a fraction of the bound it replaces."
+            )
+        self.radius = float(radius)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Clip.apply(x, self.radius)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        return f"radius={self.radius}"
+
+
+def attach_cotangent_clips(model: nn.Module, radii: Mapping[str, float]) -> list[RemovableHandle]:
+    """Clip the cotangent at the outputs of modules: all that reads an output reads it through the clip."""
+    return [
+        model.get_submodule(path).register_forward_hook(lambda _, __, output, clip=CotangentClip(radius): clip(output))
+        for path, radius in radii.items()
+    ]
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (factor,) = ctx.saved_tensors
+        rows = factor.to(cotangent.dtype).reshape(-1, *(1,) * (cotangent.dim() - 1))
+        return cotangent * rows, None
+
+
+def scale_cotangent(x: Tensor, factor: Tensor) -> Tensor:
+    """The identity; backward, example i's cotangent is multiplied by factor[i]."""
+    return _Scale.apply(x, factor)  # type: ignore[no-any-return]
+
+
+@rule(CotangentClip)
+def cotangent_clip(op: Operation, x: Value) -> Bound:
+    assert isinstance(op.module, CotangentClip)
+    return Bound(x.norm, 1.0, cotangent_cap=op.module.radius)

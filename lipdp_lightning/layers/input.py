@@ -1,0 +1,92 @@
+"""The input's bound, enforced per example, and the colour spaces of paper 001."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..bounds.registry import rule
+from ..bounds.values import Bound, Operation, Value
+
+NORM_MARGIN = 1 + 2.0**-20  # float32 rounding of the product; the norm itself is taken in float64
+
+_MATRICES = {
+    "yiq": ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)),
+    "yuv": ((0.299, 0.587, 0.114), (-0.14713, -0.28886, 0.436), (0.615, -0.51499, -0.10001)),
+    "grayscale": ((0.299, 0.587, 0.114),),
+}
+COLOR_SPACES = ("rgb", "hsv", *_MATRICES)
+
+
+class BoundedInput(nn.Module):
+    """Keeps every example in the ball of ``bound``: by clipping its norm, or by scaling it onto the sphere.
+
+    Guarantee: each example's output depends on that example alone and has norm at most ``bound``; NaN
+    and infinities are replaced first, and zero stays zero. ``color_space`` converts RGB channels in [0, 1].
+    """
+
+    def __init__(self, bound: float = 1.0, mode: str = "clip", color_space: str = "rgb") -> None:
+        super().__init__()
+        problems = []
+        if not (math.isfinite(bound) and bound > 0):
+            problems.append(f"bound={bound} is not positive and finite. HINT: 1.0")
+        if mode not in ("clip", "normalize"):
+            problems.append(f"mode={mode!r} is unknown. HINT: 'clip' or 'normalize'")
+        if color_space not in COLOR_SPACES:
+            problems.append(f"color_space={color_space!r} is unknown. HINT: one of {', '.join(COLOR_SPACES)}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        self.bound, self.mode, self.color_space = float(bound), mode, color_space
+
+    def forward(self, x: Tensor) -> Tensor:
+        # a large finite number keeps the float64 norm of any input finite
+        x = torch.nan_to_num(x, nan=0.0, posinf=1e30, neginf=-1e30)
+        x = convert_color(x, self.color_space)
+        size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+        floor = self.bound if self.mode == "clip" else torch.finfo(torch.float32).tiny
+        factor = (self.bound / size.clamp_min(floor)).to(x.dtype)
+        return x * factor.reshape(-1, *(1,) * (x.dim() - 1))
+
+    def extra_repr(self) -> str:
+        return f"bound={self.bound}, mode={self.mode!r}, color_space={self.color_space!r}"
+
+
+def convert_color(x: Tensor, space: str) -> Tensor:
+    """RGB images (batch, 3, height, width) in another colour space; hue is a fraction of the circle."""
+    if space == "rgb":
+        return x
+    if x.dim() != 4 or x.shape[1] != 3:
+        raise ValueError(
+            f"color_space={space!r} was given a tensor of shape {tuple(x.shape)}. HINT: RGB images (batch, 3, height, width)."
+        )
+    if space == "hsv":
+        return _hsv(x)
+    matrix = torch.tensor(_MATRICES[space], dtype=x.dtype, device=x.device)
+    return torch.einsum("oc,bchw->bohw", matrix, x)
+
+
+def _hsv(x: Tensor) -> Tensor:
+    value, which = x.max(1)
+    spread = value - x.amin(1)
+    safe = torch.where(spread > 0, spread, torch.ones_like(spread))
+    red, green, blue = x.unbind(1)
+    sectors = torch.stack(
+        [((green - blue) / safe) % 6, (blue - red) / safe + 2, (red - green) / safe + 4], dim=1
+    )
+    hue = sectors.gather(1, which.unsqueeze(1)).squeeze(1) / 6
+    hue = torch.where(spread > 0, hue, torch.zeros_like(hue))
+    saturation = torch.where(
+        value > 0, spread / torch.where(value > 0, value, torch.ones_like(value)), torch.zeros_like(value)
+    )
+    return torch.stack([hue, saturation, value], dim=1)
+
+
+@rule(BoundedInput)
+def bounded_input(op: Operation, x: Value) -> Bound:
+    """Clipping RGB is the projection onto a ball; the rest has no constant, and needs none before the first parameter."""
+    assert isinstance(op.module, BoundedInput)
+    projection = op.module.mode == "clip" and op.module.color_space == "rgb"
+    norm = op.module.bound * NORM_MARGIN
+    return Bound(min(norm, x.norm) if projection else norm, 1.0 if projection else math.inf)

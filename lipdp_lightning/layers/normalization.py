@@ -1,0 +1,73 @@
+"""Normalisation of one example with a floored divisor, max(alpha, std), and no trained affine map."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..bounds.registry import rule
+from ..bounds.rules.normalization import floored_normalization
+from ..bounds.values import Bound, Operation, Unbounded, Value
+
+
+class GroupNorm(nn.Module):
+    """(x - mean) / max(alpha, std) over each of ``groups`` groups of channels (paper 000, equation 5).
+
+    Lipschitz constant 1/alpha; the output of one example has norm at most sqrt(numel). A constant
+    group, such as a black image, maps to zero with gradient 1/alpha and no NaN.
+    """
+
+    def __init__(self, groups: int, channels: int | None = None, alpha: float = 0.1) -> None:
+        super().__init__()
+        problems = []
+        if groups < 1 or (channels is not None and channels % groups):
+            problems.append(f"{channels} channels do not split into {groups} groups. HINT: choose a divisor")
+        if not (math.isfinite(alpha) and alpha > 0):
+            problems.append(f"alpha={alpha} is not positive: without a floor there is no bound. HINT: 0.1")
+        if problems:
+            raise ValueError("; ".join(problems))
+        self.groups, self.channels, self.alpha = groups, channels, float(alpha)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grouped = x.reshape(x.shape[0], self._groups(x), -1) if x.shape[0] else x.reshape(0, 1, 1)
+        centred = grouped - grouped.mean(2, keepdim=True)
+        # vector_norm has gradient zero at zero, where sqrt(mean square) would give NaN
+        deviation = torch.linalg.vector_norm(centred, dim=2, keepdim=True) / math.sqrt(
+            max(1, grouped.shape[2])
+        )
+        return (centred / deviation.clamp_min(self.alpha)).reshape(x.shape)
+
+    def _groups(self, x: Tensor) -> int:
+        return self.groups
+
+    def extra_repr(self) -> str:
+        return f"groups={self.groups}, alpha={self.alpha}"
+
+
+class LayerNorm(GroupNorm):
+    """All of an example's entries are one group."""
+
+    def __init__(self, alpha: float = 0.1) -> None:
+        super().__init__(1, None, alpha)
+
+
+class InstanceNorm(GroupNorm):
+    """Every channel is a group of its own."""
+
+    def __init__(self, alpha: float = 0.1) -> None:
+        super().__init__(1, None, alpha)
+
+    def _groups(self, x: Tensor) -> int:
+        return x.shape[1]
+
+
+@rule(GroupNorm, LayerNorm, InstanceNorm)
+def group_norm(op: Operation, x: Value) -> Bound:
+    assert isinstance(op.module, GroupNorm)
+    if not isinstance(op.module, LayerNorm | InstanceNorm) and x.shape[0] % op.module.groups:
+        raise Unbounded(
+            f"{x.shape[0]} channels do not split into {op.module.groups} groups", "choose a divisor"
+        )
+    return floored_normalization(x, op.module.alpha)

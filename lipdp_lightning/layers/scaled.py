@@ -1,0 +1,135 @@
+"""Linear and convolution layers that can measure n_ik and scale their parameter gradient by example.
+
+n_ik = sqrt(||patches(x_i)||_F^2 + P) bounds example i's gradient: ||g_ik|| <= ||d_i|| n_ik, with P output
+positions and the bias as one more input of value 1. The layers are torch's own in every other respect:
+same parameters, same state_dict keys, same output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..bounds.geometry import coverage, output_size
+from ..bounds.registry import rule
+from ..bounds.rules.linear import conv_module, linear_module
+from .scaled_functions import scaled_conv, scaled_linear
+
+GradientScaler = Callable[[Tensor], Tensor | None]
+
+
+class ScaledLayer(nn.Module):
+    """What the mechanism attaches to: ``gradient_scaler`` maps the norms n_ik of a batch to factors c_ik.
+
+    A scaler that returns None leaves the gradient unscaled (it only wanted to see the norms).
+    """
+
+    scales_gradient = True
+    gradient_scaler: GradientScaler | None = None
+
+    def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
+        if self.gradient_scaler is None or not torch.is_grad_enabled() or not any(self._trains):
+            return None
+        with torch.no_grad():
+            return self.gradient_scaler(norms())
+
+    @property
+    def _trains(self) -> tuple[bool, bool]:
+        weight: Any = self.weight
+        bias: Any = self.bias
+        return weight.requires_grad, bias is not None and bias.requires_grad
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Squared l2 norm of each example, accumulated in float32 at least."""
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    return torch.linalg.vector_norm(rows.flatten(1), dim=1, dtype=dtype).square()
+
+
+class ScaledLinear(ScaledLayer, nn.Linear):
+    """nn.Linear; an input of shape (batch, positions..., features) counts P positions."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        factor = self._factor(lambda: self.example_norms(input))
+        if factor is None:
+            return F.linear(input, self.weight, self.bias)
+        return scaled_linear(input, self.weight, self.bias, factor)
+
+    def example_norms(self, input: Tensor) -> Tensor:
+        with_weight, with_bias = self._trains
+        positions = input[:1].numel() // self.in_features if input.shape[0] else 1
+        squared = squared_norms(input) if with_weight else input.new_zeros(input.shape[0])
+        return (squared + positions * with_bias).sqrt()
+
+
+@lru_cache(maxsize=256)
+def _coverage(
+    size: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...],
+    dilation: tuple[int, ...], device: torch.device,
+) -> tuple[Tensor, int]:  # fmt: skip
+    """How many patches hold each pixel of a zero-padded input, and the number of output positions."""
+    counts = coverage(kernel, stride, dilation, padding, "zeros", size, dtype=torch.float32)
+    return counts.to(device), math.prod(output_size(kernel, stride, dilation, padding, "zeros", size))
+
+
+class _ScaledConv(ScaledLayer):
+    """Shared by both ranks; any padding other than zeros is done before the convolution."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        padded, padding = self._padded(input)
+        factor = self._factor(lambda: self._norms_of_padded(padded, padding))
+        layer: Any = self
+        if factor is None:
+            function = F.conv1d if layer.weight.dim() == 3 else F.conv2d
+            return function(
+                padded, layer.weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups
+            )
+        return scaled_conv(
+            padded, layer.weight, layer.bias, factor, layer.stride, padding, layer.dilation, layer.groups
+        )
+
+    def example_norms(self, input: Tensor) -> Tensor:
+        return self._norms_of_padded(*self._padded(input))
+
+    def _padded(self, input: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        layer: Any = self
+        sides = tuple(layer._reversed_padding_repeated_twice)
+        symmetric = sides[0::2] == sides[1::2]
+        if layer.padding_mode == "zeros" and symmetric:
+            return input, tuple(reversed(sides[0::2]))
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        return F.pad(input, sides, mode=mode), (0,) * (layer.weight.dim() - 2)
+
+    def _norms_of_padded(self, padded: Tensor, padding: tuple[int, ...]) -> Tensor:
+        """With groups, output channels of one group see its own inputs alone: the largest group counts."""
+        layer: Any = self
+        with_weight, with_bias = self._trains
+        counts, positions = _coverage(
+            tuple(padded.shape[2:]), layer.kernel_size, layer.stride, padding, layer.dilation, padded.device
+        )
+        if not with_weight:
+            return padded.new_full((padded.shape[0],), float(positions * with_bias)).sqrt()
+        dtype = torch.promote_types(padded.dtype, torch.float32)
+        groups = layer.groups
+        energy = padded.to(dtype).square().reshape(padded.shape[0], groups, -1, *padded.shape[2:]).sum(2)
+        per_group = energy.flatten(2) @ counts.to(dtype).flatten()
+        return (per_group.amax(1) + positions * with_bias).sqrt()
+
+
+class ScaledConv1d(_ScaledConv, nn.Conv1d):
+    """nn.Conv1d whose parameter gradient can be scaled by example."""
+
+
+class ScaledConv2d(_ScaledConv, nn.Conv2d):
+    """nn.Conv2d whose parameter gradient can be scaled by example."""
+
+
+# The same operators as torch's own layers, whatever the scaler does to the parameters' gradient.
+rule(ScaledLinear)(linear_module)
+rule(ScaledConv1d, ScaledConv2d)(conv_module)

@@ -1,0 +1,132 @@
+"""Linear and convolution whose parameter gradient weighs each example by a factor; the input gradient does not.
+
+The gradient of the weight is sum_i c_i g_i, computed as one product with the rows of the cotangent or of
+the input, whichever is smaller, multiplied by c: no per-sample gradient exists at any time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def _rows(factor: Tensor, like: Tensor) -> Tensor:
+    return factor.to(like.dtype).reshape(-1, *(1,) * (like.dim() - 1))
+
+
+def _weigh(cotangent: Tensor, inputs: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Cotangent and input, the smaller one weighed by the factor."""
+    if cotangent.numel() <= inputs.numel():
+        return cotangent * _rows(factor, cotangent), inputs
+    return cotangent, inputs * _rows(factor, inputs)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs, weight, factor)
+        return F.linear(inputs, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        inputs, weight, factor = ctx.saved_tensors
+        to_input, to_weight, to_bias, _ = ctx.needs_input_grad
+        grad_input = grad_weight = grad_bias = None
+        if to_input:
+            grad_input = (cotangent @ weight.to(cotangent.dtype)).to(inputs.dtype)
+        if to_weight or to_bias:
+            # the sum over the batch is formed and kept in the weight's own precision
+            full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
+            left, right = _weigh(full, x, factor)
+            if to_weight:
+                grad_weight = left.reshape(-1, left.shape[-1]).t() @ right.reshape(-1, right.shape[-1])
+            if to_bias:
+                grad_bias = _weighted_bias(full, left, factor, channel=-1)
+        return grad_input, grad_weight, grad_bias, None
+
+
+def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor, channel: int) -> Tensor:
+    """sum_i c_i sum_p d_ip; reuses the weighed cotangent where there is one."""
+    others = [d for d in range(full.dim()) if d != channel % full.dim()]
+    if left is not full:
+        return left.sum(others)
+    per_example = full.sum(others[1:]) if len(others) > 1 else full
+    return factor.to(full.dtype) @ per_example
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        factor: Tensor,
+        options: tuple[Any, ...],
+    ) -> Tensor:
+        ctx.save_for_backward(inputs, weight, factor)
+        ctx.options = options
+        stride, padding, dilation, groups = options
+        function = F.conv1d if weight.dim() == 3 else F.conv2d
+        return function(inputs, weight, bias, stride, padding, dilation, groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        inputs, weight, factor = ctx.saved_tensors
+        to_input, to_weight, to_bias, *_ = ctx.needs_input_grad
+        grad_input = grad_weight = grad_bias = None
+        if to_input:
+            grad_input = _conv_gradient(cotangent, inputs, weight.to(cotangent.dtype), ctx.options, which=0)
+            grad_input = grad_input.to(inputs.dtype)
+        if to_weight or to_bias:
+            full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
+            left, right = _weigh(full, x, factor)
+            if to_weight:
+                grad_weight = _conv_gradient(left, right, weight, ctx.options, which=1)
+            if to_bias:
+                grad_bias = _weighted_bias(full, left, factor, channel=1)
+        return grad_input, grad_weight, grad_bias, None, None
+
+
+def _conv_gradient(
+    cotangent: Tensor, inputs: Tensor, weight: Tensor, options: tuple[Any, ...], which: int
+) -> Tensor:
+    stride, padding, dilation, groups = options
+    if inputs.shape[0] == 0:
+        return torch.zeros_like(weight if which else inputs)
+    mask = [which == 0, which == 1, False]
+    no_output_padding = [0] * (weight.dim() - 2)
+    gradients = torch.ops.aten.convolution_backward(
+        cotangent,
+        inputs.to(cotangent.dtype),
+        weight,
+        None,
+        stride,
+        padding,
+        dilation,
+        False,
+        no_output_padding,
+        groups,
+        mask,
+    )
+    return gradients[which]
+
+
+def scaled_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor) -> Tensor:
+    """linear(inputs), with example i's gradient in (weight, bias) multiplied by factor[i]."""
+    return _Linear.apply(inputs, weight, bias, factor)  # type: ignore[no-any-return]
+
+
+def scaled_conv(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor,
+    stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], groups: int,
+) -> Tensor:  # fmt: skip
+    """Convolution with zero padding, with example i's gradient in (weight, bias) multiplied by factor[i]."""
+    options = (list(stride), list(padding), list(dilation), groups)
+    return _Conv.apply(inputs, weight, bias, factor, options)  # type: ignore[no-any-return]

@@ -1,0 +1,192 @@
+"""How the noise is shared among the parameter groups: public sensitivities in, standard deviations out.
+
+One step releases, per group k, a sum of c_ik g_ik over the sampled examples plus N(0, sigma_k^2 I). All
+groups together are one Gaussian mechanism of noise multiplier sigma if, for every possible example
+(docs/guarantee.md, what is released),
+
+    sum_k ||c_ik g_ik||^2 / sigma_k^2  <=  1 / sigma^2.
+
+With a bound ||c_ik g_ik|| <= Delta_k per group this follows from sum_k Delta_k^2 / sigma_k^2 <= 1 / sigma^2,
+which is asserted of everything returned here. Taking sigma_k = sigma Delta_k on each of K groups (papers 000
+and 004) releases K / sigma^2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Literal, get_args
+
+Allocation = Literal["equal", "global", "optimal", "custom"]
+
+_SUM_TOLERANCE = 1e-9
+_RELEASE_TOLERANCE = 1e-12
+
+
+def squared_release(sensitivities: Mapping[str, float], deviations: Mapping[str, float]) -> float:
+    """sum_k Delta_k^2 / sigma_k^2: the inverse square of the joint noise multiplier.
+
+    Infinite if a group that can move has no noise.
+    """
+    total = 0.0
+    for name, sensitivity in sensitivities.items():
+        if sensitivity > 0:
+            deviation = deviations[name]
+            total += (sensitivity / deviation) ** 2 if deviation > 0 else math.inf
+    return total
+
+
+def allocate(
+    sensitivities: Mapping[str, float],
+    sizes: Mapping[str, int],
+    noise_multiplier: float,
+    allocation: Allocation = "global",
+    *,
+    weights: Mapping[str, float] | None = None,
+    floor: float = 0.0,
+) -> dict[str, float]:
+    """The noise deviation sigma_k of every group, with squared_release at most 1 / noise_multiplier^2.
+
+    * equal: sigma sqrt(K) Delta_k, noise in proportion to the bound ("local" of paper 001, composed);
+    * global: sigma sqrt(sum_j Delta_j^2) for all, isotropic ("global" of paper 001);
+    * optimal: sigma sqrt(S Delta_k / sqrt(d_k)), S = sum_j Delta_j sqrt(d_j): the least sum_k d_k sigma_k^2;
+    * custom: sigma Delta_k / sqrt(w_k). `weights` maps patterns of group names to shares of the budget, which
+      sum to 1. A group takes the first pattern that matches it; a pattern's groups divide its share equally.
+
+    Sensitivities must be public: functions of the weights, the plan and the architecture, never of the
+    batch. K counts the groups with Delta_k > 0; a group whose Delta_k is 0 cannot move, gets deviation 0,
+    and its custom weight is shared out among the others in proportion. `floor` replaces smaller Delta_k,
+    which only adds noise: a zero-initialised last layer makes every earlier Delta_k zero, so that without a
+    floor K and the noise jump after the first step.
+    """
+    weights = _checked(sensitivities, sizes, noise_multiplier, allocation, weights, floor)
+    floored = {name: max(value, floor) for name, value in sensitivities.items()}
+    active = {name: value for name, value in floored.items() if value > 0}
+    unit = _UNIT_DEVIATIONS[allocation](active, sizes, weights)
+    deviations = {name: noise_multiplier * unit.get(name, 0.0) for name in sensitivities}
+    release = squared_release(sensitivities, deviations) * noise_multiplier**2
+    assert release <= 1 + _RELEASE_TOLERANCE, f"allocation {allocation} releases {release} times its budget"
+    return deviations
+
+
+def joint_thresholds(
+    worst_case: Mapping[str, float],
+    sizes: Mapping[str, int],
+    allocation: Allocation = "global",
+    *,
+    weights: Mapping[str, float] | None = None,
+    floor: float = 0.0,
+) -> dict[str, float]:
+    """Public thresholds tau_k of the `joint` scaling, whose noise is sigma_k = sigma tau_k.
+
+    There c_i = 1 / sqrt(sum_k (l_k n_ik / tau_k)^2) multiplies example i's loss. As ||g_ik|| <= l_k n_ik,
+
+        sum_k ||c_i g_ik||^2 / sigma_k^2  <=  c_i^2 sum_k (l_k n_ik / tau_k)^2 / sigma^2  =  1 / sigma^2
+
+    for ANY positive public tau_k: the condition holds as a whole, and the allocation only says how the
+    noise is shared. From worst-case sensitivities (n_ik at its bound) every c_i is at least 1. A group
+    whose worst case is 0 has threshold 0: leave it out of the sum, or give a floor (needed if thresholds
+    are kept over steps while the l_k move).
+    """
+    return allocate(worst_case, sizes, 1.0, allocation, weights=weights, floor=floor)
+
+
+def _equal(active: Mapping[str, float], sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
+    return {name: math.sqrt(len(active)) * value for name, value in active.items()}
+
+
+def _global(active: Mapping[str, float], sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
+    return dict.fromkeys(active, math.hypot(*active.values()))
+
+
+def _optimal(active: Mapping[str, float], sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
+    total = math.sqrt(math.fsum(value * math.sqrt(sizes[name]) for name, value in active.items()))
+    return {name: total * math.sqrt(value / math.sqrt(sizes[name])) for name, value in active.items()}
+
+
+def _custom(active: Mapping[str, float], sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
+    total = math.fsum(weights[name] for name in active)
+    return {name: value * math.sqrt(total / weights[name]) for name, value in active.items()}
+
+
+_UNIT_DEVIATIONS: Mapping[
+    str, Callable[[Mapping[str, float], Mapping[str, int], Mapping[str, float]], dict[str, float]]
+] = {"equal": _equal, "global": _global, "optimal": _optimal, "custom": _custom}
+
+
+def _checked(
+    sensitivities: Mapping[str, float],
+    sizes: Mapping[str, int],
+    noise_multiplier: float,
+    allocation: str,
+    weights: Mapping[str, float] | None,
+    floor: float,
+) -> dict[str, float]:
+    """The weight of every group (empty unless custom); raises with every problem of the request at once."""
+    problems = []
+    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+        problems.append(
+            f"noise_multiplier is {noise_multiplier}; without noise nothing is private.\n"
+            "  HINT: give a positive noise_multiplier, or an epsilon to derive it from."
+        )
+    if not (math.isfinite(floor) and floor >= 0):
+        problems.append(f"the sensitivity floor is {floor}.\n  HINT: a small number >= 0, such as 1e-2.")
+    for name, value in sensitivities.items():
+        if not (math.isfinite(value) and value >= 0):
+            problems.append(
+                f"group {name} has sensitivity {value}; only a finite bound can be covered by noise.\n"
+                "  HINT: bound its input and its cotangent (input clipping, loss_clip, projection)."
+            )
+        if sizes.get(name, 0) < 1:
+            problems.append(
+                f"group {name} has {sizes.get(name, 'no')} parameters.\n  HINT: pass the size of every group."
+            )
+    if allocation not in get_args(Allocation):
+        problems.append(f"allocation is {allocation!r}.\n  HINT: one of {', '.join(get_args(Allocation))}.")
+    elif (allocation == "custom") != (weights is not None):
+        problems.append(
+            f"allocation is {allocation!r} and weights are {'missing' if weights is None else 'given'}.\n"
+            "  HINT: weights belong to allocation 'custom', and it needs them."
+        )
+    shares: dict[str, float] = {}
+    if weights is not None:
+        shares, weight_problems = _share_out(list(sensitivities), weights)
+        problems += weight_problems
+    if problems:
+        raise ValueError("\n".join(problems))
+    return shares
+
+
+def _share_out(names: list[str], weights: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
+    """Each group's share of the budget, and what is wrong with the weights."""
+    problems = [
+        f"the weight of {pattern!r} is {weight}; a group without a share needs infinite noise.\n"
+        "  HINT: weights are positive numbers that sum to 1."
+        for pattern, weight in weights.items()
+        if not (math.isfinite(weight) and weight > 0)
+    ]
+    total = math.fsum(weights.values())
+    if not problems and abs(total - 1) > _SUM_TOLERANCE:
+        scaled = ", ".join(f"{pattern}: {weight / total:.6g}" for pattern, weight in weights.items())
+        problems.append(
+            f"the weights sum to {total:.12g}, {'more' if total > 1 else 'less'} than the budget.\n"
+            f"  HINT: they must sum to 1; scaled, they read {scaled}."
+        )
+    owner = {name: next((p for p in weights if fnmatchcase(name, p)), None) for name in names}
+    members = {pattern: [name for name in names if owner[name] == pattern] for pattern in weights}
+    listing = ", ".join(names)
+    for pattern in weights:
+        if not members[pattern]:
+            matched = any(fnmatchcase(name, pattern) for name in names)
+            reason = "matches only groups that an earlier pattern takes" if matched else "matches no group"
+            problems.append(f"the pattern {pattern!r} {reason}.\n  HINT: the groups are {listing}.")
+    orphans = [name for name in names if owner[name] is None]
+    if orphans:
+        problems.append(
+            f"no pattern matches {', '.join(orphans)}; a group without a share needs infinite noise.\n"
+            "  HINT: end the weights with '*' and what remains of the budget."
+        )
+    return {
+        name: weights[pattern] / len(members[pattern]) for pattern in weights for name in members[pattern]
+    }, problems

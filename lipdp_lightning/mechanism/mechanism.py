@@ -1,0 +1,262 @@
+"""One step of the private mechanism: certificate, scaling, noise, normalisation, projection.
+
+Everything here is plain torch. The order of a step is
+
+    begin_step -> forward and backward of all micro-batches (sum loss) -> privatize_ -> optimizer -> project_
+
+and the certificate that calibrates the noise is that of the weights the gradients were computed at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..bounds.certificate import Certificate
+from ..bounds.certifier import Certifier
+from ..privacy.plan import PrivacyPlan
+from ..privacy.randomness import numeric_environment, state_digest
+from .allocation import allocate, joint_thresholds
+from .noise import Mode, NoisePrefetcher, NoiseSource
+from .projector import Projector
+from .scaling import BatchMax, Joint, Layerwise, Radius, Scaling, quantile_step
+
+# Over float32 rounding in norms, factors and sums over the batch; the property tests allow 1e-5
+SUM_MARGIN = 1.0 + 2.0**-16
+
+Reduce = Callable[[Tensor], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among those that share the step."""
+
+    rank: int = 0
+    world_size: int = 1
+    mode: Mode = "distributed"
+
+
+class Mechanism:
+    """Turns the summed gradient in ``parameter.grad`` into its private release.
+
+    Guarantee: with examples drawn by the plan's Poisson sampling, a loss summed over them, and a model that
+    keeps each example's input within the certified bound, every step releases a subsampled
+    Gaussian mechanism of the plan's noise multiplier, for add/remove of one example, provided the
+    scaling is certified.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        certifier: Certifier,
+        plan: PrivacyPlan,
+        secret: bytes,
+        *,
+        place: Place | None = None,
+        context: bytes = b"",
+    ) -> None:
+        self.model, self.plan, self.place = model, plan, place or Place()
+        self._certifier = certifier
+        self._context = context
+        self.certificate = certifier.certify()
+        self.scaling = make_scaling(plan, self.certificate)
+        self.scaling.attach(model)
+        named = dict(model.named_parameters())
+        self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
+        self._noise = NoisePrefetcher(NoiseSource(secret, secure=plan.secure))
+        self._projector = Projector(certifier, plan, self.certificate, named)
+        self._thresholds: dict[str, float] = {}
+        self._certified_versions: tuple[int, ...] = ()
+        self._step: int | None = None
+        self._drawn = 0
+
+    def close(self) -> None:
+        """Detach from the model and end the noise thread."""
+        self._noise.close()
+        self.scaling.detach(self.model)
+
+    # ---- the step
+
+    def begin_step(self, step: int) -> None:
+        """Certify the present weights and start drawing the step's noise; idempotent within a step."""
+        if self._step == step and self._certified_versions == self._versions():
+            return
+        self._step = step
+        self.refresh_certificate()
+        self._thresholds = self._joint_thresholds()
+        self.scaling.begin(self.certificate, self._thresholds)
+        self._drawn = 0
+        digest = state_digest(self._state(), self.plan.digest(), self._context, numeric_environment())
+        self._noise.start(step, self._sizes(), self.place.rank, self.place.world_size, self.place.mode, digest)
+
+    def count_examples(self, drawn: int) -> None:
+        """How many examples a micro-batch holds: read by batch_max alone, which divides by it as printed."""
+        self._drawn += drawn
+
+    def refresh_certificate(self) -> Certificate:
+        """The certificate of the weights as they are now."""
+        self.certificate = self._certifier.certify()
+        self._certified_versions = self._versions()
+        return self.certificate
+
+    @torch.no_grad()
+    def privatize_(self, step: int, reduce: Reduce | None = None) -> None:
+        """grad <- (sum over all ranks of grad + noise) / (q N), in place.
+
+        ``reduce`` sums a float64 tensor over ranks. In distributed mode the noise is added before it, so no
+        process ever holds an un-noised sum; a rank without gradients contributes zeros.
+        """
+        assert self._step == step, f"privatize_({step}) without begin_step({step})"
+        assert self._certified_versions == self._versions(), "the weights changed between forward and privatize_"
+        noise = self._noise.take(step, self._deviations_with_votes())
+        device = self._parameters[0][0].device
+        total = noise.to(device)
+        if self.place.mode == "replicated" and reduce is not None:
+            sums = torch.zeros_like(total)
+            self._add_gradients(sums)
+            reduce(sums)
+            total += sums
+        else:
+            self._add_gradients(total)
+            if reduce is not None:
+                reduce(total)
+        self._update_radii(total)
+        self._write_back(total.div_(self._divisor()))
+        self._step = None
+
+    def project_(self) -> None:
+        """Put every layer back into its norm ball."""
+        self._projector.project_()
+
+    # ---- public numbers of the present step
+
+    def sensitivities(self) -> dict[str, float]:
+        """Delta_k of every group under the plan's scaling, with the margin for float32 sums."""
+        if isinstance(self.scaling, Joint):
+            return {name: value * SUM_MARGIN for name, value in self._joint_thresholds().items()}
+        return {n: v * SUM_MARGIN for n, v in self.scaling.sensitivities(self.certificate).items()}
+
+    def deviations(self) -> dict[str, float]:
+        """sigma_k of every group."""
+        sensitivities = self.sensitivities()
+        if self.plan.noise_multiplier == 0:
+            return dict.fromkeys(sensitivities, 0.0)
+        if isinstance(self.scaling, BatchMax | Joint):
+            # joint: sigma tau_k, sound as a whole; batch_max: sigma Delta_k on each layer, as printed
+            return {name: self.plan.noise_multiplier * value for name, value in sensitivities.items()}
+        return allocate(
+            sensitivities, self._numels(), self.plan.noise_multiplier, self.plan.allocation,
+            weights=self._weights(), floor=0.0,
+        )  # fmt: skip
+
+    def boundary(self) -> dict[str, tuple[float, float | None]]:
+        """Certified norm of every projected layer, and the largest it may have."""
+        return self._projector.norms()
+
+    def state(self) -> dict[str, float]:
+        """What a resume needs beside the weights: the tracked radii, which are released values."""
+        return dict(self.scaling.radii) if isinstance(self.scaling, Radius) else {}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        if isinstance(self.scaling, Radius):
+            self.scaling.radii.update(state)
+
+    # ---- inside
+
+    def _joint_thresholds(self) -> dict[str, float]:
+        worst = self.certificate.sensitivities("worst_case")
+        return joint_thresholds(worst, self._numels(), self.plan.allocation, weights=self._weights())
+
+    def _weights(self) -> dict[str, float] | None:
+        return dict(self.plan.group_weights) if self.plan.allocation == "custom" else None
+
+    def _numels(self) -> dict[str, int]:
+        return {group.name: group.numel for group in self.certificate.groups}
+
+    def _votes(self) -> list[str]:
+        return sorted(self.scaling.radii) if isinstance(self.scaling, Radius) and self.scaling.counting else []
+
+    def _sizes(self) -> list[int]:
+        return [group.numel for group in self.certificate.groups] + [1] * len(self._votes())
+
+    def _deviations_with_votes(self) -> list[float]:
+        by_name = self.deviations()
+        votes = self._votes()
+        vote_deviation = 0.0
+        if votes:
+            # each of K entries moves by 1/2: the vector by sqrt(K)/2
+            assert self.plan.radius_noise_multiplier is not None
+            vote_deviation = self.plan.radius_noise_multiplier * math.sqrt(len(votes)) / 2
+        return [by_name[group.name] for group in self.certificate.groups] + [vote_deviation] * len(votes)
+
+    def _add_gradients(self, flat: Tensor) -> None:
+        offset = 0
+        for parameters in self._parameters:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    flat[offset : offset + parameter.numel()].add_(parameter.grad.reshape(-1))
+                offset += parameter.numel()
+        if isinstance(self.scaling, Radius) and self.scaling.counting:
+            for i, path in enumerate(self._votes()):
+                votes = self.scaling.below.get(path)
+                if votes is not None:
+                    flat[offset + i].add_(votes)
+            self.scaling.below = {}
+
+    def _write_back(self, flat: Tensor) -> None:
+        offset = 0
+        for parameters in self._parameters:
+            for parameter in parameters:
+                part = flat[offset : offset + parameter.numel()].reshape(parameter.shape)
+                if parameter.grad is None:
+                    parameter.grad = part.to(parameter.dtype)
+                else:
+                    parameter.grad.copy_(part)
+                offset += parameter.numel()
+
+    def _update_radii(self, total: Tensor) -> None:
+        """Radii of the next step from the noisy votes; post-processing of this release."""
+        votes = self._votes()
+        if not votes:
+            return
+        assert isinstance(self.scaling, Radius) and self.plan.radius_quantile is not None
+        shares = (total[-len(votes) :] / self.plan.expected_batch_size + 0.5).tolist()
+        for path, share in zip(votes, shares, strict=True):
+            self.scaling.radii[path] = quantile_step(self.scaling.radii[path], share, self.plan.radius_quantile)
+
+    def _divisor(self) -> float:
+        if isinstance(self.scaling, BatchMax):
+            return float(max(1, self._drawn))
+        return float(self.plan.expected_batch_size)
+
+    def _state(self) -> dict[str, Tensor]:
+        state = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        if isinstance(self.scaling, Radius):
+            for path, radius in self.scaling.radii.items():
+                state[f"radius of {path}"] = torch.tensor(radius, dtype=torch.float64)
+        return state
+
+    def _versions(self) -> tuple[int, ...]:
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return tuple(t._version for t in tensors) + tuple(t.data_ptr() for t in tensors)
+
+
+def make_scaling(plan: PrivacyPlan, certificate: Certificate) -> Scaling:
+    """The plan's scaling; a layer's first radius is public and the same for all layers."""
+    if plan.scaling == "worst_case":
+        return Scaling()
+    if plan.scaling == "layerwise":
+        return Layerwise(plan.scaling_floor)
+    if plan.scaling == "joint":
+        return Joint(plan.scaling_floor)
+    if plan.scaling == "batch_max":
+        return BatchMax()
+    assert plan.scaling == "radius" and plan.radius is not None
+    paths = {use.module for group in certificate.groups for use in group.uses if use.scalable}
+    scaling = Radius(dict.fromkeys(sorted(paths), plan.radius))
+    scaling.counting = plan.radius_quantile is not None
+    return scaling

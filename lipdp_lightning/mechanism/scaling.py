@@ -1,0 +1,165 @@
+"""The factors c_ik that scale each example's gradient, and the sensitivities they leave (guarantee page, 1.4).
+
+A factor is a function of example i and of public numbers, and of no other example: that is what makes it
+private. ``batch_max`` breaks this rule, to reproduce thesis Algorithm 8, and is never certified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ..bounds.certificate import Certificate
+from ..layers.scaled import ScaledLayer
+
+SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
+
+
+class Scaling:
+    """worst_case: c = 1. Sensitivities are l_k n_k from the forward bounds (papers 000 and 001)."""
+
+    name = "worst_case"
+    certified = True
+
+    def attach(self, model: nn.Module) -> None:
+        """Give every scaled layer its scaler; ``detach`` takes it away."""
+
+    def detach(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, ScaledLayer):
+                module.gradient_scaler = None
+
+    def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
+        """Take the public numbers of this step."""
+
+    def sensitivities(self, certificate: Certificate) -> dict[str, float]:
+        return certificate.sensitivities(self.name)
+
+    def example_factor(self, batch: int, device: torch.device) -> Tensor | None:
+        """One factor per example for the whole loss, after the forward pass; None leaves it alone."""
+        return None
+
+
+class Layerwise(Scaling):
+    """c_ik = 1 / max(n_ik, floor): ||c_ik g_ik|| <= l_k, whatever the floor. Thesis Algorithm 8 made sound.
+
+    With a public radius R for the floor this is ``radius``: min(1, R / n) / R = 1 / max(n, R).
+    """
+
+    name = "layerwise"
+
+    def __init__(self, floor: float = 0.0) -> None:
+        self._floor = max(floor, SMALLEST)
+
+    def attach(self, model: nn.Module) -> None:
+        for path, module in model.named_modules():
+            if isinstance(module, ScaledLayer):
+                module.gradient_scaler = partial(self._scale, path)
+
+    def floor(self, path: str) -> float:
+        return self._floor
+
+    def _scale(self, path: str, norms: Tensor) -> Tensor:
+        return norms.clamp_min(self.floor(path)).reciprocal()
+
+
+class Radius(Layerwise):
+    """c_ik = min(1, R_k / n_ik) / R_k, with R_k public: fixed, or tracked by a private quantile."""
+
+    name = "radius"
+
+    def __init__(self, radii: Mapping[str, float]) -> None:
+        super().__init__()
+        self.radii = dict(radii)
+        self.below: dict[str, Tensor] = {}
+        self.counting = False
+
+    def floor(self, path: str) -> float:
+        return self.radii[path]
+
+    def _scale(self, path: str, norms: Tensor) -> Tensor:
+        if self.counting:
+            # sum over examples of +1/2 or -1/2: one example moves each entry by 1/2
+            votes = ((norms <= self.radii[path]).sum() - 0.5 * norms.shape[0]).to(torch.float64)
+            self.below[path] = self.below.get(path, torch.zeros_like(votes)) + votes
+        return super()._scale(path, norms)
+
+
+class BatchMax(Scaling):
+    """c_k = 1 / max_j n_jk over the private batch: thesis Algorithm 8, line 11. NOT private."""
+
+    name = "batch_max"
+    certified = False
+
+    def attach(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, ScaledLayer):
+                module.gradient_scaler = self._scale
+
+    @staticmethod
+    def _scale(norms: Tensor) -> Tensor:
+        largest = norms.max().clamp_min(SMALLEST) if norms.numel() else norms.new_ones(())
+        return norms.new_ones(norms.shape) / largest
+
+
+class Joint(Scaling):
+    """One factor per example, c_i = 1 / sqrt(sum_k (l_k n_ik / tau_k)^2), on the whole loss.
+
+    sum_k ||c_i g_ik||^2 / tau_k^2 <= 1 for every example: certified as a whole, with no sqrt(K) to
+    compose, and the gradient keeps its direction. Uses of one group add before they are squared. A
+    use that cannot measure n_ik enters with its worst case.
+    """
+
+    name = "joint"
+
+    def __init__(self, floor: float = 0.0) -> None:
+        self._floor = max(floor, SMALLEST)
+        self._terms: dict[str, list[tuple[int, float]]] = {}
+        self._constants: list[float] = []
+        self._calls: dict[str, int] = {}
+        self._sums: list[Tensor | float] = []
+
+    def attach(self, model: nn.Module) -> None:
+        for path, module in model.named_modules():
+            if isinstance(module, ScaledLayer):
+                module.gradient_scaler = partial(self._record, path)
+
+    def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
+        """Prepare, for every use, its group and its factor l / tau; and what unmeasured uses contribute."""
+        self._terms, self._constants = {}, []
+        for index, group in enumerate(certificate.groups):
+            threshold = thresholds[group.name]
+            self._constants.append(0.0)
+            for use in group.uses:
+                weight = use.cotangent_bound / threshold if threshold > 0 else 0.0
+                if use.scalable:
+                    self._terms.setdefault(use.module, []).append((index, weight))
+                else:
+                    self._constants[index] += weight * use.gradient_factor
+        self._restart()
+
+    def _restart(self) -> None:
+        self._calls = {}
+        self._sums = list(self._constants)
+
+    def _record(self, path: str, norms: Tensor) -> None:
+        call = self._calls.get(path, 0)
+        self._calls[path] = call + 1
+        index, weight = self._terms[path][call]
+        self._sums[index] = self._sums[index] + norms * weight
+
+    def example_factor(self, batch: int, device: torch.device) -> Tensor | None:
+        squares = torch.zeros(batch, device=device)
+        for total in self._sums:
+            squares = squares + (total * total)
+        self._restart()
+        return squares.sqrt().clamp_min(self._floor).reciprocal()
+
+
+def quantile_step(radius: float, share_below: float, quantile: float, rate: float = 0.2) -> float:
+    """Geometric update of a tracked radius towards the quantile, from a noisy share: post-processing."""
+    return radius * math.exp(-rate * (min(1.0, max(0.0, share_below)) - quantile))

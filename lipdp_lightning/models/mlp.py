@@ -1,0 +1,58 @@
+"""Multi-layer perceptron; without hidden layers, a linear model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from ..layers import MaxMin
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "maxmin": MaxMin}
+
+
+def activation(name: str) -> nn.Module:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation={name!r} is unknown. HINT: one of {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]()
+
+
+class MLP(nn.Module):
+    """Flattens its input; ``hidden`` lists the widths of the hidden layers.
+
+    Args:
+        input_shape: of one example.
+        outputs: number of logits.
+        hidden: widths; empty for a linear model.
+        activation_name: relu, tanh or maxmin.
+        bias: whether the layers have one; a bias enters every later forward bound.
+        zero_init: start the last layer at zero, so the first steps see no noise in earlier layers.
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        outputs: int,
+        hidden: Sequence[int] = (),
+        activation_name: str = "maxmin",
+        bias: bool = True,
+        zero_init: bool = False,
+    ) -> None:
+        super().__init__()
+        widths = [math.prod(input_shape), *hidden, outputs]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for i, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+            if i:
+                layers.append(activation(activation_name))
+            layers.append(nn.Linear(before, after, bias=bias))
+        last = layers[-1]
+        if zero_init:
+            assert isinstance(last, nn.Linear)
+            nn.init.zeros_(last.weight)
+            if last.bias is not None:
+                nn.init.zeros_(last.bias)
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)

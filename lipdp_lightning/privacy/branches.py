@@ -1,0 +1,160 @@
+"""What interruptions cost: which steps were released under which secret, kept so that no step is missed.
+
+Replaying a step with the same secret from the same state releases the same numbers again and costs nothing.
+Any other continuation is a new branch with a new secret, and the steps of both branches count. A branch
+reserves steps on disk before it takes them, so that after a crash the record is never short.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+RESERVED_AT_ONCE = 50  # steps; what a changed resume after a crash may count too much, at most
+
+
+@dataclass
+class Branch:
+    """Steps [start, reached) were, or may have been, released with the secret whose fingerprint is ``id``."""
+
+    id: str
+    start: int
+    reached: int
+
+
+@dataclass(frozen=True)
+class ResumeState:
+    """What a resume checkpoint carries for privacy. It holds the secret: never part of a release."""
+
+    secret: bytes
+    context: bytes
+    plan: str
+    directory: str | None
+    step: int
+    branches: tuple[Branch, ...]
+    mechanism: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> ResumeState:
+        return cls(**{**saved, "branches": tuple(Branch(**b) for b in saved["branches"])})
+
+
+class Branches:
+    """The branches of one run, in ``path`` if there is a run directory, else in checkpoints alone."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._known: list[Branch] = _read(path)
+        self._current: Branch | None = None
+        self._before = 0
+        self._plan = ""
+        self._planned_steps = 0
+        self.secret = b""
+        self.context = b""
+        self.secret_fixed = False
+
+    def open(
+        self, restored: ResumeState | None, context: bytes, plan: str, planned_steps: int, secret: bytes, fixed: bool
+    ) -> None:
+        """Continue a branch, or start one; ``secret`` is fresh and used by a new branch alone."""
+        self._plan, self._planned_steps, self.context, self.secret_fixed = plan, planned_steps, context, fixed
+        if restored is not None and restored.plan != plan:
+            raise ValueError(
+                "the checkpoint belongs to another privacy plan; continuing it under this one would spend a budget "
+                "that nobody accounts for. HINT: resume with the plan of the run, or start a new run directory."
+            )
+        self._merge(restored)
+        start = restored.step if restored is not None else 0
+        same = restored is not None and restored.context == context and restored.directory == self._directory()
+        self.secret = restored.secret if restored is not None and same else secret
+        name = hashlib.sha256(b"branch" + self.secret + context).hexdigest()[:16]
+        found = next((b for b in self._known if b.id == name), None)
+        if found is None:
+            found = Branch(name, start, start)
+            self._known.append(found)
+        self._current, self._before = found, found.reached
+        if self.limit() <= start < planned_steps:
+            raise ValueError(
+                f"the plan's {planned_steps} steps are spent: other branches of this run took "
+                f"{self.spent(start) - start} steps that count, and this one starts at step {start}. "
+                "HINT: start a new run with a budget of its own; a resume on the same data, world size and software "
+                "repeats its noise and costs nothing."
+            )
+
+    def _merge(self, restored: ResumeState | None) -> None:
+        """Branches that the checkpoint knows and the disk does not; without a disk record assume the plan's end."""
+        for branch in restored.branches if restored is not None else ():
+            here = next((b for b in self._known if b.id == branch.id), None)
+            if here is None:
+                reached = branch.reached if self._path is not None else self._planned_steps
+                self._known.append(Branch(branch.id, branch.start, max(branch.reached, reached)))
+            else:
+                here.reached = max(here.reached, branch.reached)
+
+    def reserve(self, step: int) -> None:
+        """Record that ``step`` may be released, before it is."""
+        assert self._current is not None
+        if step >= self._current.reached:
+            self._current.reached = min(step + RESERVED_AT_ONCE, max(step + 1, self.limit()))
+            self._write()
+
+    def finish(self, step: int) -> None:
+        """The run ended before ``step``: what was reserved beyond it was not taken."""
+        assert self._current is not None
+        self._current.reached = max(step, min(self._before, self._current.reached))
+        self._write()
+
+    def spent(self, step: int) -> int:
+        """Steps that count when the run is at ``step``: its own, and those of other branches."""
+        assert self._current is not None
+        others = sum(b.reached - b.start for b in self._known if b is not self._current)
+        return others + max(step, self._before) - self._current.start
+
+    def limit(self) -> int:
+        """The step at which the planned number of steps is spent."""
+        assert self._current is not None
+        others = sum(b.reached - b.start for b in self._known if b is not self._current)
+        return self._planned_steps - others + self._current.start
+
+    def state(self, step: int, mechanism: dict[str, float]) -> ResumeState:
+        return ResumeState(
+            self.secret, self.context, self._plan, self._directory(), step, tuple(self._known), mechanism
+        )
+
+    @property
+    def count(self) -> int:
+        return len(self._known)
+
+    def _directory(self) -> str | None:
+        """Identity of the run directory; a copy of it has another."""
+        return None if self._path is None else str(os.stat(self._path.parent).st_ino)
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        text = json.dumps({"branches": [asdict(b) for b in self._known]}, indent=1)
+        temporary = self._path.with_suffix(".tmp")
+        with open(temporary, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._path)
+
+
+def _read(path: Path | None) -> list[Branch]:
+    if path is None or not path.exists():
+        return []
+    try:
+        return [Branch(**b) for b in json.loads(path.read_text())["branches"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: the record of released steps cannot be read ({error}). HINT: restore it from a backup; without "
+            "it nobody knows what this run has spent."
+        ) from error

@@ -1,0 +1,150 @@
+"""The computation behind `lipdp budget`: what a noise multiplier spends, what a budget needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lipdp_lightning.privacy.accountants import ACCOUNTANTS, ADD_REMOVE, ADJACENCIES
+from lipdp_lightning.privacy.calibrate import noise_multiplier_for, privacy_bound, steps_for_epochs
+
+RELATIONS = {
+    "add_remove": "add/remove one: neighbours differ by the presence of one example",
+    "replace_one": "replace one: neighbours differ by the content of one example",
+}
+MEANINGS = {
+    "prv": "numerical composition with a proven error: the upper end of its bracket",
+    "pld": "privacy loss distributions, rounded so that epsilon is an upper bound",
+    "rdp": "Renyi DP: a looser upper bound",
+}
+
+
+@dataclass(frozen=True)
+class BudgetRow:
+    """One line of the answer; `accountant` is the one that answered, which may be a fallback."""
+
+    epsilon: float
+    epsilon_lower: float
+    epsilon_upper: float
+    delta: float
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    adjacency: str
+    accountant: str
+
+
+def compute_budget(
+    dataset_size: int,
+    batch_size: float,
+    delta: float,
+    epochs: float | None = None,
+    steps: int | None = None,
+    epsilons: Sequence[float] = (),
+    noise_multipliers: Sequence[float] = (),
+    accountant: str = "prv",
+    adjacency: str = ADD_REMOVE,
+) -> list[BudgetRow]:
+    """One row for each epsilon (the noise is calibrated) or for each noise multiplier (epsilon is computed).
+
+    batch_size is the expected size of the Poisson sample; steps = ceil(epochs * dataset_size / batch_size).
+    """
+    problems = [
+        *_problems_of_run(dataset_size, batch_size, delta, epochs, steps),
+        *_problems_of_query(epsilons, noise_multipliers, accountant, adjacency),
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
+    sample_rate = batch_size / dataset_size
+    if steps is None:
+        assert epochs is not None
+        steps = steps_for_epochs(epochs, dataset_size, batch_size)
+    levels = list(noise_multipliers) or [
+        noise_multiplier_for(epsilon, delta, sample_rate, steps, accountant, adjacency) for epsilon in epsilons
+    ]
+    return [_row(level, delta, sample_rate, steps, accountant, adjacency) for level in levels]
+
+
+def _row(
+    noise_multiplier: float, delta: float, sample_rate: float, steps: int, accountant: str, adjacency: str
+) -> BudgetRow:
+    bound = privacy_bound(noise_multiplier, delta, sample_rate, steps, accountant, adjacency)
+    return BudgetRow(
+        epsilon=bound.epsilon,
+        epsilon_lower=bound.lower,
+        epsilon_upper=bound.upper,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        sample_rate=sample_rate,
+        steps=steps,
+        adjacency=adjacency,
+        accountant=bound.accountant,
+    )
+
+
+def _problems_of_run(
+    dataset_size: int, batch_size: float, delta: float, epochs: float | None, steps: int | None
+) -> list[str]:
+    problems = []
+    if dataset_size < 1:
+        problems.append(f"dataset size {dataset_size} is not positive.\nHINT: --dataset-size 60000")
+    if not (batch_size > 0 and math.isfinite(batch_size)):
+        problems.append(f"batch size {batch_size} is not positive.\nHINT: --batch-size 256")
+    elif batch_size > dataset_size >= 1:
+        problems.append(
+            f"batch size {batch_size} exceeds the dataset size {dataset_size}: examples would be drawn with a "
+            "probability above 1.\nHINT: --batch-size is the EXPECTED size of a Poisson sample, at most N."
+        )
+    if not 0 < delta < 1:
+        problems.append(f"delta {delta} is not in (0, 1).\nHINT: below 1/N, for example --delta 1e-6")
+    if (epochs is None) == (steps is None):
+        problems.append("epochs and steps: exactly one is needed.\nHINT: --epochs 60, or --steps 14000")
+    elif epochs is not None and not (epochs > 0 and math.isfinite(epochs)):
+        problems.append(f"{epochs} epochs are not a positive number.\nHINT: --epochs 60")
+    elif steps is not None and steps < 1:
+        problems.append(f"{steps} steps are not a positive number.\nHINT: --steps 14000")
+    return problems
+
+
+def _problems_of_query(
+    epsilons: Sequence[float], noise_multipliers: Sequence[float], accountant: str, adjacency: str
+) -> list[str]:
+    problems = []
+    if bool(epsilons) == bool(noise_multipliers):
+        problems.append(
+            "epsilon and noise multiplier: exactly one is needed, the other follows.\n"
+            "HINT: --epsilon 3, or --noise-multiplier 1.1; several values make a table."
+        )
+    for name, values in (("epsilon", epsilons), ("noise multiplier", noise_multipliers)):
+        wrong = [value for value in values if not (value > 0 and math.isfinite(value))]
+        if wrong:
+            problems.append(f"{name} {wrong[0]} is not a positive finite number.\nHINT: usual values are 0.5 to 10.")
+    if accountant not in ACCOUNTANTS:
+        problems.append(f"accountant {accountant!r} is unknown.\nHINT: one of {', '.join(ACCOUNTANTS)}")
+    if adjacency not in ADJACENCIES:
+        problems.append(f"adjacency {adjacency!r} is unknown.\nHINT: one of {', '.join(ADJACENCIES)}")
+    return problems
+
+
+def format_table(rows: Sequence[BudgetRow]) -> str:
+    """The rows for a reader: aligned columns, then what the numbers mean."""
+    header = ("epsilon", "bracket", "delta", "noise multiplier", "sample rate", "steps", "accountant")
+    cells = [header] + [
+        (
+            f"{row.epsilon:.4g}",
+            f"[{row.epsilon_lower:.4g}, {row.epsilon_upper:.4g}]" if row.epsilon_lower > 0 else "upper bound",
+            f"{row.delta:.3g}",
+            f"{row.noise_multiplier:.5g}",
+            f"{row.sample_rate:.4g}",
+            str(row.steps),
+            row.accountant,
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    lines += ["", f"adjacency   {RELATIONS[rows[0].adjacency]}"]
+    lines += [f"accountant  {name}: {MEANINGS[name]}" for name in dict.fromkeys(row.accountant for row in rows)]
+    lines.append("sampling    Poisson: each example is drawn independently at each step; shuffling is not covered")
+    return "\n".join(lines)

@@ -1,0 +1,209 @@
+"""Noise for a budget, and steps within a budget: the inverse of the accountants.
+
+The result is always checked with the accountant itself: its certified epsilon is at most the target.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+
+from lipdp_lightning.privacy.accountants import (
+    ADD_REMOVE,
+    AccountantFallbackWarning,
+    PrivacyBound,
+    get_accountant,
+)
+from lipdp_lightning.privacy.ledger import SUBSAMPLED_GAUSSIAN, LedgerEntry
+
+TOLERANCE = 1e-3
+SMALLEST_NOISE = 0.05
+LARGEST_NOISE = 1e6
+MOST_STEPS = 10**9
+
+
+def steps_for_epochs(epochs: float, dataset_size: int, expected_batch_size: float) -> int:
+    """ceil(epochs / sample_rate): the least number of steps that draws each example `epochs` times on average."""
+    exact = Fraction(epochs) * dataset_size / Fraction(expected_batch_size)
+    # 0.1 is not a tenth: without this tolerance 0.1 epochs of 100 steps would be 11 steps
+    return max(1, math.ceil(exact - Fraction(1, 10**9)))
+
+
+def privacy_bound(
+    noise_multiplier: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    accountant: str = "prv",
+    adjacency: str = ADD_REMOVE,
+    max_examples_per_unit: int = 1,
+) -> PrivacyBound:
+    """The certified bound of `steps` subsampled Gaussian steps."""
+    entry = LedgerEntry(SUBSAMPLED_GAUSSIAN, noise_multiplier, sample_rate, steps)
+    return get_accountant(accountant).epsilon([entry], delta, adjacency, max_examples_per_unit)
+
+
+def noise_multiplier_for(
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    accountant: str = "prv",
+    adjacency: str = ADD_REMOVE,
+    max_examples_per_unit: int = 1,
+    tolerance: float = TOLERANCE,
+) -> float:
+    """A noise multiplier whose certified epsilon is at most `epsilon`, within `tolerance` of the smallest such.
+
+    For a step that also answers other queries on its sample, this is the JOINED multiplier of the step.
+    """
+    _check_target(epsilon, tolerance)
+
+    def search_with(name: str, target: float, start: float) -> _Search:
+        return _Search(
+            lambda x: privacy_bound(math.exp(x), delta, sample_rate, steps, name, adjacency, max_examples_per_unit),
+            target,
+            (math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)),
+            start,
+        )
+
+    start = math.log(_first_guess(epsilon, delta, sample_rate, steps))
+    if accountant == "prv":  # the fast accountant leads the slow one to the place; the slow one decides
+        quick = search_with("pld", epsilon - min(0.01, 0.005 * epsilon), start).run(5 * tolerance)
+        start = start if math.isnan(quick) else quick
+    search = search_with(accountant, epsilon, start)
+    log_noise = search.run(0.9 * tolerance)
+    if search.unreachable:
+        raise ValueError(
+            f"epsilon {epsilon} at delta {delta} is out of reach of the {accountant} accountant: {steps} steps at "
+            f"sample rate {sample_rate:.3g} spend more even with noise multiplier {LARGEST_NOISE:.0e}.\n"
+            "HINT: a larger epsilon or delta, fewer steps, or another accountant."
+        )
+    if math.isnan(log_noise):
+        raise ValueError(
+            f"epsilon {epsilon} at delta {delta} asks for no noise (multiplier {SMALLEST_NOISE} already meets it): "
+            "delta forgives publishing every example that is drawn, or epsilon protects nothing.\n"
+            "HINT: delta below 1/N and epsilon of about 1 to 10."
+        )
+    search.reissue_warnings(log_noise)
+    return math.exp(log_noise)
+
+
+def steps_for(
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    noise_multiplier: float,
+    accountant: str = "prv",
+    adjacency: str = ADD_REMOVE,
+    max_examples_per_unit: int = 1,
+    tolerance: float = TOLERANCE,
+) -> int:
+    """A number of steps whose certified epsilon is at most `epsilon`.
+
+    One more step (or, beyond 1/tolerance steps, a fraction `tolerance` of them more) exceeds it.
+    """
+    _check_target(epsilon, tolerance)
+    bounds: dict[int, PrivacyBound] = {}
+
+    def bound(x: float) -> PrivacyBound:
+        steps = _steps_at(x)
+        if steps not in bounds:
+            bounds[steps] = privacy_bound(
+                noise_multiplier, delta, sample_rate, steps, accountant, adjacency, max_examples_per_unit
+            )
+        return bounds[steps]
+
+    mu = math.sqrt(2 * math.log(1 / delta) + 2 * epsilon) - math.sqrt(2 * math.log(1 / delta))
+    spread = sample_rate * math.sqrt(math.expm1(min(1 / noise_multiplier**2, 100.0)))
+    guess = min(max(2 * math.log(mu / spread), 0.0), math.log(MOST_STEPS))
+    search = _Search(bound, epsilon, (-math.log(MOST_STEPS), 0.0), -guess)
+    x = search.run(0.9 * tolerance)
+    if search.unreachable:
+        raise ValueError(
+            f"one step at noise multiplier {noise_multiplier} and sample rate {sample_rate:.3g} already spends more "
+            f"than epsilon {epsilon} at delta {delta}.\nHINT: more noise, a smaller batch, or a larger epsilon."
+        )
+    if math.isnan(x):
+        raise ValueError(
+            f"more than {MOST_STEPS} steps stay within epsilon {epsilon}: the noise multiplier "
+            f"{noise_multiplier} is far too large for it.\nHINT: calibrate the noise instead."
+        )
+    search.reissue_warnings(x)
+    return _steps_at(x)
+
+
+def _steps_at(x: float) -> int:
+    return max(1, math.floor(math.exp(-x) * (1 + 1e-12)))
+
+
+def _first_guess(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
+    """By the central limit: the composition is close to a Gaussian of mu = q sqrt(T (exp(1/s^2) - 1))."""
+    tail = math.sqrt(2 * math.log(1 / delta))
+    mu = math.sqrt(tail**2 + 2 * epsilon) - tail
+    guess = 1 / math.sqrt(math.log1p(mu**2 / (sample_rate**2 * steps)))
+    return min(max(guess, 2 * SMALLEST_NOISE), LARGEST_NOISE / 2)
+
+
+class _Search:
+    """Where a decreasing bound(x).epsilon meets the target: the end of a bracket on which it is met.
+
+    Secant steps on log epsilon, which is nearly straight in x, each moved a little past the root so that both
+    ends close in; bisection where that does not converge.
+    """
+
+    def __init__(
+        self, bound: Callable[[float], PrivacyBound], target: float, limits: tuple[float, float], start: float
+    ) -> None:
+        self._bound, self._target, self._limits, self._start = bound, target, limits, start
+        self._messages: dict[float, list[str]] = {}
+        self.unreachable = False
+
+    def run(self, width: float) -> float:
+        """NaN if the target is met at the lower limit, or (`unreachable`) not even at the upper one."""
+        low, high = -math.inf, math.inf  # not met, met
+        x, slope, previous = self._start, -1.2, (math.nan, math.nan)
+        for attempt in range(100):
+            excess = self._excess(x)
+            low, high = (max(low, x), high) if excess > 0 else (low, min(high, x))
+            if low == self._limits[1]:
+                self.unreachable = True
+                return math.nan
+            if high == self._limits[0]:
+                return math.nan
+            if high - low <= width:
+                break
+            if abs(x - previous[0]) > 1e-9:
+                slope = min(max((excess - previous[1]) / (x - previous[0]), -20.0), -0.2)
+            previous = (x, excess)
+            move = -excess / slope + (0.4 * width if excess > 0 else -0.4 * width)
+            x = min(max(x + min(max(move, -2.0), 2.0), self._limits[0]), self._limits[1])
+            if not low < x < high or (attempt > 8 and high - low < math.inf):
+                x = (low + high) / 2
+        return high
+
+    def _excess(self, x: float) -> float:
+        """log(epsilon / target), positive where too much is spent."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", AccountantFallbackWarning)
+            epsilon = self._bound(x).epsilon
+        texts = [str(w.message) for w in caught if issubclass(w.category, AccountantFallbackWarning)]
+        self._messages.setdefault(x, texts)
+        return min(math.log(max(epsilon, 1e-12 * self._target) / self._target), 20.0)
+
+    def reissue_warnings(self, x: float) -> None:
+        """Those of the answer; those of the points tried on the way are of no interest."""
+        for text in self._messages.get(x, []):
+            warnings.warn(text, AccountantFallbackWarning, stacklevel=3)
+
+
+def _check_target(epsilon: float, tolerance: float) -> None:
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ValueError(
+            f"epsilon {epsilon} is not a positive finite number: 0 would need infinite noise.\n"
+            "HINT: usual values lie between 0.5 and 10."
+        )
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance {tolerance} is not in (0, 1).\nHINT: {TOLERANCE}")

@@ -1,0 +1,87 @@
+"""Poisson samples and keyed splits, as pure functions of a secret.
+
+Subsampling amplifies privacy only if each example is drawn with probability at most sample_rate, independently
+of the others and afresh at each step (docs/guarantee.md, sections 1.1 and 1.7). An empty sample is a step like
+any other: it is never redrawn, since whether a redraw happened would depend on the data set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lipdp_lightning.privacy.randomness import CounterStream, derive_key
+
+_WORDS = 1 << 64
+_BLOCK = 1 << 20  # words drawn at a time: bounds the memory, a multiple of the stream's block
+
+
+def poisson_sample(secret: bytes, step: int, dataset_size: int, sample_rate: float) -> Tensor:
+    """Sorted indices (int64) of a Poisson sample of range(dataset_size): pure in (secret, step).
+
+    Every index is in the sample with probability floor(sample_rate * 2^64) / 2^64, independently: never above
+    the declared rate, below it by less than 2^-64. A rate of 1 selects everything. May be empty.
+    """
+    problems = []
+    if dataset_size < 1:
+        problems.append(f"dataset_size {dataset_size} is not positive.")
+    if not 0 < sample_rate <= 1:
+        problems.append(f"sample_rate {sample_rate} is not in (0, 1].")
+    if step < 0:
+        problems.append(f"step {step} is negative.")
+    if problems:
+        raise ValueError("\n".join([*problems, "HINT: take them from the run's PrivacyPlan."]))
+    if sample_rate == 1:
+        return torch.arange(dataset_size)
+    # exact: a float is a fraction, and rounding down keeps the true rate at or below the accounted one
+    threshold = math.floor(Fraction(sample_rate) * _WORDS)
+    stream = CounterStream(derive_key(secret, "sampling", step))
+    parts = []
+    for start in range(0, dataset_size, _BLOCK):
+        words = stream.uint64(min(_BLOCK, dataset_size - start))
+        parts.append(torch.from_numpy((words < np.uint64(threshold)).nonzero()[0]).to(torch.int64) + start)
+    return torch.cat(parts)
+
+
+def local_slice(indices: Tensor, rank: int, world_size: int, chunk: int = 0, chunks: int = 1) -> Tensor:
+    """The share of a sample that one rank processes in one micro-batch.
+
+    Over all ranks and chunks the shares partition the sample exactly: each index once, sizes within one of
+    each other (also the totals per rank and per chunk group). A share may be empty; its rank still takes part
+    in the step.
+    """
+    if not (0 <= rank < world_size and 0 <= chunk < chunks):
+        raise ValueError(
+            f"rank {rank} of {world_size}, chunk {chunk} of {chunks} is not a share: examples would be lost or "
+            "used twice.\nHINT: 0 <= rank < world_size and 0 <= chunk < chunks."
+        )
+    return indices[chunk * world_size + rank :: world_size * chunks]
+
+
+def keyed_split(secret: bytes, ids: Sequence[int | bytes | str], fractions: Sequence[float]) -> tuple[Tensor, ...]:
+    """Disjoint random parts of the records, as positions in `ids`; where a record goes depends on its id alone.
+
+    Removing or adding a record moves no other one, so queries on different parts compose in parallel (the
+    maximum of their epsilons). With a permutation of the rows (torch's random_split) removing one record deals
+    the others anew: the parts of two neighbouring data sets have nothing in common, and the epsilons add up.
+    Sizes are random, fractions[k] * len(ids) on average. Rows with equal ids stay together.
+    """
+    total = math.fsum(fractions)
+    if not fractions or any(not f >= 0 for f in fractions) or abs(total - 1) > 1e-9:
+        raise ValueError(
+            f"fractions {list(fractions)} sum to {total}: records would be lost or dealt twice.\n"
+            "HINT: non-negative fractions with sum 1, for example (0.9, 0.1)."
+        )
+    bounds = [math.floor(sum(map(Fraction, fractions[: k + 1]), Fraction(0)) * _WORDS) for k in range(len(fractions))]
+    last = max(k for k, fraction in enumerate(fractions) if fraction > 0)
+    parts: list[list[int]] = [[] for _ in fractions]
+    for position, record in enumerate(ids):
+        key = derive_key(secret, "split", record.encode() if isinstance(record, str) else record)
+        word = int.from_bytes(key[:8], "little")
+        parts[next((k for k in range(last) if word < bounds[k]), last)].append(position)
+    return tuple(torch.tensor(part, dtype=torch.int64) for part in parts)

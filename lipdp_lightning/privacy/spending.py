@@ -1,0 +1,50 @@
+"""Epsilon as a run goes on, cheap enough to show at every step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from .accountants import PrivacyBound, get_accountant
+from .plan import PrivacyPlan
+
+
+class Spending:
+    """Upper bounds on the epsilon of the first t steps of a plan.
+
+    The guarantee is the epsilon of the planned steps, by the plan's accountant. Between, PLD answers on
+    a grid of step counts, each when it is first reached; a step shows the grid point at or after it, so
+    what is shown is an upper bound, and never above the guarantee. Grid points are multiples of steps / points.
+    """
+
+    def __init__(self, plan: PrivacyPlan, points: int = 20) -> None:
+        self._plan = plan
+        self._grid = max(1, math.ceil(plan.steps / points))
+        self._known: dict[int, float] = {0: 0.0}
+        self._guarantee: PrivacyBound | None = None
+
+    def guarantee(self) -> PrivacyBound:
+        """The epsilon of all planned steps."""
+        if self._guarantee is None:
+            self._guarantee = self._bound(self._plan.steps, self._plan.accountant)
+        return self._guarantee
+
+    def exactly(self, steps: int) -> PrivacyBound:
+        """The epsilon of exactly so many steps, by the plan's accountant."""
+        return self.guarantee() if steps == self._plan.steps else self._bound(steps, self._plan.accountant)
+
+    def shown(self, steps: int) -> float:
+        """An upper bound on the epsilon of the first ``steps`` steps."""
+        point = min(self._plan.steps, -(-steps // self._grid) * self._grid)
+        if steps > self._plan.steps:
+            return self.exactly(steps).epsilon
+        if point not in self._known:
+            accountant = self._plan.accountant if self._plan.accountant == "rdp" else "pld"
+            self._known[point] = min(self._bound(point, accountant).epsilon, self.guarantee().epsilon)
+        return self._known[point]
+
+    def _bound(self, steps: int, accountant: str) -> PrivacyBound:
+        plan = self._plan
+        entries = [replace(entry, count=steps) for entry in plan.events()] if steps else []
+        assert len(entries) <= 1, "a plan is one kind of step, repeated"
+        return get_accountant(accountant).epsilon(entries, plan.delta, plan.adjacency, plan.max_examples_per_unit)

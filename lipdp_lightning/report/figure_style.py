@@ -1,0 +1,185 @@
+"""The look of every plot, and how a figure becomes an image or inline SVG.
+
+Figures are made with matplotlib's object interface: nothing is registered with pyplot and no global setting
+is changed, so a training process may draw them at any time and they are freed like any other object.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+__all__ = [
+    "COLOURS",
+    "DARK_COLOURS",
+    "empty_figure",
+    "figure_to_png",
+    "figure_to_svg",
+    "new_figure",
+    "shorten",
+]
+
+
+@dataclass(frozen=True)
+class Colours:
+    """One colour per role. Blue and vermillion differ for every common form of colour blindness."""
+
+    ink: str
+    muted: str
+    grid: str
+    surface: str
+    first: str
+    second: str
+    soft: str
+
+
+# In a page each value is replaced by a CSS variable named after its role, so the values must differ.
+COLOURS = Colours(
+    ink="#1b2230",
+    muted="#5a6478",
+    grid="#e4e8ef",
+    surface="#fefefe",
+    first="#0072b2",
+    second="#d55e00",
+    soft="#a9cfe6",
+)
+DARK_COLOURS = Colours(
+    ink="#e8ecf4",
+    muted="#a3aec2",
+    grid="#2f3747",
+    surface="#1a202c",
+    first="#5cb8ee",
+    second="#f59a4c",
+    soft="#2f5f80",
+)
+
+WIDTH = 4.7  # inches
+FONT_SIZE = 9.5
+
+
+def plain(text: Any, value: str | None = None) -> Any:
+    """Switch off mathematical markup: a dollar sign in a layer's name is a dollar sign."""
+    text.set_parse_math(False)
+    if value is not None:
+        text.set_text(value)
+    return text
+
+
+def shorten(name: Any, limit: int = 22) -> str:
+    """A long module path with its middle left out."""
+    text = "".join(char if char.isprintable() else " " for char in str(name))
+    if len(text) <= limit:
+        return text
+    head = limit // 3
+    return f"{text[:head]}…{text[-(limit - head - 1) :]}"
+
+
+def new_figure(title: str, *, height: float = 3.2, grid_axis: str | None = "both") -> tuple[Figure, Axes]:
+    """A figure with one set of axes, in the style of the report."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=COLOURS.surface)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_facecolor(COLOURS.surface)
+    head = figure.suptitle(title, x=0.012, ha="left", fontsize=FONT_SIZE + 1.5, fontweight="bold")
+    plain(head).set_color(COLOURS.ink)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(COLOURS.muted)
+        axes.spines[side].set_linewidth(0.8)
+    axes.tick_params(colors=COLOURS.muted, labelsize=FONT_SIZE, length=3)
+    if grid_axis is not None:
+        axes.grid(True, axis=grid_axis, color=COLOURS.grid, linewidth=0.8)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def label_axes(axes: Axes, x: str, y: str = "") -> None:
+    """Axis labels in the report's style."""
+    plain(axes.set_xlabel(x, fontsize=FONT_SIZE, color=COLOURS.ink))
+    if y:
+        plain(axes.set_ylabel(y, fontsize=FONT_SIZE, color=COLOURS.ink))
+
+
+def note(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
+    """A short text at a point, offset in points by ``offset``."""
+    offset = options.pop("offset", (0, 0))
+    style: dict[str, Any] = {"fontsize": FONT_SIZE, "color": COLOURS.ink, "ha": "left", "va": "center"} | options
+    plain(axes.annotate(text, (x, y), xytext=offset, textcoords="offset points", **style))
+
+
+def legend(axes: Axes, *, columns: int = 2) -> None:
+    """A legend under the axes, without a frame."""
+    box = axes.figure.legend(
+        loc="outside lower left", ncols=columns, frameon=False, fontsize=FONT_SIZE, labelcolor=COLOURS.ink
+    )
+    for text in box.get_texts():
+        plain(text)
+
+
+def empty_figure(title: str, message: str) -> Figure:
+    """A figure that says why there is nothing to see."""
+    figure, axes = new_figure(title, height=1.8, grid_axis=None)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    centre = axes.text(0.5, 0.5, message, ha="center", va="center", transform=axes.transAxes, wrap=True)
+    plain(centre).set(color=COLOURS.muted, fontsize=FONT_SIZE + 1)
+    return figure
+
+
+def figure_to_png(figure: Figure, *, dots_per_inch: int = 150) -> bytes:
+    """The figure as a PNG image."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dots_per_inch, facecolor=COLOURS.surface)
+    return buffer.getvalue()
+
+
+def _rewrite_tags(svg: str, rewrite: Callable[[str], str]) -> str:
+    # Tags only: a layer's name that happens to look like an attribute or a colour is left alone.
+    return re.sub(r"<[^>]*>", lambda match: rewrite(match.group()), svg)
+
+
+def figure_to_svg(figure: Figure, *, name: str, alt: str) -> str:
+    """The figure as inline SVG: no address in it, identifiers of its own, colours as variables of the page.
+
+    The same figure gives the same text, so a report of unchanged facts is unchanged.
+    """
+    buffer = io.StringIO()
+    # matplotlib reads these two settings from its global table only; the context restores them.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        empty = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", facecolor=COLOURS.surface, metadata=empty)
+    svg = re.sub(r"<!--.*?-->", "", buffer.getvalue(), flags=re.DOTALL)
+    svg = svg[svg.index("<svg") :]
+    variables = {value: f"var(--plot-{role})" for role, value in vars(COLOURS).items()}
+
+    def rewrite(tag: str) -> str:
+        tag = re.sub(r'\sid="', f' id="{name}-', tag)
+        tag = re.sub(r'href="#', f'href="#{name}-', tag)
+        tag = tag.replace("url(#", f"url(#{name}-")
+        for value, variable in variables.items():
+            tag = tag.replace(value, variable)
+        if tag.startswith("<svg"):
+            box = re.search(r'viewBox="([^"]*)"', tag)
+            assert box is not None, "matplotlib writes a viewBox"
+            label = _attribute(alt)
+            return f'<svg class="plot" viewBox="{box.group(1)}" role="img" aria-label="{label}">'
+        return tag
+
+    return _rewrite_tags(svg, rewrite).strip()
+
+
+def _attribute(text: str) -> str:
+    for char, entity in (("&", "&amp;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(char, entity)
+    return text

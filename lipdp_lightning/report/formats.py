@@ -1,0 +1,77 @@
+"""How numbers and cells are written, in the terminal, in Markdown and in HTML alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, Decimal
+from typing import Any
+
+__all__ = ["clean_text", "format_bound", "format_cell", "format_number", "is_number", "plain_value"]
+
+MISSING = "-"
+NO_BREAK_SPACES = "\u00a0\u202f"
+
+
+def plain_value(value: Any) -> Any:
+    """A zero-dimensional array or tensor as the Python number it holds; anything else as it is."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether the value is an int or a float (a bool is neither here)."""
+    return isinstance(plain_value(value), (int, float)) and not isinstance(plain_value(value), bool)
+
+
+def format_number(value: Any, digits: int = 4) -> str:
+    """A number with so many significant digits; integers in full."""
+    number = plain_value(value)
+    if isinstance(number, int):
+        return str(number)
+    if not math.isfinite(number):
+        return "nan" if math.isnan(number) else ("inf" if number > 0 else "-inf")
+    if number == int(number) and abs(number) < 1e7:
+        return str(int(number))
+    if 10**digits <= abs(number) < 1e7:
+        return f"{number:.0f}"
+    return f"{number:.{digits}g}"
+
+
+def format_bound(value: Any, digits: int = 4) -> str:
+    """An upper bound, rounded UP: a printed epsilon or delta must not be smaller than the certified one.
+
+    The twelve digits kept before the rounding remove the last bits of float arithmetic, so 3.0000000000000004
+    is printed as 3 and not as 3.001.
+    """
+    number = float(plain_value(value))
+    if not math.isfinite(number) or number == 0:
+        return format_number(number, digits)
+    exact = Decimal(f"{number:.12g}")
+    unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    rounded = float(exact.quantize(unit, rounding=ROUND_CEILING))
+    if rounded != int(rounded) and 10**digits <= abs(rounded) < 1e7:
+        return str(math.ceil(rounded))
+    return format_number(rounded, digits)
+
+
+def clean_text(value: Any) -> str:
+    """One line of printable text: control characters (line breaks, terminal escapes) become spaces."""
+    return "".join(char if char.isprintable() or char in NO_BREAK_SPACES else " " for char in str(value))
+
+
+def format_cell(value: Any) -> str:
+    """Any value of a table as one line of text."""
+    value = plain_value(value)
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if is_number(value):
+        return format_number(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{clean_text(key)} {format_cell(item)}" for key, item in value.items()) or MISSING
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return ", ".join(format_cell(item) for item in value) or MISSING
+    return clean_text(value)

@@ -1,0 +1,156 @@
+"""Aligned plain-text tables for the terminal: the plan before training, the certificate of the layers."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lipdp_lightning.report.formats import format_bound, format_cell, is_number, plain_value
+
+__all__ = ["certificate_columns", "certificate_table", "plan_rows", "plan_table", "render_table"]
+
+GAP = "  "
+
+PLAN_LABELS = {
+    "epsilon": "epsilon (guarantee)",
+    "epsilon_lower": "epsilon, lower end",
+    "epsilon_upper": "epsilon, upper end",
+    "epsilon_taken": "epsilon of the steps taken",
+    "delta": "delta",
+    "adjacency": "adjacency",
+    "unit": "unit of privacy",
+    "accountant": "accountant",
+    "noise_multiplier": "noise multiplier",
+    "sample_rate": "sample rate",
+    "dataset_size": "data set size",
+    "expected_batch_size": "expected batch size",
+    "steps": "steps",
+    "steps_planned": "steps planned",
+    "steps_taken": "steps taken",
+    "scaling": "scaling",
+    "allocation": "noise allocation",
+    "projection": "projection",
+    "max_norm": "maximum layer norm",
+    "loss_clip": "loss gradient clipped to",
+    "cotangent_clip": "cotangents clipped to",
+    "secure": "secure noise",
+}
+ADJACENCY_NOTES = {
+    "add_remove": "add_remove (one {unit} more or less)",
+    "replace_one": "replace_one (one {unit} exchanged)",
+}
+# Values that must never be printed smaller than they are.
+ROUNDED_UP = {"epsilon", "epsilon_upper", "epsilon_taken", "delta"}
+NOT_PRIVATE = "NOT PRIVATE: certified: false"
+
+GROUP_COLUMNS = {
+    "name": "layer",
+    "parameters": "parameters",
+    "input_bound": "input bound",
+    "lipschitz": "Lipschitz",
+    "cotangent_bound": "cotangent bound",
+    "delta": "Delta",
+    "noise_std": "noise std",
+    "weight_norm": "weight norm",
+    "max_norm": "max norm",
+    "on_boundary": "on boundary",
+}
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal the text takes: wide letters two, combining marks none."""
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    blanks = " " * (width - _width(text))
+    return blanks + text if right else text + blanks
+
+
+def _holds_numbers(column: Sequence[Any]) -> bool:
+    present = [value for value in column if plain_value(value) is not None]
+    return bool(present) and all(is_number(value) for value in present)
+
+
+def render_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    title: str | None = None,
+    right: Sequence[bool] | None = None,
+) -> str:
+    """An aligned table without a trailing line break.
+
+    Columns of numbers are right-aligned and have four significant digits (integers are written in full);
+    ``right`` overrides the alignment. Control characters in cells are removed, so a layer's or a file's name
+    cannot break the table or send commands to the terminal.
+    """
+    for row in rows:
+        if len(row) != len(headers):
+            raise ValueError(f"a row has {len(row)} cells for {len(headers)} headers: {list(row)!r}")
+    columns = [[row[index] for row in rows] for index in range(len(headers))]
+    if right is None:
+        right = [_holds_numbers(column) for column in columns]
+    cells = [[format_cell(value) for value in row] for row in rows]
+    heads = [format_cell(header) for header in headers]
+    widths = [max(_width(row[index]) for row in [heads, *cells]) for index in range(len(headers))]
+
+    def line(row: Sequence[str]) -> str:
+        return GAP.join(_pad(text, widths[i], right[i]) for i, text in enumerate(row)).rstrip()
+
+    lines = [] if title is None else [format_cell(title), ""]
+    lines += [line(heads), GAP.join("-" * width for width in widths), *map(line, cells)]
+    return "\n".join(lines)
+
+
+def _is_certified(plan: Mapping[str, Any]) -> bool:
+    return plan.get("certified", True) is not False and plan.get("scaling") != "batch_max"
+
+
+def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Label and value of each known fact of the plan, then of any other; no epsilon without a certificate."""
+    keys = [key for key in PLAN_LABELS if key in plan]
+    keys += [key for key in plan if key not in PLAN_LABELS and key != "certified"]
+    certified = _is_certified(plan)
+    rows = []
+    for key in keys:
+        value = plain_value(plan[key])
+        if str(key).startswith("epsilon") and (value is None or not certified):
+            continue
+        if key in ROUNDED_UP and is_number(value):
+            text = format_bound(value)
+        elif key == "adjacency" and value in ADJACENCY_NOTES:
+            text = ADJACENCY_NOTES[value].format(unit=format_cell(plan.get("unit", "example")))
+        else:
+            text = "none" if value is None else format_cell(value)
+        rows.append((PLAN_LABELS.get(key, str(key).replace("_", " ")), text))
+    return rows
+
+
+def plan_table(plan: Mapping[str, Any], *, title: str = "Privacy plan") -> str:
+    """The plan as it is printed before training; epsilon and delta are rounded up."""
+    table = render_table(("quantity", "value"), plan_rows(plan), title=title, right=(False, True))
+    return table if _is_certified(plan) else f"{NOT_PRIVATE}\n\n{table}\n\n{NOT_PRIVATE}"
+
+
+def certificate_columns(groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Key and header of the columns for which at least one group has a value."""
+    return [
+        (key, header)
+        for key, header in GROUP_COLUMNS.items()
+        if key == "name" or any(group.get(key) is not None for group in groups)
+    ]
+
+
+def certificate_table(groups: Sequence[Mapping[str, Any]], *, title: str = "Certificate per layer") -> str:
+    """One line per parameter group, and the total number of parameters."""
+    columns = certificate_columns(groups)
+    rows = [[group.get(key) for key, _ in columns] for group in groups]
+    counts = [group.get("parameters") for group in groups]
+    if rows and all(is_number(count) for count in counts):
+        total = {"name": "total", "parameters": sum(plain_value(count) for count in counts)}
+        rows.append([total.get(key) for key, _ in columns])
+    return render_table([header for _, header in columns], rows, title=title)

@@ -1,0 +1,257 @@
+"""What a report says in sentences, written once for the Markdown and the HTML page."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lipdp_lightning.report.formats import format_bound, format_number, is_number, plain_value
+from lipdp_lightning.report.model import NONPRIVATE_PREFIX, RunFacts
+
+__all__ = [
+    "adjacency_words",
+    "budget_shares",
+    "cautions",
+    "find_primary_metric",
+    "format_metric",
+    "guarantee_sentence",
+    "guess_bound",
+    "is_doubtful",
+    "metric_label",
+    "percent_at_most",
+    "plan_facts",
+    "source_words",
+    "uncertified_reason",
+]
+
+NO_GUARANTEE = "NOT PRIVATE: certified: false"
+SOURCES = {
+    "public": "public data",
+    "validation": "held-out records, which the guarantee does not cover",
+    "private": "private data: this number is not private",
+}
+# Scalings whose per-layer sensitivities are separate bounds that compose to the plan's multiplier.
+SEPARATE_BOUNDS = ("worst_case", "layerwise")
+METRIC_ORDER = ("acc", "auc", "auroc", "f1", "r2", "loss", "error", "mse")
+NOT_METRICS = ("step", "epoch", "gradient_to_noise", "epsilon", "eps", "delta", "lr", "learning_rate", "time")
+
+
+def adjacency_words(facts: RunFacts) -> str:
+    """Between which data sets the guarantee holds."""
+    if facts.adjacency == "add_remove":
+        return f"one {facts.unit} added to or removed from the training data"
+    return f"one {facts.unit} of the training data replaced by another"
+
+
+def guess_bound(epsilon: float, delta: float) -> float:
+    """The best probability of guessing right, at even odds, which of two neighbouring data sets was used.
+
+    Under (epsilon, delta) the two error rates satisfy a + e^epsilon b >= 1 - delta and the same with a and b
+    exchanged, so (a + b) / 2 >= (1 - delta) / (1 + e^epsilon).
+    """
+    odds_of_error = math.exp(-epsilon) / (1 + math.exp(-epsilon))
+    return 1 - (1 - delta) * odds_of_error
+
+
+def percent_at_most(probability: float) -> str:
+    """In percent, rounded up to one decimal."""
+    return f"{math.ceil(round(probability * 1000, 6)) / 10:g}\u00a0%"
+
+
+def guarantee_sentence(facts: RunFacts) -> str:
+    """What the number means, for someone who has never heard of epsilon."""
+    if not facts.certified or facts.epsilon is None or facts.delta is None:
+        return (
+            "This run gives no privacy guarantee. Anyone who sees this model may learn about the records it "
+            f"was trained on: treat it as you would treat the data itself. {uncertified_reason(facts)}"
+        )
+    bet = (
+        f"whether one given {facts.unit} was among the training data"
+        if facts.adjacency == "add_remove"
+        else f"which of two possible versions of one {facts.unit} was in the training data"
+    )
+    bound = guess_bound(facts.epsilon, facts.delta)
+    text = (
+        "Anyone who sees this model, even with every update made while it was trained and with all the other "
+        f"records in hand, and who bets at even odds on {bet}, is right at most "
+        f"{percent_at_most(bound)} of the time. Tossing a coin is right 50\u00a0% of the time."
+    )
+    if facts.secret_fixed:
+        text += " None of this holds against someone who knows the fixed secret."
+    if bound > 0.995:
+        text += " A bound this high promises little by itself."
+    if facts.released_without_privacy():
+        text += " This does not cover what is listed below as released without privacy."
+    return text
+
+
+def uncertified_reason(facts: RunFacts) -> str:
+    """Why there is no certificate."""
+    if facts.not_certified_because:
+        return facts.not_certified_because
+    if facts.scaling == "batch_max":
+        return (
+            "The scaling batch_max divides by a maximum over the whole private batch, so one record can "
+            "change the contribution of every other one, and the noise was not calibrated to that."
+        )
+    if not facts.noise_multiplier:
+        return "No noise was added."
+    return "Its sensitivity bounds are not certified."
+
+
+def budget_shares(facts: RunFacts) -> list[float] | None:
+    """(Delta_k / sigma_k)^2 sigma^2 per group, the part of the step's budget each layer uses.
+
+    None where the scaling bounds all layers together, so that there are no parts, or where facts are missing.
+    """
+    if facts.scaling not in SEPARATE_BOUNDS or not facts.groups or not facts.noise_multiplier:
+        return None
+    shares = []
+    for group in facts.groups:
+        delta, noise = plain_value(group.get("delta")), plain_value(group.get("noise_std"))
+        if not is_number(delta) or not is_number(noise) or not math.isfinite(delta):
+            return None
+        if delta == 0:
+            shares.append(0.0)
+            continue
+        shares.append((delta / noise * facts.noise_multiplier) ** 2 if noise > 0 else math.inf)
+    return shares
+
+
+def _multiplier_of_the_layers(facts: RunFacts) -> float | None:
+    """The noise multiplier the layers' noise amounts to, if it is below the plan's."""
+    shares = budget_shares(facts)
+    if shares is None or facts.noise_multiplier is None or sum(shares) <= 1 + 1e-6:
+        return None
+    return facts.noise_multiplier / math.sqrt(sum(shares))
+
+
+def is_doubtful(facts: RunFacts) -> bool:
+    """Whether something in the run takes the guarantee back, against some or against all."""
+    return facts.secret_fixed or _multiplier_of_the_layers(facts) is not None
+
+
+def cautions(facts: RunFacts) -> list[str]:
+    """What a reader must know before believing the headline."""
+    if not facts.certified or facts.epsilon is None or facts.delta is None:
+        return [_fixed_secret()] if facts.secret_fixed else []
+    found = []
+    if facts.secret_fixed:
+        found.append(_fixed_secret())
+    if facts.stopped_early:
+        found.append(_stopped_early(facts))
+    multiplier = _multiplier_of_the_layers(facts)
+    if multiplier is not None:
+        found.append(
+            f"The noise per layer amounts to a noise multiplier of {format_number(multiplier)} only; epsilon "
+            f"was computed for the plan's, {format_number(facts.noise_multiplier)}. Do not rely on epsilon."
+        )
+    if facts.delta * facts.dataset_size >= 0.9:
+        found.append(
+            f"delta = {format_bound(facts.delta)} is not well below 1 / {facts.dataset_size}: a mechanism "
+            "that publishes one record in full could meet it. Choose a smaller delta."
+        )
+    return found
+
+
+def _fixed_secret() -> str:
+    return (
+        "The secret behind the sampling and the noise was fixed by the user, a test option: whoever knows it "
+        "can subtract the noise. Do not release this model as private."
+    )
+
+
+def _stopped_early(facts: RunFacts) -> str:
+    text = (
+        f"Stopped after {facts.steps_taken} of {facts.steps_planned} planned steps. The guarantee remains "
+        f"that of the plan, epsilon = {format_bound(facts.epsilon)}."
+    )
+    if facts.epsilon_taken is not None:
+        text += (
+            f" The steps taken account for epsilon = {format_bound(facts.epsilon_taken)}, which would be the "
+            "guarantee only had this number of steps been fixed before training."
+        )
+    return text
+
+
+def plan_facts(facts: RunFacts) -> dict[str, Any]:
+    """The facts that make up the plan table."""
+    names = (
+        *(
+            "certified",
+            "epsilon",
+            "epsilon_lower",
+            "epsilon_upper",
+            "epsilon_taken",
+            "delta",
+            "adjacency",
+            "unit",
+        ),
+        *("accountant", "noise_multiplier", "sample_rate", "dataset_size", "expected_batch_size"),
+        *(
+            "steps_planned",
+            "steps_taken",
+            "scaling",
+            "allocation",
+            "projection",
+            "loss_clip",
+            "cotangent_clip",
+        ),
+    )
+    return {name: getattr(facts, name) for name in names}
+
+
+def _metric_names(facts: RunFacts) -> list[str]:
+    names = [str(name) for name, value in facts.metrics.items() if is_number(value)]
+    for row in facts.history:
+        names += [str(key) for key, value in row.items() if is_number(value)]
+    ordered = list(dict.fromkeys(names))
+    return [
+        name
+        for name in ordered
+        if not any(name.removeprefix(NONPRIVATE_PREFIX).lower().split("/")[-1].startswith(n) for n in NOT_METRICS)
+        and not name.startswith("gradient_to_noise")
+    ]
+
+
+def find_primary_metric(facts: RunFacts) -> str | None:
+    """The metric of the headline and of the first plot: the declared one, else the likeliest by name."""
+    if facts.primary_metric is not None:
+        return facts.primary_metric
+    names = _metric_names(facts)
+
+    def rank(name: str) -> tuple[bool, int, bool]:
+        kind = next((i for i, part in enumerate(METRIC_ORDER) if part in name.lower()), len(METRIC_ORDER))
+        return name.startswith(NONPRIVATE_PREFIX), kind, "val" not in name.lower()
+
+    return min(names, key=rank, default=None)
+
+
+def is_fraction(name: str, values: Mapping[int, float] | list[float]) -> bool:
+    """Whether a metric reads best in percent."""
+    numbers = list(values.values()) if isinstance(values, Mapping) else values
+    return "acc" in name.lower() and all(0 <= value <= 1 for value in numbers)
+
+
+def format_metric(name: str, value: Any) -> str:
+    """A metric's value, an accuracy in percent."""
+    if not is_number(value):
+        return "-" if value is None else str(value)
+    number = float(plain_value(value))
+    if is_fraction(name, [number]):
+        return f"{100 * number:.4g}\u00a0%"
+    return format_number(number)
+
+
+def metric_label(name: str) -> str:
+    """A metric's name in words."""
+    words = re.split(r"[_/\s]+", name)
+    full = {"val": "validation", "acc": "accuracy", "nonprivate": "non-private", "train": "training"}
+    return " ".join(full.get(word.lower(), word) for word in words if word)
+
+
+def source_words(facts: RunFacts, name: str) -> str:
+    """On which data a metric was computed, and what follows from it."""
+    return SOURCES[facts.metric_source(name)]

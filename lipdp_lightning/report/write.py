@@ -1,0 +1,29 @@
+"""The report files of a run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lipdp_lightning.report.atomic import write_all_atomically
+from lipdp_lightning.report.model import RunFacts, report_json
+from lipdp_lightning.report.render_html import render_html
+from lipdp_lightning.report.render_markdown import render_markdown
+
+__all__ = ["HTML_NAME", "JSON_NAME", "MARKDOWN_NAME", "write_report"]
+
+JSON_NAME = "privacy_report.json"
+MARKDOWN_NAME = "privacy_report.md"
+HTML_NAME = "report.html"
+
+
+def write_report(directory: str | Path, facts: RunFacts) -> dict[str, Path]:
+    """Write the JSON, Markdown and HTML reports; returns their paths by file name.
+
+    All three are rendered before anything is written, so an error leaves the directory as it was.
+    """
+    contents = {
+        JSON_NAME: report_json(facts),
+        MARKDOWN_NAME: render_markdown(facts),
+        HTML_NAME: render_html(facts),
+    }
+    return write_all_atomically(directory, contents)

@@ -1,0 +1,154 @@
+"""The LightningModule: a plain torch network, a certified loss, and metrics on held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import lightning
+import torch
+import torchmetrics
+from torch import Tensor, nn
+
+from ..bounds.losses import Loss, as_loss
+from ..layers import BoundedInput, KeyedDropout, make_private, scale_cotangent
+from .clipped_loss import ClippedLoss
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Task = Literal["classification", "binary", "regression"]
+
+
+class PrivateModule(lightning.LightningModule):
+    """Trains ``network`` on batches (x, y, example ids) of a private data set.
+
+    The input of every example is bounded here, so the certificate may rely on it. The training loss is
+    a sum over examples, never a mean, and is not logged: it is a function of private data.
+
+    Args:
+        network: any torch model of supported layers; its Linear, Conv and Dropout layers are swapped for
+            ones the mechanism can work with, and keep their state_dict keys.
+        loss: a name, a Loss, or a torch loss with reduction 'sum' or 'none'.
+        input_bound: every example's input is kept within this norm.
+        input_mode: 'clip' to the ball, or 'normalize' onto the sphere.
+        color_space: of RGB images, converted before the bound.
+        optimizer: makes the optimizer when no ``optimizer`` group is configured.
+        log_nonprivate: log the training loss under ``nonprivate/``; the report names it as released
+            without privacy.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: str | Loss | nn.Module = "cross_entropy",
+        input_bound: float = 1.0,
+        input_mode: Literal["clip", "normalize"] = "clip",
+        color_space: str = "rgb",
+        optimizer: OptimizerFactory | None = None,
+        log_nonprivate: bool = False,
+    ) -> None:
+        super().__init__()
+        self.loss = as_loss(loss)
+        self.bounded_input = BoundedInput(input_bound, input_mode, color_space)
+        self.network = make_private(network)
+        self.log_nonprivate = log_nonprivate
+        self._make_optimizer = optimizer
+        self.task: Task = _task(self.loss)
+        self._metrics = nn.ModuleDict()
+
+    @property
+    def input_bound(self) -> float:
+        return self.bounded_input.bound
+
+    # ---- private training
+
+    def clip_loss(self, radius: float | None) -> None:
+        """Clip each example's cotangent at the logits to a public radius (the plan's loss_clip)."""
+        if radius is not None:
+            self.loss = ClippedLoss(self.loss, radius)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(self.bounded_input(x))
+
+    def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y, ids = batch
+        private = getattr(self.trainer.strategy, "mechanism", None)
+        if private is None:
+            raise ValueError(
+                "PrivateModule is trained without the private Strategy, and would release raw gradients. "
+                "HINT: Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
+            )
+        self._key_dropout(ids)
+        private.count_examples(x.shape[0])
+        logits = self(x)
+        factor = private.scaling.example_factor(x.shape[0], logits.device)
+        if factor is not None:
+            logits = scale_cotangent(logits, factor)
+        losses = self.loss.per_example(logits, y)
+        total = losses.sum()
+        if self.log_nonprivate:
+            self.log("nonprivate/loss", total.detach() / private.plan.expected_batch_size, sync_dist=True)
+        # Lightning divides by the number of micro-batches; the step releases a sum
+        return total * self.trainer.accumulate_grad_batches
+
+    def _key_dropout(self, ids: Tensor) -> None:
+        if any(isinstance(m, KeyedDropout) for m in self.network.modules()):
+            keys: Callable[[int], int] = self.trainer.strategy.dropout_key  # type: ignore[attr-defined]
+            layers = [m for m in self.network.modules() if isinstance(m, KeyedDropout)]
+            for index, layer in enumerate(layers):
+                layer.context = (keys(index), ids)
+
+    # ---- held-out data
+
+    def _metric(self, stage: str, outputs: int) -> torchmetrics.Metric:
+        if stage not in self._metrics:
+            self._metrics[stage] = _new_metric(self.task, outputs).to(self.device)
+        metric = self._metrics[stage]
+        assert isinstance(metric, torchmetrics.Metric)
+        return metric
+
+    def _evaluate(self, batch: Any, stage: str) -> None:
+        x, y = batch[0], batch[1]
+        logits = self(x)
+        losses = self.loss.per_example(logits, y)
+        metric = self._metric(stage, logits.shape[1] if logits.dim() > 1 else 1)
+        metric.update(*_predictions(self.task, logits, y))
+        self.log(f"{stage}/loss", losses.mean(), on_epoch=True, on_step=False, batch_size=len(x), sync_dist=True)
+        name = "mae" if self.task == "regression" else "accuracy"
+        self.log(f"{stage}/{name}", metric, on_epoch=True, on_step=False, prog_bar=stage == "validation")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "validation")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        if self._make_optimizer is not None:
+            return self._make_optimizer(p for p in self.parameters() if p.requires_grad)
+        return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)
+
+
+def _task(loss: Loss) -> Task:
+    name = type(loss).__name__
+    if name == "BinaryCrossEntropy":
+        return "binary"
+    return "regression" if name in ("Huber", "SquaredError") else "classification"
+
+
+def _new_metric(task: Task, outputs: int) -> torchmetrics.Metric:
+    if task == "binary":
+        return torchmetrics.classification.BinaryAccuracy()
+    if task == "regression":
+        return torchmetrics.MeanAbsoluteError()
+    return torchmetrics.classification.MulticlassAccuracy(outputs, average="micro")
+
+
+def _predictions(task: Task, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    if task == "binary":
+        return logits.reshape(-1).sigmoid(), y.reshape(-1).long()
+    if task == "regression":
+        return logits.reshape(-1), y.reshape(-1).to(logits.dtype)
+    return logits, y
