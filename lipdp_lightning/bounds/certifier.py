@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from . import rules as _rules  # registers the rules of torch's own operations
+from . import rules  # registers the rules of torch's own operations
 from .certificate import Certificate, GroupBound, NodeBound, UseBound
 from .cotangents import CotangentWalk
 from .losses import Loss, as_loss
@@ -20,6 +21,7 @@ from .trace import (
     CertificationError,
     Number,
     Problem,
+    altered,
     argument_nodes,
     constant_of,
     depends_on_example,
@@ -32,7 +34,6 @@ from .trace import (
 from .values import Bound, NormSource, Operation, ParameterUse, Unbounded, Value
 
 __all__ = ["CertificationError", "Certifier", "certify"]
-assert _rules
 
 # Rounding of one operation in the dtype it is computed in, relative to its bound
 OPERATION_MARGIN = {torch.float64: 0.0, torch.float32: 2.0**-21, torch.bfloat16: 2.0**-8}
@@ -73,14 +74,19 @@ class Certifier:
         self.loss = _check_arguments(model, input_bound, loss, compute_dtype)
         self.input_bound = float(input_bound)
         self.norms = norms or NormSource()
+        self._compute_dtype = compute_dtype
         self._margin = 1.0 + OPERATION_MARGIN[compute_dtype]
         self._graph = trace(model)
-        problems = unsupported(self._graph)
+        problems = altered(model) + unsupported(self._graph)
         if problems:
             raise CertificationError(problems)
         propagate_shapes(self._graph, tuple(input_shape))
         self._steps = _prepare(self._graph)
         self._output = _output_node(self._graph)
+        try:
+            self.loss.lipschitz(self._output.meta["shape"])
+        except ValueError as error:
+            raise CertificationError([_loss_problem(error)]) from error
         self._caps = _caps(self._steps, cotangent_caps or {}, self._margin)
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
@@ -118,7 +124,7 @@ class Certifier:
         kwargs = fx.node.map_arg(node.kwargs, lambda n: self._argument(n, bounds))
         try:
             bound = step.rule(operation, *args, **kwargs)
-        except TypeError as error:
+        except (TypeError, AttributeError, IndexError) as error:
             raise Unbounded(
                 f"its rule does not take this call ({error})",
                 "call the operation in a plainer way, or register a rule",
@@ -128,6 +134,9 @@ class Certifier:
                 f"its rule answers for {len(bound.slots)} argument slots, and {len(step.reads)} hold activations",
                 "return one Lipschitz constant for each activation that the operation reads",
             )
+        _check_parameters(step.module, (args, kwargs), bound)
+        if self._compute_dtype == torch.bfloat16:
+            _check_accumulation(step, bound)
         return self._with_margin(bound)
 
     def _with_margin(self, bound: Bound) -> Bound:
@@ -145,7 +154,7 @@ class Certifier:
         if depends_on_example(node):
             return Value(bounds[node].norm, node.meta["shape"])
         if node.op == "get_attr":
-            return constant_of(self._graph, str(node.target))
+            return constant_of(self._model, str(node.target))
         if isinstance(node.meta["shape"], Number):
             return node.meta["shape"].value
         raise Unbounded(
@@ -211,20 +220,64 @@ def _check_arguments(model: nn.Module, input_bound: float, loss: Any, compute_dt
             problems.append(
                 Problem(name, f"its dtype {parameter.dtype} is not float32, float64 or bfloat16", hint)
             )
+        elif parameter.requires_grad and parameter.dtype == torch.bfloat16:
+            reason = "it is trained in bfloat16, which would round the gradient's sum over the batch"
+            problems.append(Problem(name, reason, "keep it in float32 and compute under bfloat16 autocast"))
     certified: Loss | None = None
     try:
         certified = as_loss(loss)
     except ValueError as error:
-        reason, _, hint = str(error).partition(" HINT: ")
-        problems.append(Problem("loss", reason.rstrip("."), hint.rstrip(".")))
+        problems.append(_loss_problem(error))
     if problems or certified is None:
         raise CertificationError(problems + _structural_problems(model))
     return certified
 
 
+def _loss_problem(error: ValueError) -> Problem:
+    reason, _, hint = str(error).partition(" HINT: ")
+    return Problem("loss", reason.rstrip("."), hint.rstrip("."))
+
+
+def _check_parameters(module: nn.Module | None, arguments: Any, bound: Bound) -> None:
+    """Every trained parameter that the operation holds or reads needs a bound on this use of it.
+
+    A bound on another use of the same parameter does not serve: the gradients of the uses add.
+    """
+    read: list[nn.Parameter] = list(module.parameters()) if module is not None else []
+    fx.node.map_aggregate(
+        arguments, lambda a: read.append(a) if isinstance(a, nn.Parameter) else None
+    )
+    covered = {id(p) for use in bound.uses for p in use.parameters}
+    if any(p.requires_grad and id(p) not in covered for p in read):
+        raise Unbounded(
+            "its rule bounds no gradient for a trained parameter that it uses",
+            "return a ParameterUse for it, or freeze it with requires_grad_(False)",
+        )
+
+
+_KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract, rules.structure.multiply)
+
+
+def _check_accumulation(step: _Step, bound: Bound) -> None:
+    """Under bfloat16 autocast a parameter's gradient must still be summed over the batch in float32.
+
+    The scaled layers do so, and arithmetic with a float32 parameter that is not a scalar, which torch carries
+    out in float32.
+    """
+    if getattr(step.module, "scales_gradient", False):
+        return
+    if step.rule in _KEEPS_FLOAT32 and all(p.dim() > 0 for use in bound.uses for p in use.parameters):
+        return
+    if bound.uses:
+        raise Unbounded(
+            "under bfloat16 its gradient would be summed over the batch in bfloat16",
+            "use nn.Linear, nn.Conv1d or nn.Conv2d and make_private, or train in float32",
+        )
+
+
 def _structural_problems(model: nn.Module) -> list[Problem]:
     try:
-        return unsupported(trace(model))
+        return altered(model) + unsupported(trace(model))
     except CertificationError as error:
         return list(error.problems)
 
@@ -243,8 +296,14 @@ def _prepare(graph: fx.GraphModule) -> list[_Step]:
         reads = tuple(n for n in argument_nodes(node) if depends_on_example(n))
         module = modules[str(node.target)] if node.op == "call_module" else None
         found = module_rule(type(module)) if module is not None else function_rule(node.target)
-        member = bool(reads) and isinstance(reads[0].meta["shape"], list)
+        member = any(isinstance(n.meta["shape"], list) for n in reads)
         rule = None if node.op == "placeholder" or member else found
+        if member and not _takes_member(node):
+            hint = "take its members one by one: a, b = x.chunk(2, dim=1)"
+            problems.append(Problem(node_path(node), "it reads a tuple of tensors as a whole", hint))
+        elif rule is None and not member and node.op != "placeholder":
+            hint = "use a supported operation, or register a rule for it (see CONTRIBUTING)"
+            problems.append(Problem(node_path(node), f"{operation_name(node)} has no rule", hint))
         shapes = tuple(shape) if isinstance(shape, list) else (shape,)
         assert rule is None or callable(rule)
         steps.append(_Step(node, rule, module, reads, shapes))
@@ -261,6 +320,10 @@ def _caps(steps: list[_Step], caps: Mapping[str, float], margin: float) -> dict[
         hint = f"name modules that the model calls: {', '.join(sorted(called))}"
         raise CertificationError([Problem(path, "a cotangent clip is asked for, and no such call exists", hint) for path in unknown])
     return {s.node: caps[str(s.node.target)] * margin for s in steps if s.module is not None and str(s.node.target) in caps}
+
+
+def _takes_member(node: fx.Node) -> bool:
+    return node.target is operator.getitem and isinstance(node.args[1], int)
 
 
 def _output_node(graph: fx.GraphModule) -> fx.Node:

@@ -17,6 +17,15 @@ def _gain(bound: Bound, slots: Sequence[float]) -> float:
     return math.hypot(*slots) if bound.quadrature else sum(slots)
 
 
+def _member(reader: fx.Node, parts: int) -> int:
+    """Which member of a tuple the reader takes; -1 is the last one, not one more."""
+    if parts == 0:
+        return 0
+    index = reader.args[1]
+    assert isinstance(index, int)
+    return index % parts
+
+
 class CotangentWalk:
     """The backward pass for one graph, prepared once.
 
@@ -66,9 +75,9 @@ class CotangentWalk:
     def _received(
         self, node: fx.Node, bounds: Mapping[fx.Node, Bound], cotangent: Mapping[fx.Node, float]
     ) -> float:
-        by_member: dict[object, float] = {}
+        by_member: dict[int, float] = {}
         for reader in self._readers[node]:
-            member = reader.args[1] if bounds[node].parts else 0
+            member = _member(reader, len(bounds[node].parts))
             by_member[member] = by_member.get(member, 0.0) + self._from_reader(
                 node, reader, bounds, cotangent
             )

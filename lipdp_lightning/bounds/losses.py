@@ -28,6 +28,12 @@ class Loss:
 
 
 def _positions(shape: tuple[int, ...]) -> int:
+    """Positions behind the class dimension; without classes, the rows of the batch would be taken for them."""
+    if not shape:
+        raise ValueError(
+            "the model returns one number for each example, and the loss needs one logit for each class. "
+            "HINT: return logits of shape (batch, classes)."
+        )
     return math.prod(shape[1:])
 
 
@@ -129,8 +135,8 @@ class MulticlassHinge(Loss):
         return slack.flatten(1).sum(1) / classes
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
-        classes = shape[0]
-        return math.sqrt((classes - 1) / classes) * math.sqrt(_positions(shape))
+        positions, classes = _positions(shape), shape[0]
+        return math.sqrt((classes - 1) / classes) * math.sqrt(positions)
 
 
 @dataclass(frozen=True)

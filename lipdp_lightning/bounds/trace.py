@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +41,66 @@ class CertificationError(ValueError):
         super().__init__(f"the model cannot be certified, {count} problem{'s' * (count > 1)}:\n{lines}")
 
 
+@contextmanager
+def training_mode(model: nn.Module, mode: bool) -> Iterator[None]:
+    """Every module in one mode, and afterwards each in its own."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        model.train(mode)
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextmanager
+def custom_gradients_refused() -> Iterator[None]:
+    """While tracing, a torch.autograd.Function raises: its forward would be recorded and its backward lost."""
+    function = torch.autograd.Function
+    original = function.__dict__["apply"]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"it calls the torch.autograd.Function {cls.__name__}, whose backward has no bound")
+
+    try:
+        function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+        yield
+    finally:
+        function.apply = original  # type: ignore[method-assign]
+
+
+def _text(graph: fx.Graph) -> str:
+    """The graph as text; tensors made in forward get a new name at every tracing."""
+    return re.sub(r"_tensor_constant\d+", "_tensor_constant", str(graph))
+
+
+class _Proxy(fx.Proxy):
+    """Records ``x += y`` as it is; fx.Proxy would record ``x = x + y``, which leaves other names of x alone."""
+
+
+def _in_place(function: Callable[..., Any]) -> Callable[[_Proxy, Any], Any]:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+for _function in (operator.iadd, operator.isub, operator.imul, operator.itruediv):
+    setattr(_Proxy, f"__{_function.__name__}__", _in_place(_function))
+
+
+@contextmanager
+def randomness_refused() -> Iterator[None]:
+    """What forward draws while it is traced would be recorded as a constant."""
+    before = torch.random.get_rng_state()
+    yield
+    if not torch.equal(before, torch.random.get_rng_state()):
+        torch.random.set_rng_state(before)
+        raise ValueError("it draws random numbers, which the graph would hold as constants")
+
+
 class _Tracer(fx.Tracer):
     """Stops at modules that have a rule or a refusal, and at torch's own leaves; walks through the rest."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if module_rule(type(m)) is not None:
@@ -50,11 +112,15 @@ class _Tracer(fx.Tracer):
 
 def trace(model: nn.Module) -> fx.GraphModule:
     """The model's graph; control flow that depends on values raises a CertificationError."""
-    tracer = _Tracer()
     if module_rule(type(model)) is not None:
         model = nn.Sequential(model)
     try:
-        graph = tracer.trace(model)
+        with custom_gradients_refused(), randomness_refused(), training_mode(model, True):
+            graph = _Tracer().trace(model)
+        with custom_gradients_refused(), training_mode(model, False):
+            in_evaluation = _Tracer().trace(model)
+        if _text(graph) != _text(in_evaluation):
+            raise ValueError("it computes one thing in training and another in evaluation mode")
     except Exception as error:  # whatever a user's forward raises on proxies
         reason = f"its forward cannot be traced ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
         hint = (
@@ -62,7 +128,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
             "of its own (see CONTRIBUTING)"
         )
         raise CertificationError([Problem(type(model).__name__, reason, hint)]) from error
-    return fx.GraphModule(tracer.root, graph)
+    return fx.GraphModule(model, graph)
 
 
 def operation_name(node: fx.Node) -> str:
@@ -79,6 +145,21 @@ def node_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     inside = next(reversed(stack.values()))[0] if stack else ""
     return f"{inside or 'forward'}, {operation_name(node)}"
+
+
+def altered(model: nn.Module) -> list[Problem]:
+    """Hooks that may change what a module returns or the gradient it passes on; the graph does not show them."""
+    problems = []
+    for path, module in model.named_modules():
+        traced_through = module_rule(type(module)) is None
+        forward = bool(module._forward_hooks or module._forward_pre_hooks) and not traced_through
+        if forward or module._backward_hooks or module._backward_pre_hooks:
+            reason = "a hook on it may change its output or its gradient, and no rule bounds that"
+            problems.append(Problem(path or "model", reason, "remove the hook, or write a layer with a rule"))
+        if "forward" in vars(module) and not traced_through:
+            reason = "its forward was replaced on the instance, and the rule of its class no longer holds"
+            problems.append(Problem(path or "model", reason, "write a subclass with a forward of its own"))
+    return problems
 
 
 def unsupported(graph: fx.GraphModule) -> list[Problem]:
@@ -165,18 +246,14 @@ def propagate_shapes(graph: fx.GraphModule, input_shape: tuple[int, ...]) -> Non
     other dimensions do, mixes examples and is recorded as a string that says so.
     """
     like = next((p for p in graph.parameters()), None)
-    training = [m for m in graph.modules() if m.training]
-    graph.eval()
     try:
-        first, second = (_run(graph, batch, input_shape, like) for batch in PROBE_BATCHES)
+        with training_mode(graph, False):
+            first, second = (_run(graph, batch, input_shape, like) for batch in PROBE_BATCHES)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = f"it fails on an input of shape (batch, {', '.join(map(str, input_shape))}): {str(error).splitlines()[0]}"
         raise CertificationError(
             [Problem("forward", reason, "check input_shape, given without the batch")]
         ) from error
-    finally:
-        for module in training:
-            module.training = True
     for node in graph.graph.nodes:
         node.meta["shape"] = _shape_of(node, first[node.name], second[node.name])
 
@@ -209,7 +286,18 @@ def _shape_of(node: fx.Node, first: Any, second: Any) -> Any:
     if isinstance(first, tuple | list) and first and all(isinstance(v, torch.Size) for v in first):
         parts = [_shape_of(node, a, b) for a, b in zip(first, second, strict=True)]
         return MIXED if MIXED in parts else parts
-    return Number(first if first == second else BatchNumber(first))
+    same = first == second and not any(_counts_examples(n) for n in argument_nodes(node))
+    return Number(first if same else BatchNumber(first))
+
+
+def _counts_examples(node: fx.Node) -> bool:
+    """Whether it is a number made from the batch size; what is computed from it may agree at both probes."""
+    shape = node.meta["shape"]
+    return (
+        isinstance(shape, Number)
+        and isinstance(shape.value, BatchNumber)
+        and not isinstance(shape.value.value, tuple)  # of a whole shape, single entries may be public
+    )
 
 
 @dataclass(frozen=True)
@@ -219,9 +307,9 @@ class Number:
     value: Any
 
 
-def constant_of(graph: fx.GraphModule, target: str) -> Constant | nn.Parameter:
-    """The buffer or parameter that a get_attr node reads."""
-    found: Any = graph
+def constant_of(model: nn.Module, target: str) -> Constant | nn.Parameter:
+    """The buffer or parameter that a get_attr node reads, as it is in the model now."""
+    found: Any = model
     for part in target.split("."):
         found = getattr(found, part)
     return found if isinstance(found, nn.Parameter) else Constant(found)

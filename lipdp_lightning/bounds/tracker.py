@@ -142,12 +142,12 @@ class NormTracker:
 
     @torch.no_grad()
     def clip(self, max_norms: Sequence[float | None]) -> list[float]:
-        """Scale down, in place, every weight whose bound exceeds its maximum; return the bounds that hold
-        after.
+        """Scale down, in place, every weight whose bound exceeds its maximum; return the bounds afterwards.
 
         None leaves a weight free. Each returned bound is at most its maximum: the factor allows for the
         rounding of the scaled weight. Exact norms are evaluated only as often as :meth:`update` does, so a
-        weight may end up to ``slack`` below its maximum.
+        weight may end up to ``slack`` below its maximum. A later :meth:`update` may report a few units in the
+        last place above the maximum: its bound pays for the rounding of the anchor too.
         """
         if len(max_norms) != len(self.entries) or any(m is not None and not m > 0.0 for m in max_norms):
             raise ValueError(

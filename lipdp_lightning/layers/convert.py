@@ -32,8 +32,9 @@ def make_private(model: nn.Module) -> nn.Module:
         return _swapped(model)
     replaced: dict[int, nn.Module] = {}
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) in _SWAPS:
+        # not named_children, which passes over the second name of a child
+        for name, child in list(parent._modules.items()):
+            if child is not None and type(child) in _SWAPS:
                 fresh = replaced.setdefault(id(child), _swapped(child))
                 setattr(parent, name, fresh)
     return model
@@ -52,7 +53,21 @@ def _problems(model: nn.Module) -> list[Problem]:
     except CertificationError as error:
         found = list(error.problems)
         found += _unsupported_modules(model)
-    return found
+    return found + _unkeyed_dropouts(model)
+
+
+def _unkeyed_dropouts(model: nn.Module) -> list[Problem]:
+    """Subclasses of Dropout are not swapped, and would draw their masks by the row in the batch."""
+    kinds = (nn.Dropout, KeyedDropout)
+    return [
+        Problem(
+            path,
+            f"{type(module).__name__} keys its masks by the row in the batch",
+            "use nn.Dropout itself, which is swapped for one keyed by example",
+        )
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Dropout) and type(module) not in kinds
+    ]
 
 
 def _unsupported_modules(model: nn.Module) -> list[Problem]:

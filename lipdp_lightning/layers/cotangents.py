@@ -24,10 +24,15 @@ class _Clip(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         size = squared_norms(cotangent).sqrt()
-        factor = ctx.radius / size.clamp_min(ctx.radius)
-        factor = torch.where(torch.isfinite(size), factor, torch.zeros_like(factor))
-        rows = factor.to(cotangent.dtype).reshape(-1, *(1,) * (cotangent.dim() - 1))
-        return torch.where(rows > 0, cotangent, torch.zeros_like(cotangent)) * rows, None
+        return _weigh_rows(cotangent, ctx.radius / size.clamp_min(ctx.radius), size), None
+
+
+def _weigh_rows(cotangent: Tensor, factor: Tensor, size: Tensor) -> Tensor:
+    """Each row times its factor; a row whose size or factor is not finite becomes zero, not NaN."""
+    finite = torch.isfinite(size) & torch.isfinite(factor) & (factor != 0)
+    shape = (-1, *(1,) * (cotangent.dim() - 1))
+    rows = torch.where(finite, factor, 0.0).to(cotangent.dtype).reshape(shape)
+    return torch.where(finite.reshape(shape), cotangent, 0.0) * rows
 
 
 class CotangentClip(nn.Module):
@@ -69,12 +74,11 @@ class _Scale(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (factor,) = ctx.saved_tensors
-        rows = factor.to(cotangent.dtype).reshape(-1, *(1,) * (cotangent.dim() - 1))
-        return cotangent * rows, None
+        return _weigh_rows(cotangent, factor, squared_norms(cotangent)), None
 
 
 def scale_cotangent(x: Tensor, factor: Tensor) -> Tensor:
-    """The identity; backward, example i's cotangent is multiplied by factor[i]."""
+    """The identity; backward, example i's cotangent is multiplied by factor[i], and is zero if it is not finite."""
     return _Scale.apply(x, factor)  # type: ignore[no-any-return]
 
 

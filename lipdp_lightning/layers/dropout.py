@@ -52,11 +52,16 @@ class KeyedDropout(nn.Dropout):
                 "HINT: train through PrivateModule, or call model.eval()."
             )
         key, ids = self.context
-        bits = mixed_bits(key, ids, input[:1].numel() if input.shape[0] else 1)[: input.shape[0]]
-        threshold = int(self.p * 2**62) * 2 - 2**62  # compares the top 63 bits of a signed integer
-        keep: Any = (bits >> 1) >= threshold
+        if len(ids) != input.shape[0]:
+            raise ValueError(
+                f"dropout has the ids of {len(ids)} examples for a batch of {input.shape[0]}. "
+                "HINT: train through PrivateModule, which sets them before each forward pass."
+            )
         if not input.shape[0]:
             return input
+        bits = mixed_bits(key, ids, input[0].numel())
+        threshold = int(self.p * 2**62) * 2 - 2**62  # compares the top 63 bits of a signed integer
+        keep: Any = (bits >> 1) >= threshold
         return input * keep.reshape(input.shape).to(input.dtype) / (1 - self.p)
 
 

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
 
-NORM_MARGIN = 1 + 2.0**-20  # float32 rounding of the product; the norm itself is taken in float64
+NORM_MARGIN = 1 + 2.0**-20  # over the rounding of entries near the smallest float
+LARGEST_ENTRY = 1e15  # entries beyond it, infinities among them, are clamped: every factor is a normal float32
+SMALLEST_SIZE = 1e-20  # in bounds: shorter examples are not stretched all the way to the sphere
 
 _MATRICES = {
     "yiq": ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)),
@@ -41,16 +43,24 @@ class BoundedInput(nn.Module):
         self.bound, self.mode, self.color_space = float(bound), mode, color_space
 
     def forward(self, x: Tensor) -> Tensor:
-        # a large finite number keeps the float64 norm of any input finite
-        x = torch.nan_to_num(x, nan=0.0, posinf=1e30, neginf=-1e30)
-        x = convert_color(x, self.color_space)
-        size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
-        floor = self.bound if self.mode == "clip" else torch.finfo(torch.float32).tiny
-        factor = (self.bound / size.clamp_min(floor)).to(x.dtype)
+        if not x.is_floating_point():
+            x = x.to(torch.get_default_dtype())
+        x = convert_color(_sanitized(x), self.color_space)
+        if self.color_space != "rgb":
+            x = _sanitized(x)  # a saturation may divide by the smallest float
+        size = torch.linalg.vector_norm(x.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
+        # rounding the factor and the product to x.dtype adds at most eps
+        radius = self.bound * (1 - torch.finfo(x.dtype).eps)
+        floor = radius if self.mode == "clip" else radius * SMALLEST_SIZE
+        factor = (radius / size.clamp_min(floor)).to(x.dtype)
         return x * factor.reshape(-1, *(1,) * (x.dim() - 1))
 
     def extra_repr(self) -> str:
         return f"bound={self.bound}, mode={self.mode!r}, color_space={self.color_space!r}"
+
+
+def _sanitized(x: Tensor) -> Tensor:
+    return torch.nan_to_num(x, nan=0.0).clamp(-LARGEST_ENTRY, LARGEST_ENTRY)
 
 
 def convert_color(x: Tensor, space: str) -> Tensor:

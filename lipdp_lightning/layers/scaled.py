@@ -46,10 +46,18 @@ class ScaledLayer(nn.Module):
         return weight.requires_grad, bias is not None and bias.requires_grad
 
 
+def under_autocast(input: Tensor) -> bool:
+    """Whether torch's own layers would round the gradient's sum over the batch to the autocast dtype."""
+    return torch.is_autocast_enabled(input.device.type)
+
+
 def squared_norms(rows: Tensor) -> Tensor:
-    """Squared l2 norm of each example, accumulated in float32 at least."""
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    return torch.linalg.vector_norm(rows.flatten(1), dim=1, dtype=dtype).square()
+    """Squared l2 norm of each example, in float32 at least.
+
+    torch.sum adds pairwise; vector_norm adds one by one and is off by 1e-4 on a constant image of 224 x 224.
+    """
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    return wide.square().unsqueeze(-1).flatten(1).sum(1)
 
 
 class ScaledLinear(ScaledLayer, nn.Linear):
@@ -57,15 +65,19 @@ class ScaledLinear(ScaledLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         factor = self._factor(lambda: self.example_norms(input))
-        if factor is None:
+        if factor is None and not under_autocast(input):
             return F.linear(input, self.weight, self.bias)
         return scaled_linear(input, self.weight, self.bias, factor)
 
     def example_norms(self, input: Tensor) -> Tensor:
         with_weight, with_bias = self._trains
         positions = input[:1].numel() // self.in_features if input.shape[0] else 1
-        squared = squared_norms(input) if with_weight else input.new_zeros(input.shape[0])
+        squared = squared_norms(input) if with_weight else _zeros(input)
         return (squared + positions * with_bias).sqrt()
+
+
+def _zeros(input: Tensor) -> Tensor:
+    return input.new_zeros(input.shape[0], dtype=torch.promote_types(input.dtype, torch.float32))
 
 
 @lru_cache(maxsize=256)
@@ -85,7 +97,7 @@ class _ScaledConv(ScaledLayer):
         padded, padding = self._padded(input)
         factor = self._factor(lambda: self._norms_of_padded(padded, padding))
         layer: Any = self
-        if factor is None:
+        if factor is None and not under_autocast(padded):
             function = F.conv1d if layer.weight.dim() == 3 else F.conv2d
             return function(
                 padded, layer.weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups
@@ -114,11 +126,11 @@ class _ScaledConv(ScaledLayer):
             tuple(padded.shape[2:]), layer.kernel_size, layer.stride, padding, layer.dilation, padded.device
         )
         if not with_weight:
-            return padded.new_full((padded.shape[0],), float(positions * with_bias)).sqrt()
+            return (_zeros(padded) + positions * with_bias).sqrt()
         dtype = torch.promote_types(padded.dtype, torch.float32)
-        groups = layer.groups
-        energy = padded.to(dtype).square().reshape(padded.shape[0], groups, -1, *padded.shape[2:]).sum(2)
-        per_group = energy.flatten(2) @ counts.to(dtype).flatten()
+        energy = padded.to(dtype).square().unflatten(1, (layer.groups, -1)).sum(2)
+        # not a matrix product, which autocast would round
+        per_group = (energy * counts.to(dtype)).flatten(2).sum(2)
         return (per_group.amax(1) + positions * with_bias).sqrt()
 
 

@@ -6,6 +6,8 @@ the input, whichever is smaller, multiplied by c: no per-sample gradient exists 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -13,13 +15,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+Backward = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
+
+
+def _in_full_precision(backward: Backward) -> Backward:
+    """The sum over the batch is formed and kept in the weight's own precision, also inside autocast."""
+
+    @wraps(backward)
+    def without_autocast(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(cotangent.device.type, enabled=False):
+            return backward(ctx, cotangent)
+
+    return without_autocast
+
 
 def _rows(factor: Tensor, like: Tensor) -> Tensor:
     return factor.to(like.dtype).reshape(-1, *(1,) * (like.dim() - 1))
 
 
-def _weigh(cotangent: Tensor, inputs: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+def _weigh(cotangent: Tensor, inputs: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor]:
     """Cotangent and input, the smaller one weighed by the factor."""
+    if factor is None:
+        return cotangent, inputs
     if cotangent.numel() <= inputs.numel():
         return cotangent * _rows(factor, cotangent), inputs
     return cotangent, inputs * _rows(factor, inputs)
@@ -27,12 +44,15 @@ def _weigh(cotangent: Tensor, inputs: Tensor, factor: Tensor) -> tuple[Tensor, T
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(inputs, weight, factor)
         return F.linear(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable
+    @_in_full_precision
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         inputs, weight, factor = ctx.saved_tensors
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
@@ -40,7 +60,6 @@ class _Linear(torch.autograd.Function):
         if to_input:
             grad_input = (cotangent @ weight.to(cotangent.dtype)).to(inputs.dtype)
         if to_weight or to_bias:
-            # the sum over the batch is formed and kept in the weight's own precision
             full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
             left, right = _weigh(full, x, factor)
             if to_weight:
@@ -50,10 +69,10 @@ class _Linear(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None
 
 
-def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor, channel: int) -> Tensor:
+def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: int) -> Tensor:
     """sum_i c_i sum_p d_ip; reuses the weighed cotangent where there is one."""
     others = [d for d in range(full.dim()) if d != channel % full.dim()]
-    if left is not full:
+    if left is not full or factor is None:
         return left.sum(others)
     per_example = full.sum(others[1:]) if len(others) > 1 else full
     return factor.to(full.dtype) @ per_example
@@ -66,7 +85,7 @@ class _Conv(torch.autograd.Function):
         inputs: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        factor: Tensor,
+        factor: Tensor | None,
         options: tuple[Any, ...],
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight, factor)
@@ -77,6 +96,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_in_full_precision
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         inputs, weight, factor = ctx.saved_tensors
         to_input, to_weight, to_bias, *_ = ctx.needs_input_grad
@@ -118,15 +138,15 @@ def _conv_gradient(
     return gradients[which]
 
 
-def scaled_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor) -> Tensor:
-    """linear(inputs), with example i's gradient in (weight, bias) multiplied by factor[i]."""
+def scaled_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None) -> Tensor:
+    """linear(inputs), with example i's gradient in (weight, bias) multiplied by factor[i], or by 1."""
     return _Linear.apply(inputs, weight, bias, factor)  # type: ignore[no-any-return]
 
 
 def scaled_conv(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor,
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None,
     stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], groups: int,
 ) -> Tensor:  # fmt: skip
-    """Convolution with zero padding, with example i's gradient in (weight, bias) multiplied by factor[i]."""
+    """Convolution with zero padding, with example i's gradient in (weight, bias) multiplied by factor[i], or by 1."""
     options = (list(stride), list(padding), list(dilation), groups)
     return _Conv.apply(inputs, weight, bias, factor, options)  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ and the certificate that calibrates the noise is that of the weights the gradien
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -25,8 +26,16 @@ from .noise import Mode, NoisePrefetcher, NoiseSource
 from .projector import Projector
 from .scaling import BatchMax, Joint, Layerwise, Radius, Scaling, quantile_step
 
-# Over float32 rounding in norms, factors and sums over the batch; the property tests allow 1e-5
-SUM_MARGIN = 1.0 + 2.0**-16
+FIRST_RADIUS = 1.0  # where a tracked radius starts: public, and the tracking forgets it geometrically
+
+
+def sum_margin(expected_batch_size: float) -> float:
+    """What float32 rounding adds to a sensitivity: in norms and factors, and in the sum over the batch.
+
+    The sum is rounded at its own size, up to batch times a sensitivity, and one example more or less moves
+    that rounding by a part in 2^24 of it.
+    """
+    return 1.0 + 2.0**-16 + 2.0**-22 * expected_batch_size
 
 Reduce = Callable[[Tensor], None]
 
@@ -66,6 +75,7 @@ class Mechanism:
         self.scaling = make_scaling(plan, self.certificate)
         self.scaling.attach(model)
         named = dict(model.named_parameters())
+        self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
         self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
         self._noise = NoisePrefetcher(NoiseSource(secret, secure=plan.secure))
         self._projector = Projector(certifier, plan, self.certificate, named)
@@ -73,6 +83,7 @@ class Mechanism:
         self._certified_versions: tuple[int, ...] = ()
         self._step: int | None = None
         self._drawn = 0
+        self.digest = b""
 
     def close(self) -> None:
         """Detach from the model and end the noise thread."""
@@ -82,16 +93,22 @@ class Mechanism:
     # ---- the step
 
     def begin_step(self, step: int) -> None:
-        """Certify the present weights and start drawing the step's noise; idempotent within a step."""
-        if self._step == step and self._certified_versions == self._versions():
+        """Certify the present weights and start drawing the step's noise; idempotent within a step.
+
+        ``digest`` then names all that the step's release is a function of, besides the secret.
+        """
+        if self._step == step:
+            assert self._certified_versions == self._versions(), "the weights changed between two micro-batches"
             return
         self._step = step
         self.refresh_certificate()
+        self._check_trained()
         self._thresholds = self._joint_thresholds()
         self.scaling.begin(self.certificate, self._thresholds)
         self._drawn = 0
-        digest = state_digest(self._state(), self.plan.digest(), self._context, numeric_environment())
-        self._noise.start(step, self._sizes(), self.place.rank, self.place.world_size, self.place.mode, digest)
+        self.digest = state_digest(self._state(), self.plan.digest(), self._context, numeric_environment())
+        place = self.place
+        self._noise.start(step, self._sizes(), place.rank, place.world_size, place.mode, self.digest)
 
     def count_examples(self, drawn: int) -> None:
         """How many examples a micro-batch holds: read by batch_max alone, which divides by it as printed."""
@@ -136,9 +153,10 @@ class Mechanism:
 
     def sensitivities(self) -> dict[str, float]:
         """Delta_k of every group under the plan's scaling, with the margin for float32 sums."""
+        margin = sum_margin(self.plan.expected_batch_size)
         if isinstance(self.scaling, Joint):
-            return {name: value * SUM_MARGIN for name, value in self._joint_thresholds().items()}
-        return {n: v * SUM_MARGIN for n, v in self.scaling.sensitivities(self.certificate).items()}
+            return {name: value * margin for name, value in self._joint_thresholds().items()}
+        return {name: value * margin for name, value in self.scaling.sensitivities(self.certificate).items()}
 
     def deviations(self) -> dict[str, float]:
         """sigma_k of every group."""
@@ -167,6 +185,16 @@ class Mechanism:
 
     # ---- inside
 
+    def _check_trained(self) -> None:
+        """A layer thawed after set-up would hand its raw gradient to the optimizer."""
+        trained = [(group.name, group.parameters) for group in self.certificate.groups]
+        if trained != self._trained:
+            changed = sorted({name for name, _ in {*trained} ^ {*self._trained}})
+            raise ValueError(
+                f"{', '.join(changed)}: what is trained changed after set-up, and noise is drawn for the layers "
+                "trained then. HINT: freeze or thaw layers before training starts, and use one run for each phase."
+            )
+
     def _joint_thresholds(self) -> dict[str, float]:
         worst = self.certificate.sensitivities("worst_case")
         return joint_thresholds(worst, self._numels(), self.plan.allocation, weights=self._weights())
@@ -180,6 +208,11 @@ class Mechanism:
     def _votes(self) -> list[str]:
         return sorted(self.scaling.radii) if isinstance(self.scaling, Radius) and self.scaling.counting else []
 
+    def _votes_of_one(self) -> list[int]:
+        """How often one example votes on each radius: at every use of the layer."""
+        used = Counter(use.module for group in self.certificate.groups for use in group.uses if use.scalable)
+        return [used[path] for path in self._votes()]
+
     def _sizes(self) -> list[int]:
         return [group.numel for group in self.certificate.groups] + [1] * len(self._votes())
 
@@ -188,9 +221,9 @@ class Mechanism:
         votes = self._votes()
         vote_deviation = 0.0
         if votes:
-            # each of K entries moves by 1/2: the vector by sqrt(K)/2
+            # every use of a layer moves its entry by 1/2
             assert self.plan.radius_noise_multiplier is not None
-            vote_deviation = self.plan.radius_noise_multiplier * math.sqrt(len(votes)) / 2
+            vote_deviation = self.plan.radius_noise_multiplier * math.hypot(*self._votes_of_one()) / 2
         return [by_name[group.name] for group in self.certificate.groups] + [vote_deviation] * len(votes)
 
     def _add_gradients(self, flat: Tensor) -> None:
@@ -224,8 +257,9 @@ class Mechanism:
         if not votes:
             return
         assert isinstance(self.scaling, Radius) and self.plan.radius_quantile is not None
-        shares = (total[-len(votes) :] / self.plan.expected_batch_size + 0.5).tolist()
-        for path, share in zip(votes, shares, strict=True):
+        sums = (total[-len(votes) :] / self.plan.expected_batch_size).tolist()
+        for path, balance, uses in zip(votes, sums, self._votes_of_one(), strict=True):
+            share = balance / uses + 0.5
             self.scaling.radii[path] = quantile_step(self.scaling.radii[path], share, self.plan.radius_quantile)
 
     def _divisor(self) -> float:
@@ -246,7 +280,7 @@ class Mechanism:
 
 
 def make_scaling(plan: PrivacyPlan, certificate: Certificate) -> Scaling:
-    """The plan's scaling; a layer's first radius is public and the same for all layers."""
+    """The plan's scaling; a layer's first radius is public, and the same for all layers."""
     if plan.scaling == "worst_case":
         return Scaling()
     if plan.scaling == "layerwise":
@@ -255,8 +289,8 @@ def make_scaling(plan: PrivacyPlan, certificate: Certificate) -> Scaling:
         return Joint(plan.scaling_floor)
     if plan.scaling == "batch_max":
         return BatchMax()
-    assert plan.scaling == "radius" and plan.radius is not None
+    assert plan.scaling == "radius"
     paths = {use.module for group in certificate.groups for use in group.uses if use.scalable}
-    scaling = Radius(dict.fromkeys(sorted(paths), plan.radius))
+    scaling = Radius(dict.fromkeys(sorted(paths), FIRST_RADIUS if plan.radius is None else plan.radius))
     scaling.counting = plan.radius_quantile is not None
     return scaling

@@ -81,6 +81,9 @@ class Radius(Layerwise):
     def floor(self, path: str) -> float:
         return self.radii[path]
 
+    def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
+        self.below = {}  # votes of passes outside a step are not part of its release
+
     def _scale(self, path: str, norms: Tensor) -> Tensor:
         if self.counting:
             # sum over examples of +1/2 or -1/2: one example moves each entry by 1/2

@@ -2,5 +2,6 @@
 
 from .convnet import ConvNet
 from .mlp import MLP
+from .wide_resnet import WideResNet
 
-__all__ = ["MLP", "ConvNet"]
+__all__ = ["MLP", "ConvNet", "WideResNet"]

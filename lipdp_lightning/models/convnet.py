@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers import GroupNorm
-from .mlp import activation
+from .mlp import MLP, activation
 
 
 class ConvNet(nn.Module):
@@ -23,6 +23,9 @@ class ConvNet(nn.Module):
         norm_groups: group normalisation with a floored divisor after each convolution; 0 for none.
         norm_alpha: its floor.
         bias: whether the layers have one.
+        hidden: widths of dense layers between the convolutions and the logits. With widths (32, 64), hidden
+            (512,) and 28 x 28 images the network has 1,630,090 parameters, within 0.3 % of the ConvNet of
+            the thesis (table 5.3), whose layers are not given.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class ConvNet(nn.Module):
         norm_groups: int = 0,
         norm_alpha: float = 0.5,
         bias: bool = True,
+        hidden: Sequence[int] = (),
     ) -> None:
         super().__init__()
         if kernel_size % 2 == 0:
@@ -50,7 +54,7 @@ class ConvNet(nn.Module):
         self.features = nn.Sequential(*layers)
         with torch.no_grad():
             features = self.features(torch.zeros(1, *input_shape)).numel()
-        self.head = nn.Linear(features, outputs, bias=bias)
+        self.head = MLP((features,), outputs, hidden, activation_name, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x).flatten(1))
+        return self.head(self.features(x))

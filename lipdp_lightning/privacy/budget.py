@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lipdp_lightning.privacy.accountants import ACCOUNTANTS, ADD_REMOVE, ADJACENCIES
-from lipdp_lightning.privacy.calibrate import noise_multiplier_for, privacy_bound, steps_for_epochs
+from lipdp_lightning.privacy.accountants import ACCOUNTANTS, ADD_REMOVE, ADJACENCIES, PrivacyBound
+from lipdp_lightning.privacy.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
 
 RELATIONS = {
     "add_remove": "add/remove one: neighbours differ by the presence of one example",
@@ -60,16 +60,19 @@ def compute_budget(
     if steps is None:
         assert epochs is not None
         steps = steps_for_epochs(epochs, dataset_size, batch_size)
-    levels = list(noise_multipliers) or [
-        noise_multiplier_for(epsilon, delta, sample_rate, steps, accountant, adjacency) for epsilon in epsilons
-    ]
-    return [_row(level, delta, sample_rate, steps, accountant, adjacency) for level in levels]
+    rows = []
+    for level in noise_multipliers:
+        bound = privacy_bound(level, delta, sample_rate, steps, accountant, adjacency)
+        rows.append(_row(level, bound, delta, sample_rate, steps, adjacency))
+    for epsilon in epsilons:
+        level, bound = calibrate_noise(epsilon, delta, sample_rate, steps, accountant, adjacency)
+        rows.append(_row(level, bound, delta, sample_rate, steps, adjacency))
+    return rows
 
 
 def _row(
-    noise_multiplier: float, delta: float, sample_rate: float, steps: int, accountant: str, adjacency: str
+    noise_multiplier: float, bound: PrivacyBound, delta: float, sample_rate: float, steps: int, adjacency: str
 ) -> BudgetRow:
-    bound = privacy_bound(noise_multiplier, delta, sample_rate, steps, accountant, adjacency)
     return BudgetRow(
         epsilon=bound.epsilon,
         epsilon_lower=bound.lower,

@@ -59,21 +59,38 @@ def noise_multiplier_for(
 
     For a step that also answers other queries on its sample, this is the JOINED multiplier of the step.
     """
-    _check_target(epsilon, tolerance)
+    return calibrate_noise(epsilon, delta, sample_rate, steps, accountant, adjacency, max_examples_per_unit, tolerance)[
+        0
+    ]
 
-    def search_with(name: str, target: float, start: float) -> _Search:
-        return _Search(
-            lambda x: privacy_bound(math.exp(x), delta, sample_rate, steps, name, adjacency, max_examples_per_unit),
-            target,
-            (math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)),
-            start,
-        )
+
+def calibrate_noise(
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    accountant: str = "prv",
+    adjacency: str = ADD_REMOVE,
+    max_examples_per_unit: int = 1,
+    tolerance: float = TOLERANCE,
+) -> tuple[float, PrivacyBound]:
+    """`noise_multiplier_for`, and the bound at the noise multiplier it found."""
+    _check(epsilon, tolerance, delta, sample_rate)
+
+    def search_with(name: str, relation: str, rows: int, target: float, start: float) -> _Search:
+        def bound(x: float) -> PrivacyBound:
+            return privacy_bound(math.exp(x), delta, sample_rate, steps, name, relation, rows)
+
+        return _Search(bound, target, (math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)), start)
 
     start = math.log(_first_guess(epsilon, delta, sample_rate, steps))
-    if accountant == "prv":  # the fast accountant leads the slow one to the place; the slow one decides
-        quick = search_with("pld", epsilon - min(0.01, 0.005 * epsilon), start).run(5 * tolerance)
+    if accountant == "prv":
+        # the fast accountant, under PRV's own reading of the relation, leads to the place; PRV decides
+        order = max_examples_per_unit * (1 if adjacency == ADD_REMOVE else 2)
+        error = order * min(0.0102, 0.0052 * epsilon / order)
+        quick = search_with("pld", ADD_REMOVE, order, epsilon - error, start).run(tolerance)
         start = start if math.isnan(quick) else quick
-    search = search_with(accountant, epsilon, start)
+    search = search_with(accountant, adjacency, max_examples_per_unit, epsilon, start)
     log_noise = search.run(0.9 * tolerance)
     if search.unreachable:
         raise ValueError(
@@ -87,8 +104,7 @@ def noise_multiplier_for(
             "delta forgives publishing every example that is drawn, or epsilon protects nothing.\n"
             "HINT: delta below 1/N and epsilon of about 1 to 10."
         )
-    search.reissue_warnings(log_noise)
-    return math.exp(log_noise)
+    return math.exp(log_noise), search.answer(log_noise)
 
 
 def steps_for(
@@ -105,7 +121,7 @@ def steps_for(
 
     One more step (or, beyond 1/tolerance steps, a fraction `tolerance` of them more) exceeds it.
     """
-    _check_target(epsilon, tolerance)
+    _check(epsilon, tolerance, delta, sample_rate)
     bounds: dict[int, PrivacyBound] = {}
 
     def bound(x: float) -> PrivacyBound:
@@ -131,7 +147,7 @@ def steps_for(
             f"more than {MOST_STEPS} steps stay within epsilon {epsilon}: the noise multiplier "
             f"{noise_multiplier} is far too large for it.\nHINT: calibrate the noise instead."
         )
-    search.reissue_warnings(x)
+    search.answer(x)
     return _steps_at(x)
 
 
@@ -158,6 +174,7 @@ class _Search:
         self, bound: Callable[[float], PrivacyBound], target: float, limits: tuple[float, float], start: float
     ) -> None:
         self._bound, self._target, self._limits, self._start = bound, target, limits, start
+        self._bounds: dict[float, PrivacyBound] = {}
         self._messages: dict[float, list[str]] = {}
         self.unreachable = False
 
@@ -178,7 +195,10 @@ class _Search:
             if abs(x - previous[0]) > 1e-9:
                 slope = min(max((excess - previous[1]) / (x - previous[0]), -20.0), -0.2)
             previous = (x, excess)
-            move = -excess / slope + (0.4 * width if excess > 0 else -0.4 * width)
+            side = 1.0 if excess > 0 else -1.0
+            distance = abs(excess / slope)
+            # past the root by little, yet no further than closes the bracket
+            move = side * (0.9 * width if distance < 0.85 * width else distance + 0.4 * width)
             x = min(max(x + min(max(move, -2.0), 2.0), self._limits[0]), self._limits[1])
             if not low < x < high or (attempt > 8 and high - low < math.inf):
                 x = (low + high) / 2
@@ -188,22 +208,28 @@ class _Search:
         """log(epsilon / target), positive where too much is spent."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", AccountantFallbackWarning)
-            epsilon = self._bound(x).epsilon
+            self._bounds[x] = self._bound(x)
+        epsilon = self._bounds[x].epsilon
         texts = [str(w.message) for w in caught if issubclass(w.category, AccountantFallbackWarning)]
         self._messages.setdefault(x, texts)
         return min(math.log(max(epsilon, 1e-12 * self._target) / self._target), 20.0)
 
-    def reissue_warnings(self, x: float) -> None:
-        """Those of the answer; those of the points tried on the way are of no interest."""
-        for text in self._messages.get(x, []):
-            warnings.warn(text, AccountantFallbackWarning, stacklevel=3)
+    def answer(self, x: float) -> PrivacyBound:
+        """The bound at the answer, with its warnings; those of the points tried on the way do not matter."""
+        for text in self._messages[x]:
+            warnings.warn(text, AccountantFallbackWarning, stacklevel=4)
+        return self._bounds[x]
 
 
-def _check_target(epsilon: float, tolerance: float) -> None:
+def _check(epsilon: float, tolerance: float, delta: float, sample_rate: float) -> None:
+    problems = []
     if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ValueError(
-            f"epsilon {epsilon} is not a positive finite number: 0 would need infinite noise.\n"
-            "HINT: usual values lie between 0.5 and 10."
-        )
+        problems.append(f"epsilon {epsilon} is not a positive finite number: 0 would need infinite noise.")
+    if not 0 < delta < 1:
+        problems.append(f"delta {delta} is not in (0, 1): no Gaussian mechanism has one.")
+    if not 0 < sample_rate <= 1:
+        problems.append(f"sample rate {sample_rate} is not in (0, 1].")
     if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance {tolerance} is not in (0, 1).\nHINT: {TOLERANCE}")
+        problems.append(f"tolerance {tolerance} is not in (0, 1).")
+    if problems:
+        raise ValueError("\n".join([*problems, "HINT: for example epsilon=3, delta below 1/N, sample_rate=0.004."]))

@@ -16,6 +16,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 __all__ = [
     "COLOURS",
@@ -73,18 +74,20 @@ def plain(text: Any, value: str | None = None) -> Any:
     return text
 
 
-def shorten(name: Any, limit: int = 22) -> str:
+def shorten(name: Any, limit: int = 24) -> str:
     """A long module path with its middle left out."""
     text = "".join(char if char.isprintable() else " " for char in str(name))
     if len(text) <= limit:
         return text
-    head = limit // 3
+    head = limit // 4
     return f"{text[:head]}…{text[-(limit - head - 1) :]}"
 
 
 def new_figure(title: str, *, height: float = 3.2, grid_axis: str | None = "both") -> tuple[Figure, Axes]:
     """A figure with one set of axes, in the style of the report."""
-    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=COLOURS.surface)
+    figure = Figure(
+        figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06), facecolor=COLOURS.surface
+    )
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_facecolor(COLOURS.surface)

@@ -241,7 +241,7 @@ LAYER_PLOTS = (
         sensitivities,
         lambda facts: "Horizontal bars: sensitivity of each layer; the numbers are in the table of layers.",
         "How far one example can move a layer's summed gradient.",
-        "What the noise was calibrated to. One example can move the sum further than this.",
+        "What the noise was calibrated to. One example may move the sum further than this.",
     ),
     Plot(
         "noise",

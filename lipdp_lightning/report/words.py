@@ -254,4 +254,5 @@ def metric_label(name: str) -> str:
 
 def source_words(facts: RunFacts, name: str) -> str:
     """On which data a metric was computed, and what follows from it."""
-    return SOURCES[facts.metric_source(name)]
+    source = facts.metric_source(name)
+    return "held-out records" if source == "validation" and not facts.certified else SOURCES[source]

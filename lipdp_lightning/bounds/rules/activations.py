@@ -6,6 +6,7 @@ Constants that are not closed forms are the suprema of the derivative's absolute
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ GELU_TANH = 1.128994
 SILU = 1.099840
 MISH = 1.088499
 HARDSWISH = 1.5
+HARDSIGMOID = 0.1666667  # torch multiplies by the float32 number above 1/6, in float64 too
 
 
 def _zero_at_zero(lipschitz: float, largest: float = math.inf) -> Callable[..., Bound]:
@@ -44,10 +46,10 @@ def _shrinking(lipschitz: float) -> Callable[..., Bound]:
 _SIMPLE: list[tuple[Callable[..., Bound], tuple[Target, ...]]] = [
     (_zero_at_zero(1.0), (nn.ReLU, torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_")),
     (_zero_at_zero(1.0, 6.0), (nn.ReLU6, F.relu6)),
-    (_zero_at_zero(1.0, 1.0), (nn.Tanh, torch.tanh, F.tanh, "tanh", "tanh_")),
+    (_zero_at_zero(1.0, 1.0), (nn.Tanh, torch.tanh, torch.tanh_, F.tanh, "tanh", "tanh_")),
     (_zero_at_zero(1.0, 1.0), (nn.Softsign, F.softsign)),
-    (_zero_at_zero(1.0), (torch.abs, "abs", abs)),
-    (_zero_at_zero(SELU), (nn.SELU, torch.selu, F.selu)),
+    (_zero_at_zero(1.0), (torch.abs, torch.absolute, operator.abs, abs, "abs", "abs_", "absolute")),
+    (_zero_at_zero(SELU), (nn.SELU, torch.selu, torch.selu_, F.selu, F.selu_)),
     (_zero_at_zero(1.0), (nn.Softshrink, nn.Tanhshrink, F.softshrink, F.tanhshrink)),
     (_shrinking(SILU), (nn.SiLU, F.silu)),
     (_shrinking(MISH), (nn.Mish, F.mish)),
@@ -68,7 +70,7 @@ def leaky_relu_module(op: Operation, x: Value) -> Bound:
     return _leaky(x, op.module.negative_slope)
 
 
-@rule(F.leaky_relu)
+@rule(F.leaky_relu, F.leaky_relu_)
 def leaky_relu(op: Operation, x: Value, negative_slope: float = 0.01, inplace: bool = False) -> Bound:
     return _leaky(x, negative_slope)
 
@@ -84,7 +86,7 @@ def elu_module(op: Operation, x: Value) -> Bound:
     return _elu(x, op.module.alpha)
 
 
-@rule(F.elu)
+@rule(F.elu, F.elu_)
 def elu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> Bound:
     return _elu(x, alpha)
 
@@ -92,8 +94,13 @@ def elu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> B
 @rule(nn.CELU)
 def celu_module(op: Operation, x: Value) -> Bound:
     assert isinstance(op.module, nn.CELU)
-    if not op.module.alpha > 0:
-        raise Unbounded(f"CELU with alpha={op.module.alpha}", "use a positive alpha")
+    return celu(op, x, op.module.alpha)
+
+
+@rule(torch.celu, torch.celu_, F.celu, F.celu_)
+def celu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> Bound:
+    if not alpha > 0:
+        raise Unbounded(f"CELU with alpha={alpha}", "use a positive alpha")
     return Bound(x.norm, 1.0)
 
 
@@ -118,14 +125,12 @@ def hardtanh_module(op: Operation, x: Value) -> Bound:
     return hardtanh(op, x, op.module.min_val, op.module.max_val)
 
 
-@rule(F.hardtanh)
-def hardtanh(
-    op: Operation, x: Value, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
-) -> Bound:
+@rule(F.hardtanh, F.hardtanh_)
+def hardtanh(op: Operation, x: Value, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Bound:
     return clamp(op, x, min_val, max_val)
 
 
-@rule(torch.clamp, torch.clip, "clamp", "clip")
+@rule(torch.clamp, torch.clip, torch.clamp_, torch.clip_, "clamp", "clamp_", "clip", "clip_")
 def clamp(op: Operation, x: Value, min: float | None = None, max: float | None = None) -> Bound:
     """The projection onto [min, max]: 1-Lipschitz; at zero it gives the point of the interval nearest to zero."""
     if not all(limit is None or isinstance(limit, int | float) for limit in (min, max)):
@@ -141,14 +146,24 @@ def clamp(op: Operation, x: Value, min: float | None = None, max: float | None =
 builtin_max, builtin_min = max, min
 
 
-@rule(nn.Sigmoid, torch.sigmoid, F.sigmoid, "sigmoid")
+@rule(torch.clamp_min, torch.clamp_min_, "clamp_min", "clamp_min_")
+def clamp_min(op: Operation, x: Value, min: float) -> Bound:
+    return clamp(op, x, min, None)
+
+
+@rule(torch.clamp_max, torch.clamp_max_, "clamp_max", "clamp_max_")
+def clamp_max(op: Operation, x: Value, max: float) -> Bound:
+    return clamp(op, x, None, max)
+
+
+@rule(nn.Sigmoid, torch.sigmoid, torch.sigmoid_, F.sigmoid, "sigmoid", "sigmoid_")
 def sigmoid(op: Operation, x: Value) -> Bound:
     return Bound(math.sqrt(x.numel), 0.25)
 
 
 @rule(nn.Hardsigmoid, F.hardsigmoid)
 def hardsigmoid(op: Operation, x: Value, inplace: bool = False) -> Bound:
-    return Bound(math.sqrt(x.numel), 1.0 / 6.0)
+    return Bound(math.sqrt(x.numel), HARDSIGMOID)
 
 
 def _softplus(x: Value, beta: float) -> Bound:

@@ -34,9 +34,7 @@ def _trained(*values: Any) -> tuple[Tensor, ...]:
     return tuple(v for v in values if isinstance(v, nn.Parameter) and v.requires_grad)
 
 
-def _affine(
-    op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, patches: float, positions: int
-) -> Bound:
+def _affine(op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, patches: float, positions: int) -> Bound:
     """Shared by every affine layer: output s X + sqrt(P) ||b||, gradient factor sqrt(patches^2 X^2 + P).
 
     The gradient of (weight, bias) is sum_p d_p (patch_p, 1)^T, of Frobenius norm at most
@@ -119,9 +117,7 @@ def _pair(value: Any, rank: int) -> Any:
     return (value,) * rank if isinstance(value, int) else tuple(value)
 
 
-def _conv_function(
-    op: Operation, x: Value, weight: Any, bias: Any, rank: int, args: Any, kwargs: Any
-) -> Bound:
+def _conv_function(op: Operation, x: Value, weight: Any, bias: Any, rank: int, args: Any, kwargs: Any) -> Bound:
     names = ("stride", "padding", "dilation", "groups")
     given: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
     given.update(zip(names, args, strict=False))

@@ -15,13 +15,19 @@ from torch import nn
 from ..registry import rule
 from ..values import Bound, Operation, Unbounded, Value
 
-MARGIN = 1 + 1e-9  # over the rounding of a small float64 SVD
+MARGIN = 1 + 1e-9  # over the rounding of a float64 SVD
+LARGEST_MATRIX = 2**20  # entries of a 1-D pooling matrix whose SVD is taken
 Size = int | Sequence[int] | None
 
 
 def _tuple(value: Size, rank: int) -> tuple[int, ...]:
     assert value is not None
     return (value,) * rank if isinstance(value, int) else tuple(value) * (rank if len(value) == 1 else 1)
+
+
+def _step(stride: Size, kernel: tuple[int, ...]) -> tuple[int, ...]:
+    """A missing stride is the kernel; torch also writes it as an empty list."""
+    return _tuple(stride, len(kernel)) if isinstance(stride, int) or stride else kernel
 
 
 @lru_cache(maxsize=1024)
@@ -33,25 +39,41 @@ def _average_axis(
     A window that ceil_mode pushes over the padded edge divides by its part inside the padded input, or,
     with include_pad off, by its part inside the input. torch's 2-D divisor is the product of the axes'.
     """
-    matrix = np.zeros((out, size))
+    windows = []
     for i in range(out):
         start = i * stride - padding
         end = min(start + kernel, size + padding)
         low, high = max(start, 0), min(end, size)
         divisor = 1 if fixed_divisor else (end - start if include_pad else high - low)
         if high > low:
-            matrix[i, low:high] = 1.0 / divisor
-    return float(np.linalg.norm(matrix, 2)) * MARGIN if matrix.size else 0.0
+            windows.append((low, high, 1.0 / divisor))
+    return _windows_norm(windows, size)
+
+
+def _windows_norm(windows: list[tuple[int, int, float]], size: int) -> float:
+    """Norm of the matrix whose rows hold one value on [low, high): exact, or Schur's bound when it is large."""
+    if not windows:
+        return 0.0
+    if len(windows) * size <= LARGEST_MATRIX:
+        matrix = np.zeros((len(windows), size))
+        for row, (low, high, value) in zip(matrix, windows, strict=True):
+            row[low:high] = value
+        return float(np.linalg.norm(matrix, 2)) * MARGIN
+    columns = np.zeros(size)
+    for low, high, value in windows:
+        columns[low:high] += value
+    widest_row = max((high - low) * value for low, high, value in windows)
+    return math.sqrt(widest_row * float(columns.max())) * MARGIN
 
 
 @lru_cache(maxsize=1024)
 def _adaptive_axis(size: int, out: int) -> tuple[float, int]:
     """Norm of the adaptive average's matrix and the largest number of windows that read one input."""
-    matrix = np.zeros((out, size))
-    for i in range(out):
-        low, high = (i * size) // out, -((-(i + 1) * size) // out)
-        matrix[i, low:high] = 1.0 / (high - low)
-    return float(np.linalg.norm(matrix, 2)) * MARGIN, int((matrix > 0).sum(0).max())
+    bounds = [((i * size) // out, -((-(i + 1) * size) // out)) for i in range(out)]
+    reads = np.zeros(size, dtype=np.int64)
+    for low, high in bounds:
+        reads[low:high] += 1
+    return _windows_norm([(low, high, 1.0 / (high - low)) for low, high in bounds], size), int(reads.max())
 
 
 def _spatial(x: Value, rank: int) -> tuple[int, ...]:
@@ -77,7 +99,7 @@ def average_pool(
     """L = product of the axes' norms: the pooling matrix is a Kronecker product of its axes' matrices."""
     size = _spatial(x, rank)
     kernel = _tuple(kernel_size, rank)
-    step = kernel if stride is None or stride == [] else _tuple(stride, rank)
+    step = _step(stride, kernel)
     pad = _tuple(padding, rank)
     out = op.output_shape[1:]
     lipschitz = 1.0
@@ -96,22 +118,37 @@ def average_pool(
     return Bound(lipschitz * x.norm, lipschitz)
 
 
+@lru_cache(maxsize=1024)
+def _window_misses(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> bool:
+    """Whether some window holds padding alone, whose maximum torch gives as minus infinity."""
+    windows = np.arange(out)[:, None] * stride - padding + np.arange(kernel)[None, :] * dilation
+    return not bool(((windows >= 0) & (windows < size)).any(1).all())
+
+
 def max_pool(
+    op: Operation,
     x: Value,
     rank: int,
     kernel_size: Size,
     stride: Size = None,
     padding: Size = 0,
     dilation: Size = 1,
-    **_: Any,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
 ) -> Bound:
-    """sqrt(overlap): each output copies one input, and an input is read by at most ceil(k gcd(s, d) / s) windows per axis."""
-    _spatial(x, rank)
+    """sqrt(overlap): each output copies one input.
+
+    An input is read by at most ceil(k gcd(s, d) / s) windows per axis.
+    """
+    if return_indices:
+        raise Unbounded("max pooling with return_indices has no rule", "drop return_indices")
+    size, pad = _spatial(x, rank), _tuple(padding, rank)
     kernel, spread = _tuple(kernel_size, rank), _tuple(dilation, rank)
-    step = kernel if stride is None or stride == [] else _tuple(stride, rank)
-    overlap = math.prod(
-        math.ceil(k * math.gcd(s, d) / s) for k, s, d in zip(kernel, step, spread, strict=True)
-    )
+    step = _step(stride, kernel)
+    shape = zip(size, op.output_shape[1:], kernel, step, pad, spread, strict=True)
+    if any(_window_misses(*axis) for axis in shape):
+        raise Unbounded("a window holds padding alone and yields minus infinity", "pad less, or dilate less")
+    overlap = math.prod(math.ceil(k * math.gcd(s, d) / s) for k, s, d in zip(kernel, step, spread, strict=True))
     return Bound(math.sqrt(overlap) * x.norm, math.sqrt(overlap))
 
 
@@ -124,7 +161,9 @@ def adaptive_average(op: Operation, x: Value, rank: int) -> Bound:
     return Bound(lipschitz * x.norm, lipschitz)
 
 
-def adaptive_max(op: Operation, x: Value, rank: int) -> Bound:
+def adaptive_max(op: Operation, x: Value, rank: int, return_indices: bool) -> Bound:
+    if return_indices:
+        raise Unbounded("max pooling with return_indices has no rule", "drop return_indices")
     lipschitz = math.sqrt(math.prod(reads for _, reads in _adaptive_sizes(op, x, rank)))
     return Bound(lipschitz * x.norm, lipschitz)
 
@@ -148,16 +187,14 @@ def _register(rank: int) -> None:
     @rule(max_module)
     def max_of_module(op: Operation, x: Value) -> Bound:
         m: Any = op.module
-        if m.return_indices:
-            raise Unbounded("MaxPool with return_indices has no rule", "drop return_indices")
-        return max_pool(x, rank, m.kernel_size, m.stride, m.padding, m.dilation)
+        return max_pool(op, x, rank, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices)
 
     # fx sees the boolean-dispatch wrapper or the plain function, depending on how the model calls it
-    names = (F.max_pool1d, F.max_pool2d)[rank - 1], (torch.max_pool1d, torch.max_pool2d)[rank - 1]
+    names: Any = ((F.max_pool1d, torch.max_pool1d), (F.max_pool2d, torch.max_pool2d))[rank - 1]
 
-    @rule(*dict.fromkeys(names))
+    @rule(*names)
     def max_function(op: Operation, input: Value, *args: Any, **kwargs: Any) -> Bound:
-        return max_pool(input, rank, *args, **kwargs)
+        return max_pool(op, input, rank, *args, **kwargs)
 
     @rule(
         (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)[rank - 1],
@@ -168,7 +205,12 @@ def _register(rank: int) -> None:
 
     @rule((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d)[rank - 1])
     def adaptive_max_rule(op: Operation, x: Value) -> Bound:
-        return adaptive_max(op, x, rank)
+        m: Any = op.module
+        return adaptive_max(op, x, rank, m.return_indices)
+
+    @rule((F.adaptive_max_pool1d, F.adaptive_max_pool2d)[rank - 1])
+    def adaptive_max_function(op: Operation, x: Value, output_size: Any, return_indices: bool = False) -> Bound:
+        return adaptive_max(op, x, rank, return_indices)
 
 
 _register(1)

@@ -67,19 +67,18 @@ def add(op: Operation, a: Operand, b: Operand, *, alpha: float = 1.0) -> Bound:
     return _sum(op, a, b, abs(_public_number(alpha)))
 
 
-@rule(operator.sub, operator.isub, torch.sub, "sub", "sub_", "__sub__", "__rsub__")
+@rule(
+    operator.sub, operator.isub, torch.sub, torch.subtract, torch.rsub,
+    "sub", "sub_", "subtract", "__sub__", "__rsub__",
+)  # fmt: skip
 def subtract(op: Operation, a: Operand, b: Operand, *, alpha: float = 1.0) -> Bound:
     return _sum(op, a, b, abs(_public_number(alpha)))
 
 
-@rule(
-    operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply", "__mul__", "__rmul__"
-)
+@rule(operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply", "__mul__", "__rmul__")
 def multiply(op: Operation, a: Operand, b: Operand) -> Bound:
     if isinstance(a, Value) and isinstance(b, Value):
-        raise Unbounded(
-            "a product of two activations is not Lipschitz", "gate with a bounded, fixed mask instead"
-        )
+        raise Unbounded("a product of two activations is not Lipschitz", "gate with a bounded, fixed mask instead")
     x, factor = (a, b) if isinstance(a, Value) else (b, a)
     assert isinstance(x, Value)
     copies = _copies(op, x)
@@ -96,12 +95,13 @@ def multiply(op: Operation, a: Operand, b: Operand) -> Bound:
     return Bound(size * copies * x.norm, size * copies)
 
 
-@rule(operator.truediv, torch.div, torch.true_divide, "div", "div_", "__truediv__")
+@rule(
+    operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide,
+    "div", "div_", "divide", "true_divide", "__truediv__",
+)  # fmt: skip
 def divide(op: Operation, a: Operand, b: Operand) -> Bound:
     if not isinstance(a, Value) or isinstance(b, Value | nn.Parameter):
-        raise Unbounded(
-            "division by an activation or a parameter is not Lipschitz", "divide by a public constant"
-        )
+        raise Unbounded("division by an activation or a parameter is not Lipschitz", "divide by a public constant")
     smallest = float(b.tensor.double().abs().min()) if isinstance(b, Constant) else abs(_public_number(b))
     if smallest == 0:
         raise Unbounded("division by zero", "divide by a public constant that is not zero")
@@ -109,7 +109,10 @@ def divide(op: Operation, a: Operand, b: Operand) -> Bound:
     return Bound(size * a.norm, size)
 
 
-@rule(operator.neg, torch.neg, "neg", "contiguous", "clone", torch.clone, "float", "double", "to")
+@rule(
+    operator.neg, operator.pos, torch.neg, torch.negative, torch.clone,
+    "neg", "neg_", "negative", "contiguous", "clone", "float", "double", "to",
+)  # fmt: skip
 def copy(op: Operation, x: Value, *args: Any, **kwargs: Any) -> Bound:
     _full_precision(*args, *kwargs.values())
     return Bound(x.norm, 1.0)
@@ -122,6 +125,12 @@ def _full_precision(*options: Any) -> None:
             raise Unbounded(f"it casts to {option}", "compute in float32, or under the trainer's precision")
         if isinstance(option, Value | Constant | torch.Tensor):
             raise Unbounded("it takes the dtype of another tensor", "name the dtype")
+
+
+@rule("detach", torch.detach)
+def detach(op: Operation, x: Value) -> Bound:
+    """The same values, with no gradient."""
+    return Bound(x.norm, 0.0)
 
 
 @rule(torch.cat, torch.concat, torch.concatenate)
@@ -145,9 +154,11 @@ def unbind(op: Operation, x: Value, dim: int = 0) -> Bound:
 
 
 @rule(torch.chunk, torch.split, "chunk", "split", "tensor_split", torch.tensor_split)
-def split(op: Operation, x: Value, how: Any = None, dim: int = 0) -> Bound:
+def split(op: Operation, x: Value, how: Any = None, dim: int = 0, **named: Any) -> Bound:
     """Disjoint parts of x; each is at most x, and their cotangents combine by root of squares."""
     op.inner_dims(dim, len(x.shape))
+    if sum(math.prod(shape) for shape in op.output_shapes) != x.numel:
+        raise Unbounded("its parts overlap", "split at increasing, positive positions")
     return Bound(x.norm, 1.0, parts=(x.norm,) * len(op.output_shapes))
 
 
@@ -157,9 +168,7 @@ def split(op: Operation, x: Value, how: Any = None, dim: int = 0) -> Bound:
     torch.reshape,
     nn.Unflatten,
     "unflatten",
-    "squeeze",
     "unsqueeze",
-    torch.squeeze,
     torch.unsqueeze,
 )
 def reshape(op: Operation, x: Value, *sizes: Any, **kwargs: Any) -> Bound:
@@ -172,6 +181,21 @@ def reshape(op: Operation, x: Value, *sizes: Any, **kwargs: Any) -> Bound:
             "keep the batch as the first dimension: x.flatten(1), x.view(x.size(0), -1)",
         )
     return Bound(x.norm, 1.0)
+
+
+@rule("squeeze", torch.squeeze)
+def squeeze(op: Operation, x: Value, dim: Any = None) -> Bound:
+    if dim is None:
+        raise Unbounded("squeeze without a dim drops the batch when it holds one example", "name the dim")
+    op.inner_dims(dim, len(x.shape))
+    return Bound(x.norm, 1.0)
+
+
+@rule("expand", "repeat")
+def repeat(op: Operation, x: Value, *sizes: Any) -> Bound:
+    """Every entry is copied equally often."""
+    copies = _copies(op, x)
+    return Bound(copies * x.norm, copies)
 
 
 @rule(nn.Flatten)
@@ -187,8 +211,9 @@ def flatten(op: Operation, x: Value, start_dim: int = 0, end_dim: int = -1) -> B
 
 
 @rule("permute", torch.permute)
-def permute(op: Operation, x: Value, *dims: Any) -> Bound:
-    order = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
+def permute(op: Operation, x: Value, *order: Any, dims: Any = ()) -> Bound:
+    order = tuple(dims or order)
+    order = tuple(order[0]) if len(order) == 1 and isinstance(order[0], Sequence) else order
     if not order or order[0] % (len(x.shape) + 1) != 0:
         raise Unbounded(f"permute{tuple(order)} moves the batch dimension", "keep 0 first")
     return Bound(x.norm, 1.0)
@@ -200,9 +225,24 @@ def transpose(op: Operation, x: Value, dim0: int, dim1: int) -> Bound:
     return Bound(x.norm, 1.0)
 
 
+@rule("movedim", torch.movedim, "moveaxis", torch.moveaxis)
+def movedim(op: Operation, x: Value, source: Any, destination: Any) -> Bound:
+    for dims in (source, destination):
+        op.inner_dims(dims, len(x.shape))
+    return Bound(x.norm, 1.0)
+
+
+@rule("amax", "amin", torch.amax, torch.amin)
+def extreme(op: Operation, x: Value, dim: Any = (), keepdim: bool = False) -> Bound:
+    """Each output is one entry; torch divides the gradient evenly among ties, which shortens it."""
+    op.inner_dims(dim if isinstance(dim, int) or dim else None, len(x.shape))
+    return Bound(x.norm, 1.0)
+
+
 @rule("mean", torch.mean)
 def mean(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
     """Average over n entries: 1/sqrt(n)."""
+    dim = kwargs.pop("axis", dim)
     _full_precision(*kwargs.values())
     averaged = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
     return Bound(x.norm / math.sqrt(averaged), 1 / math.sqrt(averaged))
@@ -211,13 +251,15 @@ def mean(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwar
 @rule("sum", torch.sum)
 def total(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
     """Sum over n entries: sqrt(n)."""
+    dim = kwargs.pop("axis", dim)
     _full_precision(*kwargs.values())
     summed = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
     return Bound(x.norm * math.sqrt(summed), math.sqrt(summed))
 
 
 @rule("flip", torch.flip)
-def flip(op: Operation, x: Value, *dims: Any) -> Bound:
+def flip(op: Operation, x: Value, *axes: Any, dims: Any = ()) -> Bound:
+    dims = dims or axes
     op.inner_dims(dims[0] if len(dims) == 1 else dims, len(x.shape))
     return Bound(x.norm, 1.0)
 
@@ -233,8 +275,10 @@ def getitem(op: Operation, x: Value, index: Any) -> Bound:
     """A slice that leaves the batch alone selects part of each example."""
     parts = index if isinstance(index, tuple) else (index,)
     whole = slice(None)
-    if parts[0] not in (whole, Ellipsis) or not all(
-        isinstance(p, int | slice | type(None) | type(...)) for p in parts
+    if (
+        not parts
+        or parts[0] not in (whole, Ellipsis)
+        or not all(isinstance(p, int | slice | type(None) | type(...)) for p in parts)
     ):
         raise Unbounded(
             f"indexing with {index!r} selects examples or copies entries",
@@ -245,57 +289,6 @@ def getitem(op: Operation, x: Value, index: Any) -> Bound:
     return Bound(x.norm, 1.0)
 
 
-def pad_copies(shape: tuple[int, ...], pad: tuple[int, ...], mode: str) -> float:
-    """Largest number of copies that padding makes of one entry, counted exactly."""
-    ones = torch.ones((1, *shape), dtype=torch.float64, requires_grad=True)
-    with torch.enable_grad():
-        copies = torch.autograd.grad(F.pad(ones, pad, mode=mode).sum(), ones)[0]
-    return float(copies.max())
-
-
-def _pad(x: Value, pad: tuple[int, ...], mode: str, value: float | None, op: Operation) -> Bound:
-    if len(pad) // 2 > len(x.shape):
-        raise Unbounded("it pads the batch dimension", "pad dimensions of one example only")
-    if mode == "constant":
-        # negative padding crops: what is left of x may be less than all of it
-        sizes = (*reversed(x.shape),)
-        kept = math.prod(
-            max(0, n + min(before, 0) + min(after, 0))
-            for n, before, after in zip(sizes, pad[0::2], pad[1::2], strict=False)
-        ) * math.prod(sizes[len(pad) // 2 :])
-        extra = abs(value or 0.0) * math.sqrt(max(0, op.output_numel - kept))
-        return Bound(math.hypot(x.norm, extra), 1.0)
-    lipschitz = math.sqrt(pad_copies(x.shape, pad, mode))
-    return Bound(lipschitz * x.norm, lipschitz)
-
-
-@rule(F.pad, torch._C._nn.pad)
-def pad_function(
-    op: Operation, x: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None
-) -> Bound:
-    return _pad(x, tuple(pad), mode, value, op)
-
-
-@rule(nn.ZeroPad1d, nn.ZeroPad2d)
-def zero_pad(op: Operation, x: Value) -> Bound:
-    return Bound(x.norm, 1.0)
-
-
-@rule(nn.CircularPad1d, nn.CircularPad2d)
-def circular_pad(op: Operation, x: Value) -> Bound:
-    return _pad(x, tuple(op.module.padding), "circular", None, op)
-
-
-@rule(nn.ReflectionPad1d, nn.ReflectionPad2d)
-def reflection_pad(op: Operation, x: Value) -> Bound:
-    return _pad(x, tuple(op.module.padding), "reflect", None, op)
-
-
-@rule(nn.ReplicationPad1d, nn.ReplicationPad2d)
-def replication_pad(op: Operation, x: Value) -> Bound:
-    return _pad(x, tuple(op.module.padding), "replicate", None, op)
-
-
-@rule(nn.PixelUnshuffle, nn.PixelShuffle, nn.ChannelShuffle)
-def shuffle(op: Operation, x: Value) -> Bound:
+@rule(nn.PixelUnshuffle, nn.PixelShuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle)
+def shuffle(op: Operation, x: Value, factor: int = 0) -> Bound:
     return Bound(x.norm, 1.0)

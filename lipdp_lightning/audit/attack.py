@@ -1,0 +1,187 @@
+"""Attacks a certificate: gradient ascent on every ratio of a measured norm to its certified bound.
+
+No ratio may exceed 1. An attack proves a certificate false, never true: what it returns is a lower bound on
+how tight the certificate is.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..bounds.certificate import Certificate
+from ..bounds.certifier import Certifier
+from ..bounds.losses import Loss, as_loss
+from ..layers.dropout import KeyedDropout
+from .measure import Meter, quantity_names, slopes
+from .production import training_ratios
+from .ratios import AttackReport, GroupRatio, NodeRatio
+from .starts import Targets, enumerated_targets, project, starting_inputs, target_source
+from .weights import ascend_weights
+
+_LABELS_TRIED = 16
+
+
+@dataclass
+class Best:
+    """The largest value of every quantity so far, with the example that attained it."""
+
+    values: Tensor
+    inputs: Tensor
+    targets: Tensor
+
+    @classmethod
+    def nothing(cls, quantities: int, inputs: Tensor, targets: Tensor) -> Best:
+        first = torch.zeros(quantities, dtype=torch.long)
+        return cls(torch.zeros(quantities, dtype=inputs.dtype), inputs[first].clone(), targets[first].clone())
+
+    def see(self, ratios: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        """A ratio that is no number counts as infinite: nothing bounds it."""
+        values, rows = torch.nan_to_num(ratios.detach(), nan=torch.inf, posinf=torch.inf).max(0)
+        better = values > self.values
+        self.values = torch.where(better, values, self.values)
+        self.inputs[better] = inputs.detach()[rows[better]]
+        self.targets[better] = targets[rows[better]]
+
+
+def attack(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    input_bound: float,
+    loss: Loss | nn.Module | str,
+    *,
+    restarts: int = 24,
+    steps: int = 40,
+    seed: int = 0,
+    weights: bool = False,
+    weight_rounds: int = 3,
+    targets: Targets | None = None,
+) -> AttackReport:
+    """The largest ratio of measured to certified found for every claim of the model's certificate.
+
+    Each of ``restarts`` inputs in the ball ascends one ratio for ``steps`` steps; every point on the way is
+    measured on all of them. Labels are enumerated where that is possible, and drawn by ``targets(count,
+    generator)`` otherwise. With ``weights`` the weights ascend too, every layer's norm kept where it is, and
+    each ratio is taken to the certificate of the weights that it was measured with. The search runs in
+    float64, where a certificate carries no margin for rounding; the best candidates are measured again in
+    float32 on the layers' own backward. The model itself is left as it is.
+    """
+    if restarts < 1 or steps < 0:
+        raise ValueError(f"restarts={restarts}, steps={steps}: nothing to attack with. HINT: 24 and 40.")
+    certified_loss = as_loss(loss)
+    subject = prepared(model, seed)
+    certifier = Certifier(subject, input_shape, input_bound, certified_loss, compute_dtype=torch.float64)
+    certificate = certifier.certify()
+    output_shape = certificate.node(certificate.output).shape
+    draw = targets or target_source(certified_loss, output_shape)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = starting_inputs(subject, input_shape, input_bound, restarts, generator)
+    labels = draw(len(inputs), generator)
+    meter = Meter(subject, input_shape, certified_loss, certificate)
+    names = quantity_names(certificate)
+    best = Best.nothing(len(names), inputs, labels)
+    goals = assigned_goals(certificate, len(inputs))
+    every_label = enumerated_targets(certified_loss, output_shape, _LABELS_TRIED)
+    for round_ in range(1 + weight_rounds * weights):
+        if round_ > 0:
+            certificate = ascend_weights(meter, certifier, certificate, inputs, labels, goals, best, steps)
+        for part in (steps - steps // 2, steps // 2):
+            labels = best_labels(meter, certificate, inputs, labels, goals, every_label, best)
+            inputs = ascend_inputs(meter, certificate, inputs, labels, goals, best, part, input_bound, generator)
+    return _report(subject, input_shape, input_bound, certified_loss, certificate, best, restarts, steps, seed, weights)  # fmt: skip
+
+
+def prepared(model: nn.Module, seed: int) -> nn.Module:
+    """A float64 copy in evaluation mode; dropout keyed by example stays on, with one mask for all candidates."""
+    subject = copy.deepcopy(model).double().eval()
+    for index, module in enumerate(subject.modules()):
+        if isinstance(module, KeyedDropout):
+            module.train()
+            module.context = (seed + index, torch.zeros(1, dtype=torch.int64))
+    return subject
+
+
+def assigned_goals(certificate: Certificate, count: int) -> Tensor:
+    """Which quantity each candidate ascends: groups, joint and loss in turn, then the nodes."""
+    groups, nodes = len(certificate.groups), len(certificate.nodes)
+    main = list(range(2 * groups + 2))
+    rest = list(range(2 * groups + 2, 2 * groups + 2 + 2 * nodes))
+    order = main + rest if count >= 2 * len(main) else main
+    return torch.tensor([order[i % len(order)] for i in range(count)])
+
+
+def _goal_values(ratios: Tensor, goals: Tensor) -> Tensor:
+    return ratios.gather(1, goals.unsqueeze(1)).squeeze(1)
+
+
+def best_labels(
+    meter: Meter, certificate: Certificate, inputs: Tensor, labels: Tensor, goals: Tensor,
+    every_label: Tensor | None, best: Best,
+) -> Tensor:  # fmt: skip
+    """For each candidate the label with the largest ratio of its goal."""
+    if every_label is None:
+        return labels
+    tried = []
+    for label in every_label:
+        targets = label.expand(len(inputs)).clone()
+        ratios = meter.ratios(inputs, targets, certificate, differentiable=False).flat()
+        best.see(ratios, inputs, targets)
+        tried.append(_goal_values(ratios, goals))
+    return every_label[torch.stack(tried).nan_to_num(nan=torch.inf).argmax(0)]
+
+
+def ascend_inputs(
+    meter: Meter, certificate: Certificate, inputs: Tensor, labels: Tensor, goals: Tensor, best: Best,
+    steps: int, bound: float, generator: torch.Generator,
+) -> Tensor:  # fmt: skip
+    """Projected gradient ascent, each candidate with a step that grows on success and shrinks on failure."""
+    shape = (-1, *(1,) * (inputs.dim() - 1))
+    held, value, direction = inputs, torch.full((len(inputs),), -torch.inf, dtype=inputs.dtype), inputs * 0
+    size = torch.full((len(inputs),), 0.3 * bound, dtype=inputs.dtype)
+    for _ in range(steps + 1):
+        point = project(held + size.reshape(shape) * direction, bound).detach().requires_grad_()
+        ratios = meter.ratios(point, labels, certificate).flat()
+        best.see(ratios, point, labels)
+        goal = _goal_values(ratios, goals)
+        slope = slopes(goal.clamp_min(1e-30).log().sum(), [point])
+        better = (goal.detach() > value).reshape(shape)
+        held = torch.where(better, point.detach(), held)
+        # without a second derivative, at random
+        fresh = torch.randn(point.shape, dtype=point.dtype, generator=generator) if slope is None else slope[0]
+        length = torch.linalg.vector_norm(fresh.flatten(1), dim=1).clamp_min(1e-300).reshape(shape)
+        direction = torch.where(better | (slope is None), fresh / length, direction)
+        value = torch.where(better.flatten(), goal.detach(), value)
+        size = size * torch.where(better.flatten(), 1.4, 0.5 if slope is not None else 0.8)
+    return held
+
+
+def _report(
+    subject: nn.Module, input_shape: tuple[int, ...], input_bound: float, loss: Loss, certificate: Certificate,
+    best: Best, restarts: int, steps: int, seed: int, weights: bool,
+) -> AttackReport:  # fmt: skip
+    groups, nodes = len(certificate.groups), len(certificate.nodes)
+    main = 2 * groups + 2
+    candidates = best.inputs[:main], best.targets[:main]
+    arguments = (subject, input_shape, input_bound, loss, *candidates)
+    double, single = (training_ratios(*arguments, dtype) for dtype in (torch.float64, torch.float32))
+    value = best.values.tolist()
+    group_ratios = tuple(
+        GroupRatio(
+            g.name, max(value[i], double.worst_case[g.name]), max(value[groups + i], double.layerwise[g.name]),
+            single.worst_case[g.name], single.layerwise[g.name],
+        )
+        for i, g in enumerate(certificate.groups)
+    )  # fmt: skip
+    node_ratios = tuple(
+        NodeRatio(n.name, n.operation, value[main + i], value[main + nodes + i], is_input=not n.lipschitz)
+        for i, n in enumerate(certificate.nodes)
+    )
+    names = quantity_names(certificate)
+    witnesses = {names[i]: (best.inputs[i], best.targets[i]) for i in range(len(names))}
+    return AttackReport(
+        group_ratios, node_ratios, max(value[2 * groups], double.joint), single.joint, value[2 * groups + 1],
+        restarts, steps, seed, weights, witnesses,
+    )  # fmt: skip

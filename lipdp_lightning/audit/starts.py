@@ -1,0 +1,89 @@
+"""Where an attack begins: inputs on the ball's boundary, and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ..bounds.losses import (
+    BinaryCrossEntropy,
+    CosineSimilarity,
+    CrossEntropy,
+    Huber,
+    Loss,
+    MulticlassHinge,
+    SquaredError,
+)
+
+_CLASS_LOSSES = (CrossEntropy, MulticlassHinge, CosineSimilarity)
+Targets = Callable[[int, torch.Generator], Tensor]
+
+
+def project(inputs: Tensor, bound: float) -> Tensor:
+    """Each example projected onto the ball."""
+    size = torch.linalg.vector_norm(inputs.flatten(1), dim=1).clamp_min(bound)
+    return inputs * (bound / size).reshape(-1, *(1,) * (inputs.dim() - 1))
+
+
+def to_boundary(inputs: Tensor, bound: float) -> Tensor:
+    """Each example on the sphere; a zero example stays zero."""
+    size = torch.linalg.vector_norm(inputs.flatten(1), dim=1).clamp_min(1e-30)
+    return inputs * (bound / size).reshape(-1, *(1,) * (inputs.dim() - 1))
+
+
+def starting_inputs(
+    model: nn.Module, shape: tuple[int, ...], bound: float, count: int, generator: torch.Generator
+) -> Tensor:
+    """Constants, single pixels, a checkerboard, top singular directions of the model, random directions."""
+    ones = torch.ones(shape, dtype=torch.float64)
+    flat = torch.zeros(ones.numel(), dtype=torch.float64)
+    pixels = []
+    for index in (0, flat.numel() // 2, flat.numel() - 1):
+        pixels.append(flat.index_fill(0, torch.tensor([index]), 1.0).reshape(shape))
+    board = torch.arange(flat.numel()).remainder(2).mul(2).sub(1).to(torch.float64).reshape(shape)
+    smart = [ones, -ones, *pixels, -pixels[1], board]
+    noise = torch.randn((max(count, 3), *shape), dtype=torch.float64, generator=generator)
+    # one at a time: keyed dropout holds the id of one example
+    smart += [singular_direction(model, to_boundary(row, bound), bound)[0] for row in noise[:2].split(1)]
+    chosen = torch.cat((torch.stack(smart), noise))[torch.randperm(len(smart) + len(noise), generator=generator)]
+    return to_boundary(chosen[:count], bound)
+
+
+def singular_direction(model: nn.Module, at: Tensor, bound: float, rounds: int = 4) -> Tensor:
+    """A direction of large response at the given input, by power iteration with finite differences."""
+    direction = at
+    for _ in range(rounds):
+        with torch.no_grad():
+            step = 1e-4 * bound
+            response = (model(at + step * to_boundary(direction, 1.0)) - model(at)) / step
+        x = at.detach().clone().requires_grad_()
+        (pulled,) = torch.autograd.grad((model(x) * response).sum(), x)
+        if not bool(torch.isfinite(pulled).all()) or float(pulled.abs().max()) == 0.0:
+            break
+        direction = to_boundary(pulled, bound)
+    return direction
+
+
+def target_source(loss: Loss, output_shape: tuple[int, ...]) -> Targets:
+    """Random targets that suit the loss; ValueError for a loss of unknown kind."""
+    if isinstance(loss, _CLASS_LOSSES):
+        classes, positions = output_shape[0], output_shape[1:]
+        return lambda n, g: torch.randint(classes, (n, *positions), generator=g)
+    if isinstance(loss, BinaryCrossEntropy):
+        return lambda n, g: torch.randint(2, (n, *output_shape), generator=g).to(torch.float64)
+    if isinstance(loss, Huber | SquaredError):
+        far = 1e3 * getattr(loss, "delta", 1.0)
+        return lambda n, g: far * torch.randn((n, *output_shape), dtype=torch.float64, generator=g).sign()
+    raise ValueError(
+        f"no targets are known for the loss {type(loss).__name__}. HINT: pass targets=, a function of "
+        "(count, generator) that draws them."
+    )
+
+
+def enumerated_targets(loss: Loss, output_shape: tuple[int, ...], limit: int) -> Tensor | None:
+    """Every label of a classification without positions, if there are at most ``limit``."""
+    if isinstance(loss, _CLASS_LOSSES) and len(output_shape) == 1 and output_shape[0] <= limit:
+        return torch.arange(output_shape[0])
+    return None

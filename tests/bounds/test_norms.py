@@ -1,0 +1,152 @@
+"""Dense norms: upper bounds at every scale, dtype and rank, against the singular value decomposition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lipdp_lightning.bounds.gram import largest_norm, rounding_margin
+from lipdp_lightning.bounds.norms import dense_norm, gram_norm
+
+
+def truth(matrix: Tensor) -> float:
+    return float(torch.linalg.svdvals(matrix.double())[0])
+
+
+def violations(bound: Callable[[Tensor], float], matrices: list[Tensor]) -> list[float]:
+    """Ratios of bound to truth below 1, beyond the truth's own rounding."""
+    ratios = [bound(m) / truth(m) for m in matrices]
+    return [ratio for ratio in ratios if ratio < 1.0 - 1e-13]
+
+
+def matrices() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, 1), (1, 7), (7, 1), (5, 5), (40, 12), (12, 40), (64, 64), (10, 300)]
+    dense = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    orthogonal = torch.linalg.qr(dense[6])[0]
+    low_rank = dense[4][:, :1] @ dense[5][:1]
+    two_close = torch.diag(torch.tensor([1.0, 1.0 - 1e-9, 0.5], dtype=torch.float64))
+    return [*dense, orthogonal, low_rank, two_close, *(d.float() for d in dense), *(d.bfloat16() for d in dense)]
+
+
+def few_step_power_iteration(matrix: Tensor) -> float:
+    matrix = matrix.double()
+    vector = torch.ones(matrix.shape[1], dtype=torch.float64)
+    for _ in range(3):
+        vector = matrix.T @ (matrix @ vector)
+        vector = vector / vector.norm()
+    return float((matrix @ vector).norm())
+
+
+@pytest.mark.parametrize("iterations", [None, 0, 1, 3, 6, 12])
+def test_never_below_the_truth(iterations: int | None) -> None:
+    assert violations(lambda m: dense_norm(m, iterations), matrices()) == []
+
+
+def test_power_iteration_fails_the_same_check() -> None:
+    assert len(violations(few_step_power_iteration, matrices())) > 3
+
+
+def test_norm_without_margin_in_float32_fails_the_same_check() -> None:
+    generator = torch.Generator().manual_seed(1)
+    many = [torch.randn(30, 30, generator=generator) for _ in range(20)]
+    assert violations(lambda m: float(torch.linalg.matrix_norm(m, 2)), many)
+    assert violations(dense_norm, many) == []
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 2, 6, 10])
+def test_excess_of_gram_iteration_is_as_documented(iterations: int) -> None:
+    for matrix in matrices():
+        rank = int(torch.linalg.matrix_rank(matrix.double()))
+        worst = rank ** (2.0 ** -(iterations + 2)) * rounding_margin(*matrix.shape)
+        assert dense_norm(matrix, iterations) <= truth(matrix) * worst * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("size", [8, 256])
+def test_orthogonal_matrices(size: int) -> None:
+    orthogonal = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64))[0]
+    assert 1.0 <= dense_norm(orthogonal) * (1 + 1e-13) <= 1.0 + 1e-8
+    assert float(gram_norm(orthogonal)) <= 1.0 + 1e-3
+    # the excess is attained: six iterations are two per cent high at this rank
+    assert float(gram_norm(orthogonal, 6)) == pytest.approx(size ** (2.0**-8), rel=1e-6)
+
+
+@pytest.mark.parametrize("iterations", [None, 12])
+@pytest.mark.parametrize("exponent", [-1000, -600, -300, 300, 600, 1000])
+def test_neither_overflow_nor_underflow(exponent: int, iterations: int | None) -> None:
+    base = torch.randn(6, 9, dtype=torch.float64)
+    scaled = torch.ldexp(base, torch.tensor(exponent, dtype=torch.float64))
+    assert dense_norm(scaled, iterations) == pytest.approx(math.ldexp(dense_norm(base, iterations), exponent), rel=1e-9)
+
+
+def test_entries_of_very_different_size() -> None:
+    matrix = torch.diag(torch.tensor([1e-200, 1e-160, 1e-30], dtype=torch.float64))
+    assert dense_norm(matrix) == pytest.approx(1e-30, rel=1e-9)
+    assert dense_norm(matrix) >= 1e-30
+
+
+def test_smallest_subnormal_is_not_lost() -> None:
+    assert dense_norm(torch.full((1, 1), 5e-324, dtype=torch.float64)) >= 5e-324
+    assert dense_norm(torch.full((1, 1), 5e-324, dtype=torch.float64), 3) >= 5e-324
+
+
+@pytest.mark.parametrize("iterations", [None, 12])
+def test_zero_is_zero(iterations: int | None) -> None:
+    assert dense_norm(torch.zeros(3, 4), iterations) == 0.0
+    assert dense_norm(torch.zeros(0, 4), iterations) == 0.0
+
+
+def test_batched_gram_norm_equals_one_by_one() -> None:
+    stack = torch.randn(2, 3, 4, 7, dtype=torch.float64)
+    stack[0, 1] = 0.0
+    stack[1, 2] *= 1e-100
+    norms = gram_norm(stack, 8)
+    assert norms.shape == (2, 3)
+    for i in range(2):
+        for j in range(3):
+            assert float(norms[i, j]) == pytest.approx(dense_norm(stack[i, j], 8), rel=1e-13, abs=0.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("iterations", [None, 12])
+def test_non_finite_weight_is_refused_by_name(value: float, iterations: int | None) -> None:
+    weight = torch.ones(3, 3)
+    weight[1, 2] = value
+    with pytest.raises(ValueError, match=r"(?s)encoder\.fc1.*HINT"):
+        dense_norm(weight, iterations, name="encoder.fc1")
+
+
+@pytest.mark.parametrize("weight", [torch.ones(3), torch.ones(2, 3, 4), torch.ones(2, 2, dtype=torch.int64)])
+def test_what_is_no_real_matrix_is_refused(weight: Tensor) -> None:
+    with pytest.raises(ValueError, match="HINT"):
+        dense_norm(weight)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**20), st.integers(1, 12), st.integers(1, 9), st.booleans(), st.floats(0.0, 3.0))
+def test_largest_of_a_batch_brackets_the_truth(seed: int, count: int, side: int, ties: bool, floor: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    batch = torch.randn(count, side, 5, generator=generator, dtype=torch.complex128) / 4
+    if ties:
+        batch = torch.linalg.qr(torch.randn(count, 5, 5, generator=generator, dtype=torch.complex128))[0]
+    if seed % 3 == 0:
+        batch[0] = 0.0
+    largest = max(floor, float(torch.linalg.svdvals(batch).max()))
+    found = largest_norm(batch, floor=floor)
+    assert largest * (1 - 1e-12) <= found <= largest * 1.001 + 1e-12
+
+
+def test_pruning_with_a_lower_end_that_is_too_high_would_be_seen() -> None:
+    """The same bracket, with ||Z||_F (an upper end) taken for the lower one, drops the true maximum."""
+    flat = torch.diag(torch.full((4,), 0.9, dtype=torch.float64))
+    peaked = torch.diag(torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64))
+    batch = torch.stack([flat, peaked])
+    upper_ends = torch.linalg.matrix_norm(batch @ batch.mT).sqrt()
+    assert upper_ends.argmax() == 0  # unsound pruning would keep the flat one alone, of norm 0.9
+    assert largest_norm(batch) >= 1.0

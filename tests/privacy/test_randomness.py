@@ -1,0 +1,294 @@
+"""Keys, streams, normals and digests: lipdp_lightning/privacy/randomness.py."""
+
+import itertools
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from lipdp_lightning.privacy.randomness import (
+    CounterStream,
+    derive_key,
+    new_secret,
+    normals_from_words_,
+    numeric_environment,
+    state_digest,
+)
+
+SECRET = bytes(range(16))
+KEY = derive_key(SECRET, "test")
+
+# Tuples that a careless encoding maps to the same message.
+CONFUSABLE = [
+    ("a", 12, 3),
+    ("a", 1, 23),
+    ("a", 123),
+    ("a1", 2, 3),
+    ("a", b"12", 3),
+    ("a", b"12", b"3"),
+    ("a", b"123"),
+    ("a", b"1", b"23"),
+    ("a", -12, 3),
+    ("a", 0),
+    ("a", 0, 0),
+    ("a", b""),
+    ("a", b"", b""),
+    ("a",),
+    ("", b"a"),
+    ("a", 1 << 100),
+    ("a", (1).to_bytes(16, "big")),
+    ("a", 1),
+]
+
+
+def repeated_keys(derive: Callable[..., bytes]) -> int:
+    return len(CONFUSABLE) - len({derive(SECRET, *indices) for indices in CONFUSABLE})
+
+
+def joined_key(secret: bytes, purpose: str, *indices: int | bytes) -> bytes:
+    parts = (index if isinstance(index, bytes) else str(index).encode() for index in indices)
+    return derive_key(secret, "x", b"".join([purpose.encode(), *parts]))
+
+
+def test_keys_of_different_indices_differ() -> None:
+    assert repeated_keys(derive_key) == 0
+    assert repeated_keys(joined_key) > 0
+
+
+@given(
+    st.lists(st.integers(-(2**127), 2**127 - 1) | st.binary(max_size=20), max_size=4),
+    st.lists(st.integers(-(2**127), 2**127 - 1) | st.binary(max_size=20), max_size=4),
+)
+def test_key_encoding_is_injective(left: list[int | bytes], right: list[int | bytes]) -> None:
+    same = [type(x) for x in left] == [type(x) for x in right] and left == right
+    assert (derive_key(SECRET, "p", *left) == derive_key(SECRET, "p", *right)) == same
+
+
+def test_keys_depend_on_the_secret_and_accept_numpy_integers() -> None:
+    assert derive_key(bytes(16), "a", 1) != derive_key(SECRET, "a", 1)
+    assert derive_key(SECRET, "a", np.int64(7)) == derive_key(SECRET, "a", 7)
+    assert len(derive_key(SECRET, "a")) == 32
+
+
+def test_bad_secrets_keys_and_indices_are_refused() -> None:
+    with pytest.raises(ValueError, match="HINT"):
+        derive_key(b"short", "noise")
+    with pytest.raises(ValueError, match="HINT"):
+        derive_key(SECRET, "noise", 1 << 127)
+    with pytest.raises(ValueError, match="HINT"):
+        CounterStream(SECRET)
+    with pytest.raises(TypeError):
+        derive_key(SECRET, "noise", 1.5)  # type: ignore[arg-type]
+
+
+def test_secrets_are_128_fresh_bits() -> None:
+    secrets = [new_secret() for _ in range(64)]
+    assert len(set(secrets)) == 64 and {len(secret) for secret in secrets} == {16}
+    ones = sum(byte.bit_count() for secret in secrets for byte in secret)
+    assert abs(ones - 4096) < 5 * math.sqrt(8192) / 2
+
+
+def test_stream_is_aes_256_counter_mode() -> None:
+    """The AES-256-CTR example of NIST SP 800-38A, F.5.5."""
+    key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
+    plain = bytes.fromhex("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51")
+    cipher = bytes.fromhex("601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5")
+    stream = CounterStream(key, position=int.from_bytes(range(0xF0, 0x100), "big"))
+    assert bytes(a ^ b for a, b in zip(stream.bytes(32), plain, strict=True)) == cipher
+
+
+def test_pieces_drawn_in_any_order_and_thread_equal_one_draw() -> None:
+    whole = CounterStream(KEY).uint64(200_000)
+    starts = list(range(0, 200_000, 14_286))  # even: whole blocks
+
+    def piece(start: int) -> np.ndarray:
+        return CounterStream(KEY, position=start // 2).uint64(min(14_286, 200_000 - start))
+
+    with ThreadPoolExecutor(4) as pool:
+        pieces = list(pool.map(piece, reversed(starts)))[::-1]
+    assert np.array_equal(np.concatenate(pieces), whole)
+    stream = CounterStream(KEY)
+    in_sequence = [stream.uint64(100_000), stream.uint64(100_000)]
+    assert np.array_equal(np.concatenate(in_sequence), whole)
+
+
+def test_successive_draws_share_no_block() -> None:
+    stream = CounterStream(KEY)
+    first, second = stream.bytes(5), stream.bytes(16)
+    assert stream.position == 2
+    assert first + bytes(11) != second and second == CounterStream(KEY, position=1).bytes(16)
+    normals = stream.normal(3)
+    assert stream.position == 4
+    assert not torch.isin(normals, CounterStream(KEY).normal(3)).any()
+    whole = CounterStream(KEY).normal(3 * 32_768)  # three of the chunks of which normals are made
+    assert torch.equal(CounterStream(KEY, position=16_384).normal(2 * 32_768, threads=2), whole[32_768:])
+    assert stream.bytes(0) == b"" and stream.normal(0).numel() == 0 and stream.position == 4
+
+
+def test_bytes_are_uniform() -> None:
+    counts = np.bincount(np.frombuffer(CounterStream(KEY).bytes(1 << 20), np.uint8), minlength=256)
+    assert stats.chisquare(counts).pvalue > 1e-4
+    top_bits = CounterStream(KEY).uint64(1 << 16) >> np.uint64(63)
+    assert abs(int(top_bits.sum()) - (1 << 15)) < 4 * math.sqrt(1 << 16) / 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 32_767, 32_769, 300_001])
+def test_normals_are_the_same_for_any_thread_count(count: int) -> None:
+    single = CounterStream(KEY).normal(count)
+    assert single.dtype == torch.float64 and single.device.type == "cpu" and single.shape == (count,)
+    previous = torch.get_num_threads()
+    try:
+        for threads, torch_threads in itertools.product((1, 2, 3, 7), (1, 2)):
+            torch.set_num_threads(torch_threads)
+            assert torch.equal(CounterStream(KEY).normal(count, threads), single)
+    finally:
+        torch.set_num_threads(previous)
+
+
+def test_normals_ignore_default_dtype_and_device() -> None:
+    reference = CounterStream(KEY).normal(100)
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):
+            assert torch.equal(CounterStream(KEY).normal(100), reference)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def transform(radius_words: list[int], angle_words: list[int]) -> torch.Tensor:
+    words = torch.tensor(radius_words + angle_words, dtype=torch.int64)
+    out = torch.empty(words.numel(), dtype=torch.float64)
+    normals_from_words_(words, out, torch.empty(len(radius_words), dtype=torch.float64))
+    return out
+
+
+def test_extreme_words_give_finite_normals_beyond_eight() -> None:
+    lowest, highest = -(1 << 63), (1 << 63) - 1
+    words = [0, lowest, 1, highest, -1]
+    grid = list(itertools.product(words, [*words, 1 << 62, -(1 << 62)]))
+    values = transform([radius for radius, _ in grid], [angle for _, angle in grid])
+    assert values.isfinite().all()
+    assert values.max() == pytest.approx(math.sqrt(2 * 63 * math.log(2)), rel=1e-12)
+    assert values.min() == pytest.approx(-values.max().item(), rel=1e-12)
+    assert transform([highest], [0])[0] == 0.0  # u = 1, not log(0)
+
+
+def largest_of_53_bits() -> float:
+    return transform([0], [0])[0].item()
+
+
+def largest_of_torch_fp32() -> float:
+    """Box-Muller on the extreme uniform of torch's fp32 generator, whose uniforms are multiples of 2^-24."""
+    uniforms = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(uniforms * 2**24, (uniforms * 2**24).round()) and uniforms.max() < 1
+    extreme = torch.tensor(1 - 2.0**-24)
+    return torch.sqrt(-2 * torch.log(1 - extreme)).item()
+
+
+def reaches_the_tail(largest: Callable[[], float]) -> bool:
+    return largest() > 8.5
+
+
+def test_tail_support_exceeds_that_of_fp32() -> None:
+    assert reaches_the_tail(largest_of_53_bits)
+    assert not reaches_the_tail(largest_of_torch_fp32)
+    assert 5.7 < largest_of_torch_fp32() < 5.8
+
+
+def test_values_beyond_5_77_have_the_normal_probability() -> None:
+    """Conditionally on u < 2^-20, that is r > 5.27: rare events at their true rate, 8.3e-3 of the draws."""
+    half = 500_000
+    words = torch.from_numpy(CounterStream(KEY).uint64(2 * half).view(np.int64).copy())
+    words[:half] &= (1 << 43) - 1
+    out = torch.empty(2 * half, dtype=torch.float64)
+    normals_from_words_(words, out, torch.empty(half, dtype=torch.float64))
+    for threshold in (5.3, 5.77, 6.3):
+        expected = 2 * stats.norm.sf(threshold) * 2**20 * out.numel()
+        for sign in (1, -1):
+            count = int((sign * out > threshold).sum())
+            assert abs(count - expected / 2) < 4 * math.sqrt(expected / 2)
+
+
+def test_normals_pass_ks_variance_and_moderate_tails() -> None:
+    sample = CounterStream(KEY).normal(2_000_000)
+    assert stats.kstest(sample.numpy(), "norm").pvalue > 1e-3
+    assert abs(sample.mean().item()) < 4 / math.sqrt(2e6)
+    assert abs(sample.var().item() - 1) < 4 * math.sqrt(2 / 2e6)
+    assert abs((sample**4).mean().item() - 3) < 4 * math.sqrt(96 / 2e6)
+    for threshold in (3.0, 4.0):
+        expected = 2 * stats.norm.sf(threshold) * 2e6
+        assert abs(int((sample.abs() > threshold).sum()) - expected) < 4 * math.sqrt(expected)
+    first, second = sample[:16_384], sample[16_384:32_768]  # the cosines and sines of the same radii
+    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1].item()) < 4 / math.sqrt(16_384)
+    assert abs(torch.corrcoef(torch.stack([first**2, second**2]))[0, 1].item()) < 4 / math.sqrt(16_384)
+
+
+@pytest.mark.slow
+def test_large_draw_has_values_beyond_5_77() -> None:
+    beyond = 0
+    stream = CounterStream(KEY)
+    for _ in range(100):
+        beyond += int((stream.normal(10_000_000).abs() > 5.77).sum())
+    expected = 2 * stats.norm.sf(5.77) * 1e9
+    assert abs(beyond - expected) < 4 * math.sqrt(expected) and beyond > 0
+
+
+def weights() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "layer.weight": torch.randn(4, 3, generator=generator),
+        "layer.bias": torch.randn(4, generator=generator).to(torch.bfloat16),
+        "scale": torch.tensor(0.0, dtype=torch.float64),
+        "empty": torch.zeros(0, 2),
+        "mask": torch.tensor([True, False]),
+    }
+
+
+def changed_states() -> dict[str, bytes]:
+    """The digest after each change that must not repeat the noise."""
+    states: dict[str, bytes] = {"none": state_digest(weights(), b"plan", b"data")}
+    for name in ("layer.weight", "layer.bias"):
+        changed = weights()
+        changed[name].view(torch.uint8).reshape(-1)[-1] ^= 1  # one bit
+        states[f"a bit of {name}"] = state_digest(changed, b"plan", b"data")
+    negative = weights()
+    negative["scale"] = torch.tensor(-0.0, dtype=torch.float64)
+    states["negative zero"] = state_digest(negative, b"plan", b"data")
+    reshaped = weights()
+    reshaped["layer.weight"] = reshaped["layer.weight"].reshape(3, 4)
+    states["shape"] = state_digest(reshaped, b"plan", b"data")
+    retyped = weights()
+    retyped["layer.bias"] = retyped["layer.bias"].view(torch.int16)
+    states["type"] = state_digest(retyped, b"plan", b"data")
+    states["name"] = state_digest([(name + "x", tensor) for name, tensor in weights().items()], b"plan", b"data")
+    states["order"] = state_digest(list(weights().items())[::-1], b"plan", b"data")
+    states["missing"] = state_digest(list(weights().items())[:-1], b"plan", b"data")
+    for context in ([b"plan2", b"data"], [b"pland", b"ata"], [b"plandata"], [b"data", b"plan"], []):
+        states[f"context {context}"] = state_digest(weights(), *context)
+    return states
+
+
+def test_every_change_of_state_changes_the_digest() -> None:
+    states = changed_states()
+    assert len(set(states.values())) == len(states) and {len(digest) for digest in states.values()} == {32}
+
+
+def test_digest_is_of_values_not_of_layout() -> None:
+    plain = weights()
+    reference = state_digest(plain, b"plan")
+    moved = {name: tensor.clone().requires_grad_(tensor.is_floating_point()) for name, tensor in plain.items()}
+    moved["layer.weight"] = plain["layer.weight"].t().contiguous().t()
+    moved["layer.bias"] = plain["layer.bias"].repeat_interleave(2)[::2]
+    assert not any(moved[name].is_contiguous() for name in ("layer.weight", "layer.bias"))
+    assert state_digest(moved, b"plan") == reference == state_digest(plain.items(), b"plan")
+
+
+def test_digest_names_the_numeric_environment() -> None:
+    assert torch.__version__.encode() in numeric_environment()
+    assert state_digest(weights(), numeric_environment()) != state_digest(weights())

@@ -1,0 +1,256 @@
+"""Poisson samples and keyed splits; each check is also shown to reject a sampler that breaks it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from lipdp_lightning.privacy.sampling import keyed_split, local_slice, poisson_sample
+
+SECRET = b"a fixed secret.."
+OTHER = b"another secret.."
+
+
+def draws(sampler, steps, size, rate, secret=SECRET):
+    return [sampler(secret, step, size, rate) for step in range(steps)]
+
+
+def counts_are_binomial(samples, size, rate):
+    """p-value of a chi-square test of the sample sizes against Binomial(size, rate)."""
+    counts = np.array([len(s) for s in samples])
+    edges = stats.binom.ppf(np.linspace(0, 1, 9)[1:-1], size, rate)
+    edges = np.unique(edges)
+    cdf = np.concatenate([[0], stats.binom.cdf(edges, size, rate), [1]])
+    observed = np.bincount(np.searchsorted(edges, counts, side="left"), minlength=len(edges) + 1)
+    return stats.chisquare(observed, np.diff(cdf) * len(counts)).pvalue
+
+
+def overlaps_are_binomial(samples, size, rate):
+    """p-value: indices common to consecutive steps against independent draws."""
+    common = sum(len(np.intersect1d(a, b)) for a, b in zip(samples[::2], samples[1::2], strict=True))
+    return stats.binomtest(common, size * (len(samples) // 2), rate**2).pvalue
+
+
+def empties_are_binomial(samples, size, rate):
+    empties = sum(len(s) == 0 for s in samples)
+    return stats.binomtest(empties, len(samples), (1 - rate) ** size).pvalue
+
+
+def test_sample_sizes_are_binomial():
+    assert counts_are_binomial(draws(poisson_sample, 2000, 500, 0.1), 500, 0.1) > 1e-3
+
+
+def test_fixed_size_batches_are_rejected():
+    def fixed(secret, step, size, rate):
+        return np.random.default_rng(step).permutation(size)[: int(size * rate)]
+
+    assert counts_are_binomial(draws(fixed, 2000, 500, 0.1), 500, 0.1) < 1e-6
+
+
+def test_every_index_is_drawn_at_the_rate():
+    samples = draws(poisson_sample, 3000, 200, 0.05)
+    hits = np.bincount(torch.cat(samples).numpy(), minlength=200)
+    statistic = ((hits - 150) ** 2).sum() / (3000 * 0.05 * 0.95)
+    assert 1e-3 < stats.chi2.sf(statistic, 200) < 1 - 1e-3
+    assert abs(hits.sum() / (3000 * 200) - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 600_000)
+
+
+def test_neighbouring_indices_are_independent():
+    samples = draws(poisson_sample, 3000, 100, 0.2)
+    masks = np.zeros((3000, 100), dtype=bool)
+    for row, sample in zip(masks, samples, strict=True):
+        row[sample.numpy()] = True
+    both = (masks[:, :-1:2] & masks[:, 1::2]).sum()
+    assert stats.binomtest(int(both), 3000 * 50, 0.04).pvalue > 1e-3
+
+
+def test_steps_are_independent():
+    assert overlaps_are_binomial(draws(poisson_sample, 600, 1000, 0.1), 1000, 0.1) > 1e-3
+
+
+def test_a_sampler_that_ignores_the_step_is_rejected():
+    def stuck(secret, step, size, rate):
+        return poisson_sample(secret, 0, size, rate)
+
+    assert overlaps_are_binomial(draws(stuck, 600, 1000, 0.1), 1000, 0.1) < 1e-6
+
+
+def test_a_shuffled_epoch_is_rejected():
+    def epoch(secret, step, size, rate):
+        per_epoch = round(1 / rate)
+        order = np.random.default_rng(step // per_epoch).permutation(size)
+        return order[step % per_epoch :: per_epoch]
+
+    assert overlaps_are_binomial(draws(epoch, 600, 1000, 0.1), 1000, 0.1) < 1e-6
+
+
+def test_empty_samples_occur_as_often_as_they_should():
+    assert empties_are_binomial(draws(poisson_sample, 3000, 10, 0.05), 10, 0.05) > 1e-3
+
+
+def test_resampling_empty_samples_is_rejected():
+    def resampling(secret, step, size, rate):
+        attempt = step
+        while len(sample := poisson_sample(secret, attempt, size, rate)) == 0:
+            attempt += 1_000_000
+        return sample
+
+    assert empties_are_binomial(draws(resampling, 3000, 10, 0.05), 10, 0.05) < 1e-6
+
+
+def test_pure_in_secret_and_step_and_sensitive_to_both():
+    first = poisson_sample(SECRET, 7, 10_000, 0.01)
+    torch.manual_seed(3)
+    assert torch.equal(first, poisson_sample(SECRET, 7, 10_000, 0.01))
+    assert not torch.equal(first, poisson_sample(SECRET, 8, 10_000, 0.01))
+    assert not torch.equal(first, poisson_sample(OTHER, 7, 10_000, 0.01))
+
+
+def test_sorted_unique_int64_in_range():
+    sample = poisson_sample(SECRET, 0, 5000, 0.3)
+    assert sample.dtype == torch.int64
+    assert (sample.diff() > 0).all() and sample[0] >= 0 and sample[-1] < 5000
+
+
+def test_removing_the_last_record_moves_no_other():
+    assert torch.equal(poisson_sample(SECRET, 4, 999, 0.2), (full := poisson_sample(SECRET, 4, 1000, 0.2))[full < 999])
+
+
+def test_blocks_do_not_show(monkeypatch):
+    whole = poisson_sample(SECRET, 2, 10_000, 0.1)
+    monkeypatch.setattr("lipdp_lightning.privacy.sampling._BLOCK", 64)
+    assert torch.equal(whole, poisson_sample(SECRET, 2, 10_000, 0.1))
+
+
+def test_rate_one_is_everything_and_just_below_is_not_an_error():
+    assert torch.equal(poisson_sample(SECRET, 0, 100, 1.0), torch.arange(100))
+    assert len(poisson_sample(SECRET, 0, 1000, math.nextafter(1.0, 0.0))) == 1000
+
+
+class AllZeros:
+    """A stream whose every word is the smallest: selected whenever the threshold is positive."""
+
+    def __init__(self, key):
+        pass
+
+    def uint64(self, count):
+        return np.zeros(count, dtype=np.uint64)
+
+
+def test_threshold_rounds_down(monkeypatch):
+    monkeypatch.setattr("lipdp_lightning.privacy.sampling.CounterStream", AllZeros)
+    assert len(poisson_sample(SECRET, 0, 10, 0.5 * 2.0**-64)) == 0  # rounding up would select all ten
+    assert len(poisson_sample(SECRET, 0, 10, 2.0**-64)) == 10
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, math.nan])
+def test_bad_rates_are_refused(rate):
+    with pytest.raises(ValueError, match="HINT"):
+        poisson_sample(SECRET, 0, 10, rate)
+
+
+def slices_are_a_partition(slicer, sample, world_size, chunks):
+    """Each index exactly once over all ranks and chunks."""
+    parts = [slicer(sample, r, world_size, c, chunks) for r in range(world_size) for c in range(chunks)]
+    return sorted(torch.cat(parts).tolist()) == sample.tolist()
+
+
+@settings(deadline=None, max_examples=200)
+@given(size=st.integers(0, 60), world_size=st.integers(1, 7), chunks=st.integers(1, 5), start=st.integers(0, 1000))
+def test_local_slices_partition_and_are_balanced(size, world_size, chunks, start):
+    sample = torch.arange(start, start + 3 * size, 3)
+    assert slices_are_a_partition(local_slice, sample, world_size, chunks)
+    sizes = [[len(local_slice(sample, r, world_size, c, chunks)) for c in range(chunks)] for r in range(world_size)]
+    flat = [n for row in sizes for n in row]
+    assert max(flat) - min(flat) <= 1
+    per_rank = [sum(row) for row in sizes]
+    assert max(per_rank) - min(per_rank) <= 1
+
+
+def test_per_rank_same_mask_is_rejected():
+    sample = poisson_sample(SECRET, 0, 200, 0.3)
+    assert not slices_are_a_partition(lambda s, r, w, c, k: local_slice(s, 0, w, c, k), sample, 2, 1)
+
+
+def test_per_rank_independent_sampling_is_rejected():
+    own = [poisson_sample(bytes([65 + r]) * 16, 0, 200, 0.3) for r in range(2)]
+    assert not slices_are_a_partition(lambda s, r, w, c, k: own[r], own[0], 2, 1)
+
+
+def micro_batches(slicer_loop, sample, world_size, chunks):
+    return {len(slicer_loop(sample, rank, world_size, chunks)) for rank in range(world_size)}
+
+
+def test_every_rank_runs_every_chunk_even_empty_ones():
+    def all_of_them(sample, rank, world_size, chunks):
+        return [local_slice(sample, rank, world_size, c, chunks) for c in range(chunks)]
+
+    def drops_empty(sample, rank, world_size, chunks):
+        return [part for part in all_of_them(sample, rank, world_size, chunks) if len(part)]
+
+    sample = torch.tensor([5])
+    assert micro_batches(all_of_them, sample, 3, 2) == {2}
+    assert micro_batches(drops_empty, sample, 3, 2) != {2}  # ranks would wait for each other for ever
+
+
+@pytest.mark.parametrize("share", [(2, 2, 0, 1), (-1, 2, 0, 1), (0, 1, 1, 1), (0, 0, 0, 1)])
+def test_shares_that_do_not_exist_are_refused(share):
+    rank, world_size, chunk, chunks = share
+    with pytest.raises(ValueError, match="HINT"):
+        local_slice(torch.arange(4), rank, world_size, chunk, chunks)
+
+
+def validation_ids_kept(split, size=10_000, removed=4321):
+    """How many of the validation ids are still validation ids after one record is removed."""
+    ids = list(range(size))
+    rest = [i for i in ids if i != removed]
+    before, after = split(ids), split(rest)
+    return len(before & after), len(before - {removed})
+
+
+def test_keyed_split_redeals_nobody():
+    def keyed(ids):
+        return {ids[p] for p in keyed_split(SECRET, ids, (0.9, 0.1))[1].tolist()}
+
+    kept, total = validation_ids_kept(keyed)
+    assert kept == total and 850 < total < 1150
+
+
+def test_random_split_redeals_almost_everybody():
+    def permuted(ids):
+        generator = torch.Generator().manual_seed(0)
+        parts = torch.utils.data.random_split(ids, [len(ids) - 1000, 1000], generator)
+        return {ids[p] for p in parts[1].indices}
+
+    kept, total = validation_ids_kept(permuted)
+    assert kept < 0.15 * total
+
+
+def test_keyed_split_partitions_at_the_fractions():
+    parts = keyed_split(SECRET, [f"row {i}" for i in range(6000)], (0.5, 0.3, 0.2))
+    assert sorted(torch.cat(parts).tolist()) == list(range(6000))
+    assert stats.chisquare([len(p) for p in parts], [3000, 1800, 1200]).pvalue > 1e-3
+
+
+def test_keyed_split_depends_on_the_id_and_the_secret_only():
+    ids = [b"x", b"y", "z", 4] * 3
+    first = keyed_split(SECRET, ids, (0.5, 0.5))
+    where = [next(k for k, p in enumerate(first) if i in p.tolist()) for i in range(len(ids))]
+    assert where[:4] == where[4:8] == where[8:]
+    many = list(range(500))
+    assert not torch.equal(keyed_split(SECRET, many, (0.5, 0.5))[0], keyed_split(OTHER, many, (0.5, 0.5))[0])
+
+
+@pytest.mark.parametrize("fractions", [(), (0.5, 0.4), (1.5, -0.5), (math.nan, 1.0)])
+def test_bad_fractions_are_refused(fractions):
+    with pytest.raises(ValueError, match="HINT"):
+        keyed_split(SECRET, [1, 2], fractions)
+
+
+def test_zero_fractions_get_nothing():
+    parts = keyed_split(SECRET, range(300), (0.0, 1.0, 0.0))
+    assert [len(p) for p in parts] == [0, 300, 0]
