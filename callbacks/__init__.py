@@ -2,8 +2,16 @@
 
 from callbacks.accountant import PrivacyAccountant
 from callbacks.gradient_noise import GradientNoiseMonitor
+from callbacks.progress import PrivateProgressBar
 from callbacks.report import PrivacyReport
 from callbacks.resume_checkpoint import ResumeCheckpoint
 from callbacks.run_files import RunFiles
 
-__all__ = ["GradientNoiseMonitor", "PrivacyAccountant", "PrivacyReport", "ResumeCheckpoint", "RunFiles"]
+__all__ = [
+    "GradientNoiseMonitor",
+    "PrivacyAccountant",
+    "PrivacyReport",
+    "PrivateProgressBar",
+    "ResumeCheckpoint",
+    "RunFiles",
+]

@@ -29,7 +29,7 @@ class PrivacyAccountant(Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         strategy = _strategy(trainer)
-        assert strategy.plan is not None
+        assert strategy.plan is not None  # checked in set-up
         self.spending = Spending(strategy.plan)
         self._show(trainer, pl_module, logs_now=False)
         self._stop_if_spent(trainer)
@@ -37,7 +37,7 @@ class PrivacyAccountant(Callback):
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+        if not _strategy(trainer).between_steps:
             return
         self._show(trainer, pl_module, logs_now=True)
         self._stop_if_spent(trainer)
@@ -47,11 +47,14 @@ class PrivacyAccountant(Callback):
         assert self.spending is not None and strategy.plan is not None
         if not strategy.plan.certified:
             return
-        self.epsilon = self.spending.shown(strategy.branches.spent(trainer.global_step))
+        steps = strategy.branches.spent(trainer.global_step)
+        # at the end the guarantee itself, not another accountant's bound on the same steps
+        planned = strategy.plan.steps
+        self.epsilon = self.spending.guarantee().epsilon if steps == planned else self.spending.shown(steps)
         if logs_now:
             module.log("epsilon", self.epsilon, prog_bar=True, logger=False)
         every = self._every or trainer.log_every_n_steps
-        if trainer.global_step % every == 0 or trainer.global_step == strategy.plan.steps:
+        if trainer.global_step % every == 0 or steps == planned:
             for logger in trainer.loggers:
                 logger.log_metrics({"privacy/epsilon": self.epsilon}, step=trainer.global_step)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import platform
 from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 from lightning.pytorch.callbacks import Callback
 
 from callbacks.accountant import _strategy
@@ -18,6 +20,7 @@ from lipdp_lightning.report.plots import all_figures
 from lipdp_lightning.report.write import write_report
 from lipdp_lightning.training.facts import group_rows
 
+HELD_OUT = ("validation/", "test/")
 _PACKAGES = ("lipdp-lightning", "torch", "lightning", "opacus", "prv-accountant", "dp-accounting", "numpy")
 
 
@@ -26,18 +29,23 @@ class PrivacyReport(Callback):
 
     Held-out metrics are marked as such. The report states the epsilon of the planned steps as the guarantee and
     that of the steps taken as what it is.
+
+    Args:
+        directory: where the files are written.
+        title: of the report.
+        config: the resolved configuration, shown in the report.
+        publish: show plots, table and summary to the loggers when training ends; `lipdp fit` does it later,
+            with the held-out metrics.
     """
 
-    def __init__(self, directory: str | Path, title: str = "Private training run", config: str = "") -> None:
-        self.directory, self.title, self.config = Path(directory), title, config
+    def __init__(
+        self, directory: str | Path, title: str = "Private training run", config: str = "", publish: bool = True
+    ) -> None:
+        self.directory, self.title, self.config, self._publish = Path(directory), title, config, publish
         self.history: list[dict[str, Any]] = []
         self.paths: dict[str, Path] = {}
         self.facts: RunFacts | None = None
         self._spending: Spending | None = None
-        self._ended = False
-
-    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        self._trainer = trainer
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         plan = _strategy(trainer).plan
@@ -65,28 +73,40 @@ class PrivacyReport(Callback):
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         self.write(trainer, pl_module)
+        if self._publish:
+            self.publish(trainer)
 
-    def write(self, trainer: lightning.Trainer, module: Any, extra_metrics: dict[str, float] | None = None) -> None:
-        """Write the three files, and show the plots to every logger that takes images."""
+    def write(self, trainer: lightning.Trainer, module: Any, metrics: dict[str, float] | None = None) -> None:
+        """Write the three files; ``metrics`` are the final held-out ones, by default the last that were logged."""
         if not trainer.is_global_zero:
             return
-        self.facts = self._facts(trainer, module, extra_metrics or {})
+        if metrics is None:
+            metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(HELD_OUT)}
+        self.facts = self._facts(trainer, module, metrics)
         self.paths = write_report(self.directory, self.facts)
-        for logger in trainer.loggers:
-            log_image = getattr(logger, "log_image", None)
-            if log_image is not None:
-                figures = all_figures(self.facts)
-                for name, figure in figures.items():
-                    log_image(key=f"report/{name}", images=[_picture(figure)])
 
-    def _facts(self, trainer: lightning.Trainer, module: Any, extra: dict[str, float]) -> RunFacts:
+    def publish(self, trainer: lightning.Trainer) -> None:
+        """Plots as images, the layers as a table and the summary, to every logger that takes them."""
+        if not trainer.is_global_zero or self.facts is None:
+            return
+        for logger in trainer.loggers:
+            if hasattr(logger, "log_image"):
+                for name, figure in all_figures(self.facts).items():
+                    logger.log_image(key=f"report/{name}", images=[_picture(figure)])
+            if hasattr(logger, "log_table") and self.facts.groups:
+                columns = list(self.facts.groups[0])
+                rows = [[group.get(column) for column in columns] for group in self.facts.groups]
+                logger.log_table(key="report/layers", columns=columns, data=rows)
+            summary = getattr(getattr(logger, "experiment", None), "summary", None)
+            if summary is not None and hasattr(summary, "update"):
+                summary.update(summary_of(self.facts))
+
+    def _facts(self, trainer: lightning.Trainer, module: Any, metrics: dict[str, float]) -> RunFacts:
         strategy = _strategy(trainer)
         plan, mechanism, branches = strategy.plan, strategy.mechanism, strategy.branches
         assert plan is not None and mechanism is not None
         spending = self._spending or Spending(plan)
         taken = branches.spent(trainer.global_step)
-        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(("validation/", "test/"))}
-        metrics |= extra
         planned = spending.guarantee() if plan.certified else None
         over = spending.exactly(taken) if plan.certified and taken > plan.steps else planned
         notes = []
@@ -140,6 +160,20 @@ class PrivacyReport(Callback):
         return [rows[step] for step in sorted(rows)]
 
 
+def summary_of(facts: RunFacts) -> dict[str, Any]:
+    """The numbers a run is known by; no epsilon without a certificate."""
+    summary: dict[str, Any] = {
+        "certified": facts.certified, "delta": facts.delta, "noise_multiplier": facts.noise_multiplier,
+        "steps": facts.steps_taken, "adjacency": facts.adjacency, **facts.metrics,
+    }  # fmt: skip
+    if facts.certified:
+        summary |= {"epsilon": facts.epsilon, "epsilon_taken": facts.epsilon_taken}
+    for name in reversed(list(facts.metrics)):
+        if name.endswith(("/accuracy", "/mae")):
+            summary[name.rpartition("/")[2]] = facts.metrics[name]
+    return summary
+
+
 def _released(module: Any) -> list[str]:
     if getattr(module, "log_nonprivate", False):
         return ["nonprivate/loss: the training loss of every step, logged on request"]
@@ -147,8 +181,6 @@ def _released(module: Any) -> list[str]:
 
 
 def _ledger(plan: Any, taken: int) -> list[dict[str, Any]]:
-    import dataclasses
-
     return [dataclasses.asdict(dataclasses.replace(entry, count=taken)) for entry in plan.events()] if taken else []
 
 
@@ -164,9 +196,5 @@ def _versions() -> dict[str, str]:
 
 def _picture(figure: Any) -> Any:
     """A figure as an array of pixels, which loggers take without a display."""
-    import numpy as np
-
     figure.canvas.draw()
     return np.asarray(figure.canvas.buffer_rgba())[..., :3]
-
-

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import signal
+import sys
+import threading
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import lightning
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from callbacks.accountant import _strategy
 
@@ -19,21 +23,56 @@ class ResumeCheckpoint(Callback):
     """Keeps ``directory/last.ckpt`` current, readable by its owner alone: it holds the run's secret.
 
     It is written before the first step, so that a crash at any moment finds the secret, and replaced
-    atomically. Checkpoints for release are made by ``lipdp export``.
+    atomically. Ctrl-C ends the run at the next step boundary, with a checkpoint; a second Ctrl-C at once,
+    and the run continues from the last one. Checkpoints for release are made by ``lipdp export``.
+
+    Args:
+        directory: where last.ckpt is kept; `lipdp fit` uses the run directory.
+        every_n_seconds: how much work a crash may cost at most.
+        every_n_steps: a further checkpoint each so many steps.
     """
 
-    def __init__(self, directory: str | Path, every_n_seconds: float = 60.0, every_n_steps: int | None = None) -> None:
-        self.path = Path(directory) / LAST
+    def __init__(
+        self,
+        directory: str | Path | None = None,
+        every_n_seconds: float = 60.0,
+        every_n_steps: int | None = None,
+    ) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"every_n_steps={every_n_steps} is not positive. HINT: 100, or null.")
+        self.directory = None if directory is None else Path(directory)
         self.every_n_seconds, self.every_n_steps = every_n_seconds, every_n_steps
+        self.interrupted = False
         self._saved_at, self._saved_step = 0.0, -1
+        self._previous_handler: Any = None
+
+    @property
+    def path(self) -> Path:
+        if self.directory is None:
+            raise ValueError("ResumeCheckpoint has no directory. HINT: ResumeCheckpoint('runs/mine/checkpoints').")
+        return self.directory / LAST
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self.interrupted = False
         self.save(trainer)
+        if threading.current_thread() is threading.main_thread():
+            self._previous_handler = signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # only a flag: weights in the middle of an update are no checkpoint
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+        sys.stderr.write("\ninterrupted: finishing this step and saving; once more to stop at once\n")
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step == self._saved_step:
+        if not _strategy(trainer).between_steps or trainer.global_step == self._saved_step:
+            return
+        if trainer.strategy.reduce_boolean_decision(self.interrupted, all=False):
+            self.interrupted = True
+            trainer.should_stop = True
             return
         by_steps = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         by_time = time.monotonic() - self._saved_at > self.every_n_seconds
@@ -46,13 +85,18 @@ class ResumeCheckpoint(Callback):
         if trainer.is_global_zero:
             _strategy(trainer).branches.finish(trainer.global_step)
 
+    def on_exception(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        # Lightning raises this between two batches; any other exception may have torn a step
+        if isinstance(exception, SIGTERMException) and self._saved_step >= 0 and _strategy(trainer).between_steps:
+            self.on_train_end(trainer, pl_module)
+
+    def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        if self._previous_handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._previous_handler)
+            self._previous_handler = None
+
     def save(self, trainer: lightning.Trainer) -> None:
-        temporary = self.path.with_suffix(".part")
-        if trainer.is_global_zero:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
-        trainer.save_checkpoint(temporary)
-        if trainer.is_global_zero:
-            os.chmod(temporary, 0o600)
-            os.replace(temporary, self.path)
+        trainer.save_checkpoint(self.path, weights_only=False)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import lightning
+import yaml
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_info
 
 from callbacks.accountant import _strategy
 from lipdp_lightning.privacy.spending import Spending
@@ -16,10 +17,13 @@ from lipdp_lightning.training.run_directory import RunDirectory
 
 
 class RunFiles(Callback):
-    """Creates the run directory after set-up has passed, and marks it finished when the plan's steps are taken."""
+    """Claims the run directory, prints what was derived from the plan, and keeps run.json up to date.
 
-    def __init__(self, directory: RunDirectory, config: str = "", target_epsilon: float | None = None) -> None:
-        self.directory, self.config, self.target_epsilon = directory, config, target_epsilon
+    The run is finished when the plan's steps are spent; stopped earlier, it can be continued.
+    """
+
+    def __init__(self, directory: RunDirectory, config: str = "") -> None:
+        self.directory, self.config = directory, config
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         strategy = _strategy(trainer)
@@ -27,19 +31,20 @@ class RunFiles(Callback):
         assert plan is not None and mechanism is not None
         if not trainer.is_global_zero:
             return
-        self.directory.create(plan.digest().hex(), plan.to_dict(), self.config)
+        self.directory.claim(plan.digest().hex(), plan.to_dict(), self.config)
         facts: dict[str, Any] = dict(plan.to_dict(), sample_rate=plan.sample_rate, certified=plan.certified)
         if plan.certified:
             facts["epsilon"] = Spending(plan).guarantee().epsilon
-        rank_zero_info(plan_table({k: v for k, v in facts.items() if v not in (None, (), [], False) or k == "certified"}))
-        rank_zero_info(certificate_table(group_rows(mechanism)))
+        shown = {k: v for k, v in facts.items() if v not in (None, (), [], False) or k == "certified"}
+        sys.stdout.write(f"{plan_table(shown)}\n\n{certificate_table(group_rows(mechanism))}\n\n")
+        sys.stdout.flush()
+        hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:
-            logger.log_hyperparams({"privacy_plan": facts, "config": self.config})
+            logger.log_hyperparams(hyperparameters)
 
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         strategy = _strategy(trainer)
         assert strategy.plan is not None
         if trainer.is_global_zero:
-            done = trainer.global_step >= min(strategy.branches.limit(), trainer.max_steps)
-            status = "finished" if done else "stopped"
+            status = "finished" if trainer.global_step >= strategy.branches.limit() else "stopped"
             self.directory.mark(status, strategy.plan.digest().hex(), steps=trainer.global_step)

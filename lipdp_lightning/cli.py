@@ -13,6 +13,8 @@ COMMANDS = {
     "certify": "print the certificate of a configuration's model, and attack it",
     "budget": "what epsilon a noise multiplier buys, and the other way round",
     "bench": "what the certificate costs per step, on this machine",
+    "export": "write a release checkpoint of a run, without anything secret",
+    "status": "list the runs of a folder with state, step, epsilon and accuracy",
     "report": "write the reports of a run directory again",
 }
 
@@ -46,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser = argparse.ArgumentParser(prog=f"lipdp {name}", description=COMMANDS[name])
         command.add_arguments(parser)
         return int(command.run(parser.parse_args(rest)))
-    except (ValueError, FileNotFoundError) as error:
-        sys.stderr.write(f"lipdp {name}: {error}\n")
-        return 2
     except BrokenPipeError:
         return 0
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"lipdp {name}: {error}\n")
+        return 2
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
 """Attacks on certificates, and a table of what they found."""
 
 from .attack import attack
+from .certificate_table import certificate_json, certificate_table
 from .ratios import AttackReport, Finding, GroupRatio, NodeRatio
+from .rules import RuleRatio, rule_ratios
 
-__all__ = ["AttackReport", "Finding", "GroupRatio", "NodeRatio", "attack"]
+__all__ = [
+    "AttackReport", "Finding", "GroupRatio", "NodeRatio", "RuleRatio", "attack", "certificate_json",
+    "certificate_table", "rule_ratios",
+]  # fmt: skip

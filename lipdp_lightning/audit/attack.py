@@ -7,6 +7,7 @@ how tight the certificate is.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +17,13 @@ from ..bounds.certificate import Certificate
 from ..bounds.certifier import Certifier
 from ..bounds.losses import Loss, as_loss
 from ..layers.dropout import KeyedDropout
+from ..layers.scaled import ScaledLayer
+from .independence import interaction
 from .measure import Meter, quantity_names, slopes
 from .production import training_ratios
 from .ratios import AttackReport, GroupRatio, NodeRatio
-from .starts import Targets, enumerated_targets, project, starting_inputs, target_source
+from .starts import Targets, alternative_targets, project, starting_inputs, target_source
 from .weights import ascend_weights
-
-_LABELS_TRIED = 16
 
 
 @dataclass
@@ -84,20 +85,23 @@ def attack(
     names = quantity_names(certificate)
     best = Best.nothing(len(names), inputs, labels)
     goals = assigned_goals(certificate, len(inputs))
-    every_label = enumerated_targets(certified_loss, output_shape, _LABELS_TRIED)
     for round_ in range(1 + weight_rounds * weights):
         if round_ > 0:
             certificate = ascend_weights(meter, certifier, certificate, inputs, labels, goals, best, steps)
         for part in (steps - steps // 2, steps // 2):
-            labels = best_labels(meter, certificate, inputs, labels, goals, every_label, best)
+            others = alternative_targets(certified_loss, output_shape, draw, len(inputs), generator)
+            labels = best_labels(meter, certificate, inputs, labels, goals, best, others)
             inputs = ascend_inputs(meter, certificate, inputs, labels, goals, best, part, input_bound, generator)
-    return _report(subject, input_shape, input_bound, certified_loss, certificate, best, restarts, steps, seed, weights)  # fmt: skip
+    setting = (restarts, steps, seed, weights)
+    return _report(subject, input_shape, input_bound, certified_loss, certificate, best, setting)
 
 
 def prepared(model: nn.Module, seed: int) -> nn.Module:
     """A float64 copy in evaluation mode; dropout keyed by example stays on, with one mask for all candidates."""
     subject = copy.deepcopy(model).double().eval()
     for index, module in enumerate(subject.modules()):
+        if isinstance(module, ScaledLayer):
+            module.gradient_scaler = None
         if isinstance(module, KeyedDropout):
             module.train()
             module.context = (seed + index, torch.zeros(1, dtype=torch.int64))
@@ -118,19 +122,19 @@ def _goal_values(ratios: Tensor, goals: Tensor) -> Tensor:
 
 
 def best_labels(
-    meter: Meter, certificate: Certificate, inputs: Tensor, labels: Tensor, goals: Tensor,
-    every_label: Tensor | None, best: Best,
+    meter: Meter, certificate: Certificate, inputs: Tensor, labels: Tensor, goals: Tensor, best: Best,
+    others: Iterable[Tensor],
 ) -> Tensor:  # fmt: skip
-    """For each candidate the label with the largest ratio of its goal."""
-    if every_label is None:
-        return labels
-    tried = []
-    for label in every_label:
-        targets = label.expand(len(inputs)).clone()
+    """For each candidate the target, its own or another, with the largest ratio of its goal."""
+    chosen, value = labels, torch.full((len(inputs),), -torch.inf, dtype=inputs.dtype)
+    for targets in (labels, *others):
         ratios = meter.ratios(inputs, targets, certificate, differentiable=False).flat()
         best.see(ratios, inputs, targets)
-        tried.append(_goal_values(ratios, goals))
-    return every_label[torch.stack(tried).nan_to_num(nan=torch.inf).argmax(0)]
+        reached = _goal_values(ratios, goals)
+        better = reached > value
+        value = torch.where(better, reached, value)
+        chosen = torch.where(better.reshape(-1, *(1,) * (targets.dim() - 1)), targets, chosen)
+    return chosen
 
 
 def ascend_inputs(
@@ -160,13 +164,14 @@ def ascend_inputs(
 
 def _report(
     subject: nn.Module, input_shape: tuple[int, ...], input_bound: float, loss: Loss, certificate: Certificate,
-    best: Best, restarts: int, steps: int, seed: int, weights: bool,
+    best: Best, setting: tuple[int, int, int, bool],
 ) -> AttackReport:  # fmt: skip
     groups, nodes = len(certificate.groups), len(certificate.nodes)
     main = 2 * groups + 2
     candidates = best.inputs[:main], best.targets[:main]
     arguments = (subject, input_shape, input_bound, loss, *candidates)
     double, single = (training_ratios(*arguments, dtype) for dtype in (torch.float64, torch.float32))
+    mixed = interaction(subject, best.inputs)
     value = best.values.tolist()
     group_ratios = tuple(
         GroupRatio(
@@ -183,5 +188,5 @@ def _report(
     witnesses = {names[i]: (best.inputs[i], best.targets[i]) for i in range(len(names))}
     return AttackReport(
         group_ratios, node_ratios, max(value[2 * groups], double.joint), single.joint, value[2 * groups + 1],
-        restarts, steps, seed, weights, witnesses,
+        mixed, *setting, witnesses,
     )  # fmt: skip

@@ -12,7 +12,8 @@ from torch.func import functional_call, grad, vmap
 
 from ..bounds.certificate import Certificate, GroupBound
 from ..bounds.losses import Loss
-from ..bounds.trace import propagate_shapes, trace
+from ..bounds.shapes import propagate_shapes
+from ..bounds.trace import trace
 from .recorder import Runner, Tensors
 
 _TINY = 1e-30
@@ -76,9 +77,7 @@ def ratio(measured: Tensor, certified: float) -> Tensor:
 class Meter:
     """Measures one model, in its own dtype, against certificates of its current weights."""
 
-    def __init__(
-        self, model: nn.Module, input_shape: tuple[int, ...], loss: Loss, certificate: Certificate
-    ) -> None:
+    def __init__(self, model: nn.Module, input_shape: tuple[int, ...], loss: Loss, certificate: Certificate) -> None:
         self.model, self.loss = model, loss
         graph = trace(model)
         propagate_shapes(graph, input_shape)
@@ -126,9 +125,7 @@ class Meter:
         """None where the model does not vectorise: custom autograd functions have no vmap rule."""
         per_example = grad(self._single, argnums=(0, 1, 2), has_aux=True)
         try:
-            return vmap(per_example, in_dims=(None, None, None, 0, 0), randomness="same")(
-                *live, inputs, targets
-            )
+            return vmap(per_example, in_dims=(None, None, None, 0, 0), randomness="same")(*live, inputs, targets)
         except RuntimeError:
             return None
 
@@ -194,9 +191,7 @@ class Meter:
         return row_norms(torch.cat([s.flatten(1) for s in scaled.values()], 1))
 
 
-def joint_ratio(
-    groups: Sequence[GroupBound], sizes: Sequence[Tensor], norms: Tensors, zero: Tensor
-) -> Tensor:
+def joint_ratio(groups: Sequence[GroupBound], sizes: Sequence[Tensor], norms: Tensors, zero: Tensor) -> Tensor:
     """sqrt(sum_k (c_i ||g_ik|| / tau_k)^2) with c_i = 1 / sqrt(sum_k (l_k n_ik / tau_k)^2) and tau_k = Delta_k.
 
     A use whose layer cannot measure n_ik enters c_i with its worst case.

@@ -86,9 +86,7 @@ def _gradient_sizes(net, loss, x, y, certificate, scaler_of) -> dict[str, float]
     return sizes
 
 
-def _joint(
-    net: nn.Module, certificate: Certificate, sizes: dict[str, float], norms: dict[int, list[Tensor]]
-) -> float:
+def _joint(net: nn.Module, certificate: Certificate, sizes: dict[str, float], norms: dict[int, list[Tensor]]) -> float:
     """As :func:`lipdp_lightning.audit.measure.joint_ratio`, n_ik as the layers reported them, call by call."""
     calls = {key: iter(list(values)) for key, values in norms.items()}
     claimed = moved = 0.0

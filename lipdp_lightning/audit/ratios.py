@@ -51,13 +51,18 @@ class NodeRatio:
 
 @dataclass(frozen=True)
 class AttackReport:
-    """Every ratio of one attack. ``witnesses`` maps a claim to the input and the target that attained it."""
+    """Every ratio of one attack. ``witnesses`` maps a claim to the input and the target that attained it.
+
+    ``interaction`` tells how much the examples of a batch influence each other: anything above zero is a
+    violation, of infinite ratio, because then no bound on a single example bounds anything.
+    """
 
     groups: tuple[GroupRatio, ...]
     nodes: tuple[NodeRatio, ...]
     joint: float
     joint_float32: float
     loss_gradient: float
+    interaction: float
     restarts: int
     steps: int
     seed: int
@@ -72,6 +77,7 @@ class AttackReport:
         yield Finding("joint", self.joint)
         yield Finding("joint, float32", self.joint_float32)
         yield Finding("loss gradient", self.loss_gradient)
+        yield Finding("examples kept apart", math.inf if self.interaction > 0 else 0.0)
         for node in self.nodes:
             if not node.is_input:
                 yield Finding(f"node {node.name} ({node.operation}), forward", node.forward)
@@ -98,6 +104,7 @@ class AttackReport:
             "joint": self.joint,
             "joint_float32": self.joint_float32,
             "loss_gradient": self.loss_gradient,
+            "interaction": self.interaction,
             "restarts": self.restarts,
             "steps": self.steps,
             "seed": self.seed,

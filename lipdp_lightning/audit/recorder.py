@@ -27,7 +27,7 @@ class _Recorder(fx.Interpreter):
         if n.name in self.probes:
             result = result + self.probes[n.name]
         if isinstance(result, Tensor):
-            self.values[n.name] = result
+            self.values[n.name] = result.clone()  # the next operation may overwrite it
         elif isinstance(result, tuple | list) and result and all(isinstance(r, Tensor) for r in result):
             self.values[n.name] = torch.cat([r.reshape(1, -1) for r in result], 1)
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from ..bounds.losses import (
 )
 
 _CLASS_LOSSES = (CrossEntropy, MulticlassHinge, CosineSimilarity)
+_LABELS_TRIED = 16
 Targets = Callable[[int, torch.Generator], Tensor]
 
 
@@ -82,8 +83,16 @@ def target_source(loss: Loss, output_shape: tuple[int, ...]) -> Targets:
     )
 
 
-def enumerated_targets(loss: Loss, output_shape: tuple[int, ...], limit: int) -> Tensor | None:
-    """Every label of a classification without positions, if there are at most ``limit``."""
-    if isinstance(loss, _CLASS_LOSSES) and len(output_shape) == 1 and output_shape[0] <= limit:
-        return torch.arange(output_shape[0])
-    return None
+def alternative_targets(
+    loss: Loss, output_shape: tuple[int, ...], draw: Targets, count: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """Other targets for every candidate: each label at all positions, all outputs far on one side, random ones."""
+    if isinstance(loss, _CLASS_LOSSES):
+        for label in range(min(output_shape[0], _LABELS_TRIED)):
+            yield torch.full((count, *output_shape[1:]), label)
+    elif isinstance(loss, BinaryCrossEntropy | Huber | SquaredError):
+        sample = draw(count, generator)
+        for side in (sample.min(), sample.max()):
+            yield torch.full_like(sample, float(side))
+    if not isinstance(loss, _CLASS_LOSSES) or len(output_shape) > 1:
+        yield draw(count, generator)

@@ -58,7 +58,6 @@ def _evaluate(
     return float(goal.detach()), {n: p.detach() for n, p in live.items()}, dict(zip(live, found, strict=True))
 
 
-
 @torch.no_grad()
 def _restore_norms(
     certifier: Certifier, parameters: dict[str, Tensor], norms: dict[str, float], vectors: dict[str, float]

@@ -62,7 +62,8 @@ class GroupBound:
         if scaling in ("worst_case", "joint"):
             return self.worst_case
         if scaling == "batch_max":
-            return self.layerwise  # what thesis Algorithm 8 claims; it is not a bound
+            # thesis Algorithm 8, line 5, as printed: the layer's own norm enters; it bounds nothing
+            return sum(u.cotangent_bound * u.lipschitz for u in self.uses)
         raise ValueError(f"scaling={scaling!r} is unknown. HINT: one of {', '.join(CERTIFIED_SCALINGS)}.")
 
 

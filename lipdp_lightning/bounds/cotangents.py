@@ -72,24 +72,17 @@ class CotangentWalk:
         slots = [c for read, c in zip(self._slots[reader], bound.slots, strict=True) if read is node]
         return min(cotangent[reader] * _gain(bound, slots), bound.cotangent_cap)
 
-    def _received(
-        self, node: fx.Node, bounds: Mapping[fx.Node, Bound], cotangent: Mapping[fx.Node, float]
-    ) -> float:
+    def _received(self, node: fx.Node, bounds: Mapping[fx.Node, Bound], cotangent: Mapping[fx.Node, float]) -> float:
         by_member: dict[int, float] = {}
         for reader in self._readers[node]:
             member = _member(reader, len(bounds[node].parts))
-            by_member[member] = by_member.get(member, 0.0) + self._from_reader(
-                node, reader, bounds, cotangent
-            )
+            by_member[member] = by_member.get(member, 0.0) + self._from_reader(node, reader, bounds, cotangent)
         return math.hypot(*by_member.values()) if by_member else 0.0
 
     def _between(self, start: fx.Node, region: Sequence[fx.Node], bounds: Mapping[fx.Node, Bound]) -> float:
         reach = {start: 1.0}
         for node in region:
-            steps = [
-                reach.get(read, 0.0) * c
-                for read, c in zip(self._slots[node], bounds[node].slots, strict=True)
-            ]
+            steps = [reach.get(read, 0.0) * c for read, c in zip(self._slots[node], bounds[node].slots, strict=True)]
             reach[node] = _gain(bounds[node], steps)
         return reach[region[-1]]
 

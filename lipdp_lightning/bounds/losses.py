@@ -43,9 +43,7 @@ def _public_weights(weights: tuple[float, ...] | None, like: Tensor) -> Tensor |
 
 def _check_weights(weights: tuple[float, ...] | None) -> None:
     if weights is not None and not all(math.isfinite(w) and w >= 0 for w in weights):
-        raise ValueError(
-            f"class_weights={weights} are not finite and non-negative. HINT: declare public weights."
-        )
+        raise ValueError(f"class_weights={weights} are not finite and non-negative. HINT: declare public weights.")
 
 
 @dataclass(frozen=True)
@@ -84,12 +82,7 @@ class CrossEntropy(Loss):
         return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
-        return (
-            math.sqrt(2.0)
-            / self.temperature
-            * max(self.class_weights or (1.0,))
-            * math.sqrt(_positions(shape))
-        )
+        return math.sqrt(2.0) / self.temperature * max(self.class_weights or (1.0,)) * math.sqrt(_positions(shape))
 
 
 @dataclass(frozen=True)
@@ -235,9 +228,7 @@ def _from_torch(loss: nn.Module) -> Loss:
         raise ValueError(f"loss {type(loss).__name__}(reduction='mean'): {_MEAN}. {hint}.")
     if isinstance(loss, nn.CrossEntropyLoss):
         if loss.ignore_index != -100:
-            raise ValueError(
-                f"loss CrossEntropyLoss(ignore_index={loss.ignore_index}) is not supported. {_LOSS_HINT}"
-            )
+            raise ValueError(f"loss CrossEntropyLoss(ignore_index={loss.ignore_index}) is not supported. {_LOSS_HINT}")
         if loss.weight is not None and loss.label_smoothing:
             raise ValueError(
                 f"loss CrossEntropyLoss with both weight and label_smoothing is not supported. {_LOSS_HINT}"

@@ -1,4 +1,4 @@
-"""From a model to a graph of operations with the shape of one example at every node."""
+"""From a model to a graph of operations, or to the reasons why it has none that a certificate could trust."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from .inplace import overwrites_shared_value
 from .registry import function_rule, module_rule
-from .values import BatchNumber, Constant
-
-PROBE_BATCHES = (2, 3)
 
 
 @dataclass(frozen=True)
@@ -63,10 +60,10 @@ def custom_gradients_refused() -> Iterator[None]:
         raise TypeError(f"it calls the torch.autograd.Function {cls.__name__}, whose backward has no bound")
 
     try:
-        function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+        function.apply = classmethod(apply)
         yield
     finally:
-        function.apply = original  # type: ignore[method-assign]
+        function.apply = original
 
 
 def _text(graph: fx.Graph) -> str:
@@ -105,9 +102,7 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if module_rule(type(m)) is not None:
             return True
-        return m.__module__.startswith("torch.nn") and not isinstance(
-            m, nn.Sequential | nn.ModuleList | nn.ModuleDict
-        )
+        return m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential | nn.ModuleList | nn.ModuleDict)
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
@@ -122,7 +117,9 @@ def trace(model: nn.Module) -> fx.GraphModule:
         if _text(graph) != _text(in_evaluation):
             raise ValueError("it computes one thing in training and another in evaluation mode")
     except Exception as error:  # whatever a user's forward raises on proxies
-        reason = f"its forward cannot be traced ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+        reason = (
+            f"its forward cannot be traced ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+        )
         hint = (
             "write a forward without if, for or len on tensor values, or put the part into a module with a rule "
             "of its own (see CONTRIBUTING)"
@@ -173,11 +170,7 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
         if node.op == "call_module":
             kind = type(modules[str(node.target)])
             found = module_rule(kind)
-            what = (
-                f"torch.nn.{kind.__qualname__}"
-                if kind.__module__.startswith("torch.nn")
-                else kind.__qualname__
-            )
+            what = f"torch.nn.{kind.__qualname__}" if kind.__module__.startswith("torch.nn") else kind.__qualname__
         elif node.op in ("call_function", "call_method"):
             found, what = function_rule(node.target), operation_name(node)
             if found is None and what in _SHAPE_ONLY:
@@ -185,9 +178,7 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
         else:
             continue
         if found is None:
-            hint = (
-                "register a rule for it (CONTRIBUTING, 'a rule for your own layer'), or use a supported layer"
-            )
+            hint = "register a rule for it (CONTRIBUTING, 'a rule for your own layer'), or use a supported layer"
             problems.append(Problem(node_path(node), f"{what} has no rule", hint))
         elif not callable(found):
             problems.append(Problem(node_path(node), f"{what}: {found.reason}", found.hint))
@@ -211,105 +202,3 @@ _SHAPE_ONLY = frozenset(
         "sub",
     }
 )
-
-
-class _ShapeInterpreter(fx.Interpreter):
-    """Runs the graph on zeros and keeps what every node returned, as shapes and numbers."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=True)
-        self.seen: dict[str, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        self.seen[n.name] = fx.node.map_aggregate(
-            result, lambda v: torch.Size(v.shape) if isinstance(v, Tensor) else v
-        )
-        return result
-
-
-def _run(
-    graph: fx.GraphModule, batch: int, input_shape: tuple[int, ...], like: Tensor | None
-) -> dict[str, Any]:
-    dtype = like.dtype if like is not None else torch.get_default_dtype()
-    device = like.device if like is not None else "cpu"
-    interpreter = _ShapeInterpreter(graph)
-    with torch.no_grad():
-        interpreter.run(torch.zeros((batch, *input_shape), dtype=dtype, device=device))
-    return interpreter.seen
-
-
-def propagate_shapes(graph: fx.GraphModule, input_shape: tuple[int, ...]) -> None:
-    """Store in ``node.meta["shape"]`` one example's shape (a tuple of them for a tuple output), or a number.
-
-    The graph runs at two batch sizes: a tensor whose first dimension does not follow the batch, or whose
-    other dimensions do, mixes examples and is recorded as a string that says so.
-    """
-    like = next((p for p in graph.parameters()), None)
-    try:
-        with training_mode(graph, False):
-            first, second = (_run(graph, batch, input_shape, like) for batch in PROBE_BATCHES)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        reason = f"it fails on an input of shape (batch, {', '.join(map(str, input_shape))}): {str(error).splitlines()[0]}"
-        raise CertificationError(
-            [Problem("forward", reason, "check input_shape, given without the batch")]
-        ) from error
-    for node in graph.graph.nodes:
-        node.meta["shape"] = _shape_of(node, first[node.name], second[node.name])
-
-
-MIXED = "mixed"
-
-
-def depends_on_example(node: fx.Node) -> bool:
-    """Whether the node's output is a tensor, or a tuple of tensors, made from the input."""
-    return isinstance(node.meta["shape"], tuple | list) or node.meta["shape"] == MIXED
-
-
-def argument_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes in the argument slots, in order and with multiplicity; ``node.all_input_nodes`` lists each once."""
-    found: list[fx.Node] = []
-    fx.node.map_arg((node.args, node.kwargs), lambda n: found.append(n) or n)
-    return tuple(found)
-
-
-def _shape_of(node: fx.Node, first: Any, second: Any) -> Any:
-    """One example's shape; a list for a tuple output; MIXED; the number itself; or None for constants."""
-    if node.op in ("get_attr", "output"):
-        return None
-    made_from_input = node.op == "placeholder" or any(depends_on_example(n) for n in argument_nodes(node))
-    if isinstance(first, torch.Size):
-        if not made_from_input:
-            return None
-        follows = len(first) > 0 and (first[0], second[0]) == PROBE_BATCHES and first[1:] == second[1:]
-        return tuple(first[1:]) if follows else MIXED
-    if isinstance(first, tuple | list) and first and all(isinstance(v, torch.Size) for v in first):
-        parts = [_shape_of(node, a, b) for a, b in zip(first, second, strict=True)]
-        return MIXED if MIXED in parts else parts
-    same = first == second and not any(_counts_examples(n) for n in argument_nodes(node))
-    return Number(first if same else BatchNumber(first))
-
-
-def _counts_examples(node: fx.Node) -> bool:
-    """Whether it is a number made from the batch size; what is computed from it may agree at both probes."""
-    shape = node.meta["shape"]
-    return (
-        isinstance(shape, Number)
-        and isinstance(shape.value, BatchNumber)
-        and not isinstance(shape.value.value, tuple)  # of a whole shape, single entries may be public
-    )
-
-
-@dataclass(frozen=True)
-class Number:
-    """A value of the graph that is not a tensor."""
-
-    value: Any
-
-
-def constant_of(model: nn.Module, target: str) -> Constant | nn.Parameter:
-    """The buffer or parameter that a get_attr node reads, as it is in the model now."""
-    found: Any = model
-    for part in target.split("."):
-        found = getattr(found, part)
-    return found if isinstance(found, nn.Parameter) else Constant(found)

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import lightning
+from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from callbacks import GradientNoiseMonitor, PrivacyAccountant, PrivacyReport, ResumeCheckpoint, RunFiles
+from callbacks import (
+    GradientNoiseMonitor,
+    PrivacyAccountant,
+    PrivacyReport,
+    PrivateProgressBar,
+    ResumeCheckpoint,
+    RunFiles,
+)
 from data_modules.base import PrivateDataModule
 
+from ..bounds.losses import Loss
 from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
-from ..training.guards import steps_per_epoch
+from ..training.checkpoint_io import read_checkpoint
+from ..training.guards import optimizers_of, refuse_strategy, steps_per_epoch
 from ..training.module import PrivateModule
+from ..training.resume import check_fits
 from ..training.run_directory import RunDirectory
 from ..training.settings import PrivacySettings
+from ..training.step_record import StepRecord
 from ..training.strategy import PrivateStrategy
+from .quiet import quiet
 
+DEFAULTS = {
+    "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,
+    "max_epochs": None,
+    "check_val_every_n_epoch": None,
+    "enable_model_summary": False,
+}
 VALIDATIONS_PER_RUN = 20
+
+# losses are dataclasses, of which jsonargparse accepts subclasses only when told so
+set_parsing_settings(subclasses_enabled=[Loss])
 
 
 class Experiment(LightningCLI):
@@ -39,8 +57,9 @@ class Experiment(LightningCLI):
             PrivateDataModule,
             subclass_mode_data=True,
             save_config_callback=None,
-            seed_everything_default=True,
-            trainer_defaults={"num_sanity_val_steps": 0, "use_distributed_sampler": False, "max_epochs": None},
+            # initial weights only; sampling and noise come from the run's secret
+            seed_everything_default=0,
+            trainer_defaults=DEFAULTS,
             run=False,
             args=list(arguments),
             parser_kwargs={"exit_on_error": False},
@@ -62,9 +81,17 @@ class Experiment(LightningCLI):
         self.config_init = self.parser.instantiate_classes(self.config)
         self.datamodule = self._get(self.config_init, "data")
         self.model = self._get(self.config_init, "model")
-        self._add_configure_optimizers_method_to_model(self.subcommand)
+        self._make_optimizer()
+        if self.datamodule.dataset_size < 1:
+            self.datamodule.setup()  # says which declaration is wrong
         self.plan = self.settings.plan(self.datamodule.dataset_size, self.model.input_bound)
         self.trainer = self.instantiate_trainer()
+
+    def _make_optimizer(self) -> None:
+        try:
+            self._add_configure_optimizers_method_to_model(self.subcommand)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"the optimizer cannot be made: {error}. HINT: check optimizer.init_args.") from error
 
     def instantiate_trainer(self, **kwargs: Any) -> lightning.Trainer:
         chosen = self._get(self.config_init, "trainer", default={})
@@ -72,9 +99,11 @@ class Experiment(LightningCLI):
         strategy = options.pop("strategy", "auto")
         options["strategy"] = self._strategy(strategy)
         options["max_steps"], options["max_epochs"] = self._length(options), -1
+        if isinstance(options.get("val_check_interval"), int):
+            options.setdefault("check_val_every_n_epoch", None)  # so that batches are counted across epochs
         options.setdefault("check_val_every_n_epoch", self._validate_every())
-        user = options.pop("callbacks", None) or []
-        callbacks = [*(user if isinstance(user, list) else [user]), *self._callbacks()]
+        given = options.pop("callbacks", None) or []
+        callbacks = self._callbacks(given if isinstance(given, list) else [given], options)
         options["callbacks"] = callbacks
         options["enable_checkpointing"] = any(isinstance(c, lightning.pytorch.callbacks.Checkpoint) for c in callbacks)
         if options.get("logger") in (None, True):
@@ -89,16 +118,14 @@ class Experiment(LightningCLI):
         elif given in ("auto", "private", "ddp"):
             strategy = PrivateStrategy()
         else:
-            raise ValueError(
-                f"trainer.strategy={given!r} cannot hold the private step: sharded and other strategies reduce or split "
-                "gradients before noise is added. HINT: leave it out, or use lipdp_lightning.training.PrivateStrategy."
-            )
+            raise refuse_strategy(given)
         strategy.plan = self.plan
         strategy.physical_batch_size = self.settings.physical_batch_size
         strategy.noise_mode = self.settings.noise_mode
         strategy.public_context = self.resolved().encode()
         if self._directory is not None:
             strategy.branches = Branches(self._directory.ledger)
+            strategy.record = StepRecord(self._directory.steps)
         return strategy
 
     def _length(self, options: dict[str, Any]) -> int:
@@ -118,63 +145,76 @@ class Experiment(LightningCLI):
     def _validate_every(self) -> int:
         return max(1, self.plan.steps // steps_per_epoch(self.plan) // VALIDATIONS_PER_RUN)
 
-    def _callbacks(self) -> list[lightning.Callback]:
-        callbacks: list[lightning.Callback] = [PrivacyAccountant(), GradientNoiseMonitor()]
+    def _callbacks(self, given: list[Any], options: dict[str, Any]) -> list[Any]:
+        """The callbacks of the configuration, and of the usual ones those that it does not configure itself."""
+        usual: list[Any] = [PrivacyAccountant(), GradientNoiseMonitor()]
         if self._directory is not None:
             title = f"{type(self.model.network).__name__} on {type(self.datamodule).__name__}"
-            callbacks += [
-                RunFiles(self._directory, self.resolved()),
-                PrivacyReport(self._directory.path, title=title, config=self.resolved()),
-                ResumeCheckpoint(self._directory.checkpoint.parent),
+            config = self.resolved()
+            usual += [
+                ResumeCheckpoint(),
+                PrivacyReport(self._directory.path, title=title, config=config, publish=False),
+                RunFiles(self._directory, config),
             ]
+        has_bar = any(isinstance(c, lightning.pytorch.callbacks.ProgressBar) for c in given)
+        if not has_bar and options.get("enable_progress_bar", True):
+            usual.append(PrivateProgressBar())
+        callbacks = [*given, *(c for c in usual if not any(type(g) is type(c) for g in given))]
+        for callback in callbacks:
+            if isinstance(callback, ResumeCheckpoint) and callback.directory is None and self._directory is not None:
+                callback.directory = self._directory.checkpoint.parent
         return callbacks
 
     def _loggers(self) -> list[Any] | bool:
         if self._directory is None:
             return False
-        from lightning.pytorch.loggers import CSVLogger
+        from .loggers import RunCSVLogger, wandb_logger
 
-        loggers: list[Any] = [CSVLogger(self._directory.path, name="", version="csv")]
+        loggers: list[Any] = [RunCSVLogger(self._directory.path)]
         if self._wandb != "off":
-            loggers.append(wandb_logger(self._directory.path, self._wandb))
+            loggers.append(wandb_logger(self._directory.path, self._directory.id, self._wandb))
         return loggers
 
+    def callback(self, kind: type[Any]) -> Any:
+        """The trainer's callback of a class."""
+        return next(c for c in self.trainer.callbacks if isinstance(c, kind))  # type: ignore[attr-defined]
 
-def wandb_logger(directory: Path, mode: str) -> Any:
-    """Offline unless a key is set or online is asked for; the run's id stays the same when it is continued."""
-    from lightning.pytorch.loggers import WandbLogger
+    def claim(self) -> str | None:
+        """Check everything, then take the run directory; the checkpoint to continue from, if there is one.
 
-    os.environ.setdefault("WANDB_SILENT", "true")
-    offline = mode == "offline" or (mode == "auto" and not os.environ.get("WANDB_API_KEY"))
-    identity = directory.resolve().name[-60:].replace("/", "-")
-    return WandbLogger(
-        project="lipdp", name=directory.name, save_dir=str(directory), offline=offline, id=identity, resume="allow"
-    )
+        Until here nothing has been written, so whatever is refused leaves nothing behind.
+        """
+        assert self._directory is not None
+        digest = self.plan.digest().hex()
+        unfinished = self._directory.check(digest)
+        strategy = self.trainer.strategy
+        assert isinstance(strategy, PrivateStrategy)
+        strategy.check(self.trainer, self.model, self.datamodule)
+        checkpoint = self._directory.checkpoint if unfinished and self._directory.checkpoint.exists() else None
+        if checkpoint is not None:
+            check_fits(read_checkpoint(checkpoint), self.model, optimizers_of(self.model)[0])
+        if self.trainer.is_global_zero:
+            self._directory.claim(digest, self.plan.to_dict(), self.resolved())
+        return None if checkpoint is None else str(checkpoint)
 
 
 def parse_experiment(arguments: Sequence[str], directory: RunDirectory | None, wandb: str = "auto") -> Experiment:
     """An Experiment, with parser errors turned into one-line ValueErrors."""
     from jsonargparse import ArgumentError
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-    with _quiet():
+    with quiet():
         try:
             return Experiment(arguments, directory, wandb)
         except ArgumentError as error:
             raise ValueError(f"{_first_cause(str(error))} HINT: `lipdp fit --print_config` shows every key.") from error
+        except MisconfigurationException as error:
+            raise ValueError(f"{_first_cause(str(error))} HINT: see the trainer group of the configuration.") from error
 
 
 def _first_cause(message: str) -> str:
+    """The parser's message without the list of types it has tried."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return " ".join(lines)[:600]
-
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    """Lightning's advice on launchers and devices says nothing about this run."""
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*srun.*")
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        yield
-
+    tried = ("Subtypes:", "Errors:", "Given value type:", "- Expected a <class 'NoneType'>")
+    kept = [line for line in lines if not line.startswith(tried)]
+    return " ".join(kept).replace("Does not validate against any of the Union subtypes", "")[:600]

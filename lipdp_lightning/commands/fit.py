@@ -7,22 +7,38 @@ import datetime
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
 
 _OWN = "lipdp fit --config FILE [--run_dir DIR] [--wandb auto|online|offline|off] [--GROUP.KEY VALUE ...]"
+_HELP = f"""usage: {_OWN}
+
+--run_dir DIR   a new or empty directory, or that of an unfinished run, which is continued
+--wandb MODE    auto (default): offline unless WANDB_API_KEY is set
+
+Groups: model, data, privacy, optimizer, lr_scheduler, trainer.
+
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}. HINT: {_OWN}")
 
 
 def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options of the command itself, and those of the experiment."""
-    parser = argparse.ArgumentParser(prog="lipdp fit", add_help=False, usage=_OWN)
-    parser.add_argument("--run_dir", default=None)
+    parser = _Parser(prog="lipdp fit", add_help=False, allow_abbrev=False)
+    parser.add_argument("--run_dir", "--run-dir", default=None)
     parser.add_argument("--wandb", choices=("auto", "online", "offline", "off"), default="auto")
-    own, rest = parser.parse_known_args(list(arguments))
-    return own, rest
+    return parser.parse_known_args(list(arguments))
 
 
 def default_run_dir(arguments: Sequence[str]) -> Path:
     """A new folder under runs/, named after the time and the configuration."""
-    configs = [b for a, b in zip(arguments, arguments[1:], strict=False) if a == "--config"]
+    configs = [b for a, b in zip(arguments, arguments[1:], strict=False) if a in ("--config", "-c")]
     name = Path(configs[-1]).stem if configs else "run"
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
     return Path("runs") / f"{stamp}-{name}"
@@ -31,69 +47,90 @@ def default_run_dir(arguments: Sequence[str]) -> Path:
 def main(arguments: Sequence[str]) -> int:
     own, rest = _split(arguments)
     if "-h" in rest or "--help" in rest:
-        sys.stdout.write(f"usage: {_OWN}\n\nGroups: model, data, privacy, optimizer, lr_scheduler, trainer.\n\n")
+        sys.stdout.write(_HELP)
+    elif not any(a.split("=")[0] in ("--config", "-c", "--print_config") for a in rest):
+        raise ValueError("no --config was given. HINT: lipdp fit --config configs/quickstart.yaml")
     from ..training.run_directory import RunDirectory
     from .experiment import parse_experiment
+    from .quiet import quiet
 
-    if "-h" not in rest and "--help" not in rest and "--print_config" not in rest and not any(
-        a.split("=")[0] == "--config" for a in rest
-    ):
-        raise ValueError("no --config was given. HINT: lipdp fit --config configs/quickstart.yaml")
     directory = RunDirectory(own.run_dir if own.run_dir is not None else default_run_dir(rest))
-    experiment = parse_experiment(rest, directory, own.wandb)
-    resume = directory.check(experiment.plan.digest().hex())
-    checkpoint = str(directory.checkpoint) if resume and directory.checkpoint.exists() else None
+    with quiet():
+        experiment = parse_experiment(rest, directory, own.wandb)
+        return train(experiment, directory.path)
+
+
+def train(experiment: Experiment, run_dir: Path) -> int:
+    """Train, evaluate, report: 0; 130 if the user interrupted it."""
+    from callbacks import ResumeCheckpoint
+
+    checkpoint = experiment.claim()
     trainer = experiment.trainer
-    trainer.fit(experiment.model, datamodule=experiment.datamodule, ckpt_path=checkpoint, weights_only=False)
-    if trainer.interrupted:
-        sys.stderr.write(f"interrupted; continue with the same command and --run_dir {directory.path}\n")
-        return 130
-    metrics = _test(experiment)
-    if trainer.is_global_zero:
-        _finish(experiment, metrics)
-    return 0
-
-
-def _test(experiment: object) -> dict[str, float]:
-    """Metrics on held-out rows, and the report with them in it."""
-    from callbacks import PrivacyReport
-
-    trainer, module, data = experiment.trainer, experiment.model, experiment.datamodule  # type: ignore[attr-defined]
-    report = next(c for c in trainer.callbacks if isinstance(c, PrivacyReport))
-    history = dict(report.facts.metrics) if report.facts is not None else {}
-    data.setup("test")
+    if checkpoint is not None and trainer.is_global_zero:
+        sys.stdout.write(f"continuing the run in {run_dir}\n")
+    hint = f"continue with the same command and --run_dir {run_dir}\n"
     try:
-        data.test_dataloader()
-    except ValueError:
-        return history
-    results = trainer.test(module, datamodule=data, verbose=False)
-    metrics = history | {k: float(v) for k, v in results[0].items() if k.startswith("test/")}
-    report.write(trainer, module, metrics)
-    return metrics
+        trainer.fit(experiment.model, datamodule=experiment.datamodule, ckpt_path=checkpoint, weights_only=False)
+        if experiment.callback(ResumeCheckpoint).interrupted:
+            if trainer.is_global_zero:
+                sys.stderr.write(f"interrupted at step {trainer.global_step}; {hint}")
+            return 130
+        metrics = held_out_metrics(trainer, experiment.model, experiment.datamodule)
+        if trainer.is_global_zero:
+            _finish(experiment, metrics, run_dir)
+        return 0
+    except SystemExit:
+        if trainer.is_global_zero and trainer.interrupted:
+            sys.stderr.write(f"stopped; {hint}")
+        raise
+    finally:
+        _close(experiment)
 
 
-def _finish(experiment: object, metrics: dict[str, float]) -> None:
+def held_out_metrics(trainer: Any, module: Any, data: Any) -> dict[str, float]:
+    """Metrics on the held-out rows: validation, and test where those are other rows."""
+    data.setup("test")
+    validation = data.val_dataloader()
+    try:
+        test = data.test_dataloader()
+    except ValueError:  # no held-out rows at all
+        return {}
+    metrics: dict[str, float] = {}
+    if validation:
+        metrics |= trainer.validate(module, datamodule=data, verbose=False)[0]
+    if not validation or test.dataset is not validation.dataset:
+        metrics |= trainer.test(module, datamodule=data, verbose=False)[0]
+    return {k: float(v) for k, v in metrics.items()}
+
+
+def _finish(experiment: Experiment, metrics: dict[str, float], run_dir: Path) -> None:
     from callbacks import PrivacyReport
 
-    trainer, plan = experiment.trainer, experiment.plan  # type: ignore[attr-defined]
-    report = next(c for c in trainer.callbacks if isinstance(c, PrivacyReport))
+    report, plan, trainer = experiment.callback(PrivacyReport), experiment.plan, experiment.trainer
+    report.write(trainer, experiment.model, metrics)
+    report.publish(trainer)
     facts = report.facts
-    assert facts is not None
-    summary: dict[str, object] = {
-        "delta": plan.delta, "noise_multiplier": plan.noise_multiplier, "steps": facts.steps_taken, **metrics
-    }  # fmt: skip
-    if facts.epsilon is not None:
-        summary["epsilon"] = facts.epsilon
-    for logger in trainer.loggers:
-        experiment_of = getattr(logger, "experiment", None)
-        if type(logger).__name__ == "WandbLogger" and experiment_of is not None:
-            experiment_of.summary.update(summary)
-            experiment_of.finish()
     for name, value in metrics.items():
         if name.endswith(("accuracy", "mae")):
             sys.stdout.write(f"{name:<22}{value:.4f}\n")
-    if facts.epsilon is not None:
-        sys.stdout.write(f"{'epsilon':<22}{facts.epsilon:.4f}  at delta {plan.delta:g}, {plan.adjacency}\n")
+    if facts.certified:
+        relation = f"at delta {plan.delta:g}, {plan.adjacency}"
+        sys.stdout.write(f"{'epsilon':<22}{facts.epsilon:.4f}  {relation}\n")
+        if facts.stopped_early:
+            sys.stdout.write(
+                f"{'':<22}that is the guarantee, of {facts.steps_planned} planned steps; the {facts.steps_taken} steps "
+                f"taken account for {facts.epsilon_taken:.4f}\n"
+            )
     else:
-        sys.stdout.write("certified: false     no epsilon is guaranteed for this run\n")
+        sys.stdout.write("certified: false      no epsilon is guaranteed for this run\n")
     sys.stdout.write(f"{'report':<22}{report.paths['report.html']}\n")
+    if facts.stopped_early:
+        sys.stdout.write(f"stopped before its last planned step; continue it with --run_dir {run_dir}\n")
+
+
+def _close(experiment: Experiment) -> None:
+    """End the runs of the loggers that have begun one."""
+    for logger in experiment.trainer.loggers:
+        finish = getattr(getattr(logger, "_experiment", None), "finish", None)
+        if callable(finish):
+            finish()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Unbounded, Value
+from .precision import widened
 
 
 def _grouped(x: Value, size: int) -> None:
@@ -27,9 +28,9 @@ class GroupSort(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.group_size == 2:
-            first, second = x.unflatten(1, (-1, 2)).unbind(2)
+            first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
             return torch.stack((torch.maximum(first, second), torch.minimum(first, second)), 2).flatten(1, 2)
-        return x.unflatten(1, (-1, self.group_size)).sort(2).values.flatten(1, 2)
+        return torch.unflatten(x, 1, (-1, self.group_size)).sort(2).values.flatten(1, 2)
 
 
 class MaxMin(GroupSort):
@@ -50,12 +51,12 @@ class Householder(nn.Module):
         self.angle = float(angle)
 
     def forward(self, x: Tensor) -> Tensor:
-        a, b = x.unflatten(1, (-1, 2)).unbind(2)
+        a, b = torch.unflatten(widened(x), 1, (-1, 2)).unbind(2)
         sine, cosine = math.sin(self.angle), math.cos(self.angle)
         keep = a * math.sin(self.angle / 2) - b * math.cos(self.angle / 2) > 0
         first = torch.where(keep, a, cosine * a + sine * b)
         second = torch.where(keep, b, sine * a - cosine * b)
-        return torch.stack((first, second), 2).flatten(1, 2)
+        return torch.stack((first, second), 2).flatten(1, 2).to(x.dtype)
 
 
 class TemperedSigmoid(nn.Module):
@@ -66,7 +67,7 @@ class TemperedSigmoid(nn.Module):
         self.scale, self.temperature, self.offset = float(scale), float(temperature), float(offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * torch.sigmoid(self.temperature * x) - self.offset
+        return (self.scale * torch.sigmoid(self.temperature * widened(x)) - self.offset).to(x.dtype)
 
 
 @rule(GroupSort)

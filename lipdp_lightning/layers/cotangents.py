@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
+from .precision import widened
 from .scaled import squared_norms
 
 
@@ -22,17 +24,18 @@ class _Clip(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
         size = squared_norms(cotangent).sqrt()
         return _weigh_rows(cotangent, ctx.radius / size.clamp_min(ctx.radius), size), None
 
 
 def _weigh_rows(cotangent: Tensor, factor: Tensor, size: Tensor) -> Tensor:
-    """Each row times its factor; a row whose size or factor is not finite becomes zero, not NaN."""
+    """Each row times its factor, rounded once; a row whose size or factor is not finite becomes zero, not NaN."""
     finite = torch.isfinite(size) & torch.isfinite(factor) & (factor != 0)
     shape = (-1, *(1,) * (cotangent.dim() - 1))
-    rows = torch.where(finite, factor, 0.0).to(cotangent.dtype).reshape(shape)
-    return torch.where(finite.reshape(shape), cotangent, 0.0) * rows
+    # a factor in bfloat16 would add its own rounding, beyond the margin of the certificate
+    rows = torch.where(finite, factor, 0.0).reshape(shape)
+    return (torch.where(finite.reshape(shape), widened(cotangent), 0.0) * rows).to(cotangent.dtype)
 
 
 class CotangentClip(nn.Module):
@@ -45,22 +48,25 @@ class CotangentClip(nn.Module):
     def __init__(self, radius: float) -> None:
         super().__init__()
         if not (math.isfinite(radius) and radius > 0):
-            raise ValueError(
-                f"radius={radius} is not positive and finite. HINT: a fraction of the bound it replaces."
-            )
+            raise ValueError(f"radius={radius} is not positive and finite. HINT: a fraction of the bound it replaces.")
         self.radius = float(radius)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Clip.apply(x, self.radius)  # type: ignore[no-any-return]
+        return _Clip.apply(x, self.radius)
 
     def extra_repr(self) -> str:
         return f"radius={self.radius}"
 
 
+def _clip_output(clip: CotangentClip, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    clipped: Tensor = clip(output)
+    return clipped
+
+
 def attach_cotangent_clips(model: nn.Module, radii: Mapping[str, float]) -> list[RemovableHandle]:
     """Clip the cotangent at the outputs of modules: all that reads an output reads it through the clip."""
     return [
-        model.get_submodule(path).register_forward_hook(lambda _, __, output, clip=CotangentClip(radius): clip(output))
+        model.get_submodule(path).register_forward_hook(partial(_clip_output, CotangentClip(radius)))
         for path, radius in radii.items()
     ]
 
@@ -72,14 +78,14 @@ class _Scale(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
         (factor,) = ctx.saved_tensors
         return _weigh_rows(cotangent, factor, squared_norms(cotangent)), None
 
 
 def scale_cotangent(x: Tensor, factor: Tensor) -> Tensor:
     """The identity; backward, example i's cotangent is multiplied by factor[i], and is zero if it is not finite."""
-    return _Scale.apply(x, factor)  # type: ignore[no-any-return]
+    return _Scale.apply(x, factor)
 
 
 @rule(CotangentClip)

@@ -69,7 +69,8 @@ def convert_color(x: Tensor, space: str) -> Tensor:
         return x
     if x.dim() != 4 or x.shape[1] != 3:
         raise ValueError(
-            f"color_space={space!r} was given a tensor of shape {tuple(x.shape)}. HINT: RGB images (batch, 3, height, width)."
+            f"color_space={space!r} was given a tensor of shape {tuple(x.shape)}. "
+            "HINT: RGB images (batch, 3, height, width)."
         )
     if space == "hsv":
         return _hsv(x)
@@ -82,9 +83,7 @@ def _hsv(x: Tensor) -> Tensor:
     spread = value - x.amin(1)
     safe = torch.where(spread > 0, spread, torch.ones_like(spread))
     red, green, blue = x.unbind(1)
-    sectors = torch.stack(
-        [((green - blue) / safe) % 6, (blue - red) / safe + 2, (red - green) / safe + 4], dim=1
-    )
+    sectors = torch.stack([((green - blue) / safe) % 6, (blue - red) / safe + 2, (red - green) / safe + 4], dim=1)
     hue = sectors.gather(1, which.unsqueeze(1)).squeeze(1) / 6
     hue = torch.where(spread > 0, hue, torch.zeros_like(hue))
     saturation = torch.where(
@@ -95,7 +94,7 @@ def _hsv(x: Tensor) -> Tensor:
 
 @rule(BoundedInput)
 def bounded_input(op: Operation, x: Value) -> Bound:
-    """Clipping RGB is the projection onto a ball; the rest has no constant, and needs none before the first parameter."""
+    """Clipping RGB is the projection onto a ball; the rest has no constant and may not follow trained parameters."""
     assert isinstance(op.module, BoundedInput)
     projection = op.module.mode == "clip" and op.module.color_space == "rgb"
     norm = op.module.bound * NORM_MARGIN

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..bounds.registry import rule
 from ..bounds.rules.normalization import floored_normalization
 from ..bounds.values import Bound, Operation, Unbounded, Value
+from .precision import widened
 
 
 class GroupNorm(nn.Module):
@@ -31,13 +32,12 @@ class GroupNorm(nn.Module):
         self.groups, self.channels, self.alpha = groups, channels, float(alpha)
 
     def forward(self, x: Tensor) -> Tensor:
-        grouped = x.reshape(x.shape[0], self._groups(x), -1) if x.shape[0] else x.reshape(0, 1, 1)
+        wide = widened(x)
+        grouped = wide.reshape(x.shape[0], self._groups(x), -1) if x.shape[0] else wide.reshape(0, 1, 1)
         centred = grouped - grouped.mean(2, keepdim=True)
         # vector_norm has gradient zero at zero, where sqrt(mean square) would give NaN
-        deviation = torch.linalg.vector_norm(centred, dim=2, keepdim=True) / math.sqrt(
-            max(1, grouped.shape[2])
-        )
-        return (centred / deviation.clamp_min(self.alpha)).reshape(x.shape)
+        deviation = torch.linalg.vector_norm(centred, dim=2, keepdim=True) / math.sqrt(max(1, grouped.shape[2]))
+        return (centred / deviation.clamp_min(self.alpha)).reshape(x.shape).to(x.dtype)
 
     def _groups(self, x: Tensor) -> int:
         return self.groups
@@ -67,7 +67,5 @@ class InstanceNorm(GroupNorm):
 def group_norm(op: Operation, x: Value) -> Bound:
     assert isinstance(op.module, GroupNorm)
     if not isinstance(op.module, LayerNorm | InstanceNorm) and x.shape[0] % op.module.groups:
-        raise Unbounded(
-            f"{x.shape[0]} channels do not split into {op.module.groups} groups", "choose a divisor"
-        )
+        raise Unbounded(f"{x.shape[0]} channels do not split into {op.module.groups} groups", "choose a divisor")
     return floored_normalization(x, op.module.alpha)

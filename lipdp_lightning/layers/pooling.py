@@ -23,7 +23,7 @@ class ScaledL2Pool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         k = self.kernel_size
-        windows = x.unflatten(3, (-1, k)).unflatten(2, (-1, k))
+        windows = torch.unflatten(torch.unflatten(x, 3, (-1, k)), 2, (-1, k))
         # in float32 the squares of entries near 1e-23 lose their digits, and the gradient exceeds its bound by 1.2
         return torch.linalg.vector_norm(windows, dim=(3, 5), dtype=torch.float64).to(x.dtype)
 

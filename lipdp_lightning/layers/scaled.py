@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..bounds.geometry import coverage, output_size
 from ..bounds.registry import rule
 from ..bounds.rules.linear import conv_module, linear_module
+from .precision import widened
 from .scaled_functions import scaled_conv, scaled_linear
 
 GradientScaler = Callable[[Tensor], Tensor | None]
@@ -56,8 +57,7 @@ def squared_norms(rows: Tensor) -> Tensor:
 
     torch.sum adds pairwise; vector_norm adds one by one and is off by 1e-4 on a constant image of 224 x 224.
     """
-    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    return wide.square().unsqueeze(-1).flatten(1).sum(1)
+    return widened(rows).square().unsqueeze(-1).flatten(1).sum(1)
 
 
 class ScaledLinear(ScaledLayer, nn.Linear):
@@ -99,9 +99,7 @@ class _ScaledConv(ScaledLayer):
         layer: Any = self
         if factor is None and not under_autocast(padded):
             function = F.conv1d if layer.weight.dim() == 3 else F.conv2d
-            return function(
-                padded, layer.weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups
-            )
+            return function(padded, layer.weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups)
         return scaled_conv(
             padded, layer.weight, layer.bias, factor, layer.stride, padding, layer.dilation, layer.groups
         )
@@ -127,10 +125,9 @@ class _ScaledConv(ScaledLayer):
         )
         if not with_weight:
             return (_zeros(padded) + positions * with_bias).sqrt()
-        dtype = torch.promote_types(padded.dtype, torch.float32)
-        energy = padded.to(dtype).square().unflatten(1, (layer.groups, -1)).sum(2)
+        energy = torch.unflatten(widened(padded).square(), 1, (layer.groups, -1)).sum(2)
         # not a matrix product, which autocast would round
-        per_group = (energy * counts.to(dtype)).flatten(2).sum(2)
+        per_group = (energy * counts.to(energy.dtype)).flatten(2).sum(2)
         return (per_group.amax(1) + positions * with_bias).sqrt()
 
 

@@ -44,16 +44,14 @@ def _weigh(cotangent: Tensor, inputs: Tensor, factor: Tensor | None) -> tuple[Te
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight, factor)
         return F.linear(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable
     @_in_full_precision
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, factor = ctx.saved_tensors
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
         grad_input = grad_weight = grad_bias = None
@@ -97,7 +95,7 @@ class _Conv(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @_in_full_precision
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, factor = ctx.saved_tensors
         to_input, to_weight, to_bias, *_ = ctx.needs_input_grad
         grad_input = grad_weight = grad_bias = None
@@ -114,9 +112,7 @@ class _Conv(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None, None
 
 
-def _conv_gradient(
-    cotangent: Tensor, inputs: Tensor, weight: Tensor, options: tuple[Any, ...], which: int
-) -> Tensor:
+def _conv_gradient(cotangent: Tensor, inputs: Tensor, weight: Tensor, options: tuple[Any, ...], which: int) -> Tensor:
     stride, padding, dilation, groups = options
     if inputs.shape[0] == 0:
         return torch.zeros_like(weight if which else inputs)
@@ -140,7 +136,7 @@ def _conv_gradient(
 
 def scaled_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None) -> Tensor:
     """linear(inputs), with example i's gradient in (weight, bias) multiplied by factor[i], or by 1."""
-    return _Linear.apply(inputs, weight, bias, factor)  # type: ignore[no-any-return]
+    return _Linear.apply(inputs, weight, bias, factor)
 
 
 def scaled_conv(
@@ -149,4 +145,4 @@ def scaled_conv(
 ) -> Tensor:  # fmt: skip
     """Convolution with zero padding, with example i's gradient in (weight, bias) multiplied by factor[i], or by 1."""
     options = (list(stride), list(padding), list(dilation), groups)
-    return _Conv.apply(inputs, weight, bias, factor, options)  # type: ignore[no-any-return]
+    return _Conv.apply(inputs, weight, bias, factor, options)

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,21 +22,20 @@ from ..bounds.certificate import Certificate
 from ..bounds.certifier import Certifier
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import numeric_environment, state_digest
-from .allocation import allocate, joint_thresholds
+from .allocation import Allocation, allocate, joint_thresholds
 from .noise import Mode, NoisePrefetcher, NoiseSource
 from .projector import Projector
-from .scaling import BatchMax, Joint, Layerwise, Radius, Scaling, quantile_step
-
-FIRST_RADIUS = 1.0  # where a tracked radius starts: public, and the tracking forgets it geometrically
+from .scaling import FIRST_RADIUS, BatchMax, Joint, Layerwise, Radius, Scaling, quantile_step
 
 
 def sum_margin(expected_batch_size: float) -> float:
     """What float32 rounding adds to a sensitivity: in norms and factors, and in the sum over the batch.
 
-    The sum is rounded at its own size, up to batch times a sensitivity, and one example more or less moves
-    that rounding by a part in 2^24 of it.
+    The sum is stored at its own size, up to batch times a sensitivity, hence up to 2^-24 of that off, with an
+    example and without it.
     """
-    return 1.0 + 2.0**-16 + 2.0**-22 * expected_batch_size
+    return 1.0 + 2.0**-16 + 2.0**-23 * expected_batch_size
+
 
 Reduce = Callable[[Tensor], None]
 
@@ -70,6 +70,7 @@ class Mechanism:
     ) -> None:
         self.model, self.plan, self.place = model, plan, place or Place()
         self._certifier = certifier
+        self._allocation = cast(Allocation, plan.allocation)  # checked by the plan
         self._context = context
         self.certificate = certifier.certify()
         self.scaling = make_scaling(plan, self.certificate)
@@ -84,6 +85,7 @@ class Mechanism:
         self._step: int | None = None
         self._drawn = 0
         self.digest = b""
+        self.deviations()  # shares that fit no group are refused here and not in the first step
 
     def close(self) -> None:
         """Detach from the model and end the noise thread."""
@@ -106,9 +108,10 @@ class Mechanism:
         self._thresholds = self._joint_thresholds()
         self.scaling.begin(self.certificate, self._thresholds)
         self._drawn = 0
-        self.digest = state_digest(self._state(), self.plan.digest(), self._context, numeric_environment())
-        place = self.place
-        self._noise.start(step, self._sizes(), place.rank, place.world_size, place.mode, self.digest)
+        # bounds may lag behind the weights, and they scale both gradients and noise
+        public = self.plan.digest(), self._context, numeric_environment(), repr(self.certificate.groups).encode()
+        self.digest = state_digest(self._state(), *public)
+        self._noise.start(step, self._sizes(), self.place.rank, self.place.world_size, self.place.mode, self.digest)
 
     def count_examples(self, drawn: int) -> None:
         """How many examples a micro-batch holds: read by batch_max alone, which divides by it as printed."""
@@ -160,16 +163,13 @@ class Mechanism:
 
     def deviations(self) -> dict[str, float]:
         """sigma_k of every group."""
-        sensitivities = self.sensitivities()
-        if self.plan.noise_multiplier == 0:
+        sensitivities, sigma = self.sensitivities(), self.plan.noise_multiplier
+        if sigma == 0:
             return dict.fromkeys(sensitivities, 0.0)
         if isinstance(self.scaling, BatchMax | Joint):
             # joint: sigma tau_k, sound as a whole; batch_max: sigma Delta_k on each layer, as printed
-            return {name: self.plan.noise_multiplier * value for name, value in sensitivities.items()}
-        return allocate(
-            sensitivities, self._numels(), self.plan.noise_multiplier, self.plan.allocation,
-            weights=self._weights(), floor=0.0,
-        )  # fmt: skip
+            return {name: sigma * value for name, value in sensitivities.items()}
+        return allocate(sensitivities, self._numels(), sigma, self._allocation, weights=self._weights())
 
     def boundary(self) -> dict[str, tuple[float, float | None]]:
         """Certified norm of every projected layer, and the largest it may have."""
@@ -189,18 +189,21 @@ class Mechanism:
         """A layer thawed after set-up would hand its raw gradient to the optimizer."""
         trained = [(group.name, group.parameters) for group in self.certificate.groups]
         if trained != self._trained:
-            changed = sorted({name for name, _ in {*trained} ^ {*self._trained}})
+            changed = ", ".join(sorted({name for name, _ in {*trained} ^ {*self._trained}}))
             raise ValueError(
-                f"{', '.join(changed)}: what is trained changed after set-up, and noise is drawn for the layers "
+                f"{changed}: what is trained changed after set-up, and noise is drawn for the layers "
                 "trained then. HINT: freeze or thaw layers before training starts, and use one run for each phase."
             )
 
     def _joint_thresholds(self) -> dict[str, float]:
         worst = self.certificate.sensitivities("worst_case")
-        return joint_thresholds(worst, self._numels(), self.plan.allocation, weights=self._weights())
+        return joint_thresholds(worst, self._numels(), self._allocation, weights=self._weights())
 
     def _weights(self) -> dict[str, float] | None:
-        return dict(self.plan.group_weights) if self.plan.allocation == "custom" else None
+        if self._allocation != "custom":
+            return None
+        total = math.fsum(weight for _, weight in self.plan.group_weights)
+        return {pattern: weight / total for pattern, weight in self.plan.group_weights}
 
     def _numels(self) -> dict[str, int]:
         return {group.name: group.numel for group in self.certificate.groups}

@@ -36,9 +36,7 @@ class Projector:
             limit = plan.max_norm if isinstance(plan.max_norm, int | float) else dict(plan.max_norm)
             self._rules = resolve_projection(list(self._entries), plan.projection, limit, plan.free_layers)
 
-    def _layers(
-        self, certificate: Certificate, parameters: Mapping[str, Tensor]
-    ) -> dict[str, tuple[int, int]]:
+    def _layers(self, certificate: Certificate, parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
         """Layer name -> (tracker entry, groups) of every trained weight with an operator norm."""
         found = {}
         for group in certificate.groups:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate
 from ..layers.scaled import ScaledLayer
 
+FIRST_RADIUS = 1.0  # where a tracked radius starts: public, and the tracking forgets it geometrically
 SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
 
 

@@ -3,6 +3,9 @@
 Replaying a step with the same secret from the same state releases the same numbers again and costs nothing.
 Any other continuation is a new branch with a new secret, and the steps of both branches count. A branch
 reserves steps on disk before it takes them, so that after a crash the record is never short.
+
+That a replay is one, to the last bit, is for the caller to check (training/step_record.py): a second release
+on the same Poisson sample would not be what is counted here.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from .randomness import derive_key
 
 RESERVED_AT_ONCE = 50  # steps; what a changed resume after a crash may count too much, at most
 
@@ -51,7 +56,7 @@ class Branches:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._known: list[Branch] = _read(path)
+        self._known, self._recorded_plan = _read(path)
         self._current: Branch | None = None
         self._before = 0
         self._plan = ""
@@ -65,21 +70,25 @@ class Branches:
     ) -> None:
         """Continue a branch, or start one; ``secret`` is fresh and used by a new branch alone."""
         self._plan, self._planned_steps, self.context, self.secret_fixed = plan, planned_steps, context, fixed
-        if restored is not None and restored.plan != plan:
-            raise ValueError(
-                "the checkpoint belongs to another privacy plan; continuing it under this one would spend a budget "
-                "that nobody accounts for. HINT: resume with the plan of the run, or start a new run directory."
-            )
+        for owner, found in (
+            ("checkpoint", restored and restored.plan),
+            ("record of released steps", self._recorded_plan),
+        ):
+            if found and found != plan:
+                raise ValueError(
+                    f"the {owner} belongs to another privacy plan; continuing it under this one would spend a budget "
+                    "that nobody accounts for. HINT: resume with the plan of the run, or start a new run directory."
+                )
+        self._recorded_plan = plan
         self._merge(restored)
         start = restored.step if restored is not None else 0
         same = restored is not None and restored.context == context and restored.directory == self._directory()
-        self.secret = restored.secret if restored is not None and same else secret
-        name = hashlib.sha256(b"branch" + self.secret + context).hexdigest()[:16]
-        found = next((b for b in self._known if b.id == name), None)
-        if found is None:
-            found = Branch(name, start, start)
-            self._known.append(found)
-        self._current, self._before = found, found.reached
+        self.secret = restored.secret if restored is not None and same else self._unused(secret)
+        branch = self._find(_name(self.secret, context))
+        if branch is None:
+            branch = Branch(_name(self.secret, context), start, start)
+            self._known.append(branch)
+        self._current, self._before = branch, branch.reached
         if self.limit() <= start < planned_steps:
             raise ValueError(
                 f"the plan's {planned_steps} steps are spent: other branches of this run took "
@@ -88,19 +97,39 @@ class Branches:
                 "repeats its noise and costs nothing."
             )
 
+    def _find(self, name: str) -> Branch | None:
+        return next((b for b in self._known if b.id == name), None)
+
+    def _unused(self, secret: bytes) -> bytes:
+        """A secret of its own for a new branch: a fixed one is given every time, and would repeat the samples."""
+        return derive_key(secret, "branch", len(self._known))[: len(secret)] if self._known else secret
+
     def _merge(self, restored: ResumeState | None) -> None:
-        """Branches that the checkpoint knows and the disk does not; without a disk record assume the plan's end."""
-        for branch in restored.branches if restored is not None else ():
-            here = next((b for b in self._known if b.id == branch.id), None)
+        """Branches that the checkpoint knows and the record does not.
+
+        How far they went after the checkpoint is in the record of the directory that the checkpoint is from. If
+        that is this directory, or there was none, it is lost: assume the plan's end.
+        """
+        if restored is None:
+            return
+        elsewhere = restored.directory is not None and restored.directory != self._directory()
+        for branch in restored.branches:
+            here = self._find(branch.id)
             if here is None:
-                reached = branch.reached if self._path is not None else self._planned_steps
-                self._known.append(Branch(branch.id, branch.start, max(branch.reached, reached)))
+                reached = branch.reached if elsewhere else max(branch.reached, self._planned_steps)
+                self._known.append(replace(branch, reached=reached))
             else:
+                here.start = min(here.start, branch.start)
                 here.reached = max(here.reached, branch.reached)
 
     def reserve(self, step: int) -> None:
-        """Record that ``step`` may be released, before it is."""
+        """Record that ``step`` may be released, before it is; ValueError if that would exceed the planned steps."""
         assert self._current is not None
+        if step >= max(self.limit(), self._before):
+            raise ValueError(
+                f"step {step} is not in the budget: the plan's {self._planned_steps} steps are spent. "
+                "HINT: end training at Branches.limit(), as PrivateStrategy does."
+            )
         if step >= self._current.reached:
             self._current.reached = min(step + RESERVED_AT_ONCE, max(step + 1, self.limit()))
             self._write()
@@ -114,19 +143,19 @@ class Branches:
     def spent(self, step: int) -> int:
         """Steps that count when the run is at ``step``: its own, and those of other branches."""
         assert self._current is not None
-        others = sum(b.reached - b.start for b in self._known if b is not self._current)
-        return others + max(step, self._before) - self._current.start
+        return self._of_others() + max(step, self._before) - self._current.start
 
     def limit(self) -> int:
         """The step at which the planned number of steps is spent."""
         assert self._current is not None
-        others = sum(b.reached - b.start for b in self._known if b is not self._current)
-        return self._planned_steps - others + self._current.start
+        return self._planned_steps - self._of_others() + self._current.start
+
+    def _of_others(self) -> int:
+        return sum(b.reached - b.start for b in self._known if b is not self._current)
 
     def state(self, step: int, mechanism: dict[str, float]) -> ResumeState:
-        return ResumeState(
-            self.secret, self.context, self._plan, self._directory(), step, tuple(self._known), mechanism
-        )
+        known = tuple(replace(b) for b in self._known)
+        return ResumeState(self.secret, self.context, self._plan, self._directory(), step, known, mechanism)
 
     @property
     def count(self) -> int:
@@ -139,21 +168,38 @@ class Branches:
     def _write(self) -> None:
         if self._path is None:
             return
-        text = json.dumps({"branches": [asdict(b) for b in self._known]}, indent=1)
+        text = json.dumps({"plan": self._plan, "branches": [asdict(b) for b in self._known]}, indent=1)
         temporary = self._path.with_suffix(".tmp")
         with open(temporary, "w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # or a power failure may bring the old record back
+        finally:
+            os.close(directory)
 
 
-def _read(path: Path | None) -> list[Branch]:
+def _name(secret: bytes, context: bytes) -> str:
+    return hashlib.sha256(b"branch" + secret + context).hexdigest()[:16]
+
+
+def _read(path: Path | None) -> tuple[list[Branch], str]:
+    """The branches on disk, and the digest of the plan that they belong to."""
     if path is None or not path.exists():
-        return []
+        return [], ""
     try:
-        return [Branch(**b) for b in json.loads(path.read_text())["branches"]]
-    except (ValueError, KeyError, TypeError) as error:
+        saved = json.loads(path.read_text())
+        branches = [Branch(**b) for b in saved["branches"]]
+        for branch in branches:
+            if not isinstance(branch.id, str) or any(type(n) is not int for n in (branch.start, branch.reached)):
+                raise ValueError(f"{branch} is not a record")
+            if not 0 <= branch.start <= branch.reached or sum(b.id == branch.id for b in branches) > 1:
+                raise ValueError(f"{branch} contradicts itself or another")
+        return branches, str(saved.get("plan", ""))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path}: the record of released steps cannot be read ({error}). HINT: restore it from a backup; without "
             "it nobody knows what this run has spent."

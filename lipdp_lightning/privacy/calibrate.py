@@ -88,7 +88,7 @@ def calibrate_noise(
         # the fast accountant, under PRV's own reading of the relation, leads to the place; PRV decides
         order = max_examples_per_unit * (1 if adjacency == ADD_REMOVE else 2)
         error = order * min(0.0102, 0.0052 * epsilon / order)
-        quick = search_with("pld", ADD_REMOVE, order, epsilon - error, start).run(tolerance)
+        quick = search_with("pld", ADD_REMOVE, order, epsilon - error, start).run(0.25 * tolerance)
         start = start if math.isnan(quick) else quick
     search = search_with(accountant, adjacency, max_examples_per_unit, epsilon, start)
     log_noise = search.run(0.9 * tolerance)

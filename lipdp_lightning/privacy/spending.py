@@ -35,12 +35,13 @@ class Spending:
 
     def shown(self, steps: int) -> float:
         """An upper bound on the epsilon of the first ``steps`` steps."""
-        point = min(self._plan.steps, -(-steps // self._grid) * self._grid)
-        if steps > self._plan.steps:
-            return self.exactly(steps).epsilon
+        planned = self._plan.steps
+        point = -(-steps // self._grid) * self._grid
+        point = min(point, planned) if steps <= planned else point
         if point not in self._known:
             accountant = self._plan.accountant if self._plan.accountant == "rdp" else "pld"
-            self._known[point] = min(self._bound(point, accountant).epsilon, self.guarantee().epsilon)
+            limit = self.guarantee().epsilon if point <= planned else math.inf
+            self._known[point] = min(self._bound(point, accountant).epsilon, limit)
         return self._known[point]
 
     def _bound(self, steps: int, accountant: str) -> PrivacyBound:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import lightning
 import torch
 import torchmetrics
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from ..bounds.losses import Loss, as_loss
@@ -61,10 +62,23 @@ class PrivateModule(lightning.LightningModule):
 
     # ---- private training
 
+    def private_loss(self, radius: float | None) -> Loss:
+        """The loss with each example's cotangent at the logits clipped to a public radius (the plan's loss_clip)."""
+        plain = self.loss.loss if isinstance(self.loss, ClippedLoss) else self.loss
+        return plain if radius is None else ClippedLoss(plain, radius)
+
     def clip_loss(self, radius: float | None) -> None:
-        """Clip each example's cotangent at the logits to a public radius (the plan's loss_clip)."""
-        if radius is not None:
-            self.loss = ClippedLoss(self.loss, radius)
+        """Train with ``private_loss(radius)``."""
+        self.loss = self.private_loss(radius)
+
+    def configure_callbacks(self) -> list[lightning.pytorch.Callback]:
+        # the first hook of a run: nothing has been written yet, and no other Strategy adds noise
+        if self.trainer.state.fn == TrainerFn.FITTING and not hasattr(self.trainer.strategy, "mechanism"):
+            raise ValueError(
+                f"PrivateModule is to be trained by {type(self.trainer.strategy).__name__}, which would release raw "
+                "gradients. HINT: Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
+            )
+        return []
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network(self.bounded_input(x))
@@ -86,7 +100,8 @@ class PrivateModule(lightning.LightningModule):
         losses = self.loss.per_example(logits, y)
         total = losses.sum()
         if self.log_nonprivate:
-            self.log("nonprivate/loss", total.detach() / private.plan.expected_batch_size, sync_dist=True)
+            share = private.plan.expected_batch_size / self.trainer.accumulate_grad_batches
+            self.log("nonprivate/loss", total.detach() / share, sync_dist=True)
         # Lightning divides by the number of micro-batches; the step releases a sum
         return total * self.trainer.accumulate_grad_batches
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +12,10 @@ import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import __version__
-from ..bounds.certifier import Certifier
 from ..bounds.tracked import TrackedNorms
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.mechanism import Mechanism, Place
@@ -22,21 +23,28 @@ from ..privacy.branches import Branches, ResumeState
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key, new_secret, numeric_environment
 from ..privacy.sampling import local_slice, poisson_sample
-from .guards import check_set_up, matching_modules, steps_per_epoch
+from .checkpoint_io import OwnerOnlyCheckpointIO
+from .guards import LiveChecks, check_set_up, make_certifier, matching_modules, steps_per_epoch
+from .resume import apply_changes, check_fits, configured
+from .step_record import StepRecord
 
 
 class PrivateStrategy(DDPStrategy):
     """Trains a PrivateModule under a PrivacyPlan, on one process or many.
 
-    Sampler, mechanism and accountant hold the one ``plan``. Noise enters inside the optimizer's closure,
-    after backward and before every hook, clipping and monitor, so user code sees private gradients only;
-    weights are projected directly after the optimizer's step.
+    Sampler, mechanism and accountant hold the one ``plan``. Noise enters directly after the backward pass that
+    completes a step, before any hook, clipping or monitor: what user code finds in ``parameter.grad``
+    is private, and between the micro-batches of a step it finds None. Weights are projected directly after
+    the optimizer's step. What user code computes itself from a batch, a loss or an output is
+    not private, and nothing here can make it so.
 
     Args:
         plan: the frozen plan of this run.
         physical_batch_size: largest expected micro-batch per process; a pure performance knob.
         noise_mode: 'distributed' (each rank adds its share before the one all-reduce) or 'replicated'.
         fixed_secret: 16 bytes, for tests alone; the report says that it was fixed.
+        branches: the record of what interruptions cost, on disk for a run with a directory.
+        record: what each step was released from, on disk for a run with a directory.
     """
 
     strategy_name = "private"
@@ -49,19 +57,29 @@ class PrivateStrategy(DDPStrategy):
         noise_mode: str = "distributed",
         fixed_secret: bytes | None = None,
         branches: Branches | None = None,
+        record: StepRecord | None = None,
         **kwargs: Any,
     ) -> None:
+        kwargs.setdefault("checkpoint_io", OwnerOnlyCheckpointIO())
         super().__init__(**kwargs)
         self.plan = plan
         self.physical_batch_size = physical_batch_size
         self.noise_mode = noise_mode
         self.fixed_secret = fixed_secret
         self.branches = branches or Branches()
+        self.record = record or StepRecord(None)
         self.mechanism: Mechanism | None = None
         self.public_context = b""
         self._secret = b""
         self._restored: ResumeState | None = None
         self._hooks: list[Any] = []
+        self._norms = TrackedNorms()
+        self._micro_batches = 0
+        self._partial_sums: list[Tensor | None] = []
+        self._private_step = -1
+        self._live: LiveChecks | None = None
+        self._configured: list[dict[str, Any]] = []
+        self._checked: Any = None
 
     # ---- set-up
 
@@ -73,33 +91,45 @@ class PrivateStrategy(DDPStrategy):
         assert self.plan is not None
         return max(1, -(-int(self.plan.expected_batch_size) // (self.world_size * self.physical_batch_size)))
 
+    def check(self, trainer: lightning.Trainer, module: Any, data: Any) -> None:
+        """Raise one ValueError with every reason to refuse this set-up. Writes nothing."""
+        check_set_up(trainer, module, self, data)
+        self._checked = module
+
+    def setup_environment(self) -> None:
+        """Every refusal comes here at the latest, before a logger or a callback has opened a file."""
+        module = self.lightning_module
+        if module is not None and module.trainer.state.fn == TrainerFn.FITTING and self._checked is not module:
+            self.check(module.trainer, module, getattr(module.trainer, "datamodule", None))
+        super().setup_environment()
+
     def setup(self, trainer: lightning.Trainer) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
             super().setup(trainer)
             return
-        module = self.lightning_module
+        module, plan, data = self.lightning_module, self.plan, trainer.datamodule  # type: ignore[attr-defined]
+        assert plan is not None and module is not None
         trainer.accumulate_grad_batches = self.chunks
-        check_set_up(trainer, module, self)
-        assert self.plan is not None and module is not None
-        module.clip_loss(self.plan.loss_clip)
+        module.clip_loss(plan.loss_clip)
         super().setup(trainer)
-        data = trainer.datamodule
-        clips = matching_modules(module.network, self.plan.cotangent_clip)
-        certifier = Certifier(
-            module.network, data.input_shape, module.input_bound, module.loss,
-            norms=TrackedNorms(), compute_dtype=_compute_dtype(trainer), cotangent_caps=clips,
-        )  # fmt: skip
-        self._hooks = attach_cotangent_clips(module.network, clips)
-        self._open_branch(self._context(module, data))
-        place = Place(self.global_rank, self.world_size, self.noise_mode)
+        self._configured = [configured(o) for o in self.optimizers]
+        self._norms = TrackedNorms()
+        certifier = make_certifier(trainer, module, plan, data, self._norms)
+        self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))
+        self._open_branch(self._context(trainer, module, data))
+        place = Place(self.global_rank, self.world_size, self.noise_mode)  # type: ignore[arg-type]
         self.mechanism = Mechanism(
-            module.network, certifier, self.plan, self._secret, place=place, context=self.branches.context
+            module.network, certifier, plan, self._secret, place=place, context=self.branches.context
         )
         if self._restored is None:
             self.mechanism.project_()
         else:
             self.mechanism.load_state(self._restored.mechanism)
-        data.bind(self._draw(data.rows), steps_per_epoch(self.plan), self.chunks, lambda: trainer.global_step)
+        # other branches of the run may leave fewer steps than the trainer was asked for
+        trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
+        self._micro_batches, self._partial_sums, self._private_step = 0, [], -1
+        self._live = LiveChecks(module)
+        data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
 
     def _open_branch(self, context: bytes) -> None:
         """Rank 0 decides whether the secret goes on or a new branch starts; all ranks use its secret."""
@@ -120,14 +150,18 @@ class PrivateStrategy(DDPStrategy):
         if self.world_size > 1:
             torch.distributed.broadcast(tensor, src=0)
 
-    def _context(self, module: nn.Module, data: Any) -> bytes:
-        """Digest of all that a step's sum depends on besides the weights and the plan."""
+    def _context(self, trainer: lightning.Trainer, module: Any, data: Any) -> bytes:
+        """Digest of all that decides a step's sum and its successors besides the weights and the plan."""
+        schedules = [(type(c.scheduler).__name__, c.scheduler.state_dict()) for c in self.lr_scheduler_configs]
         parts = [
             __version__.encode(), repr(module.network).encode(), repr(module.loss).encode(),
             repr(module.bounded_input).encode(), data.fingerprint(), self.public_context,
             f"{self.world_size} {self.chunks} {self.noise_mode} {self.precision_plugin.precision}".encode(),
-            numeric_environment(),
+            repr((self._configured, schedules, trainer.gradient_clip_val, trainer.gradient_clip_algorithm)).encode(),
+            numeric_environment(), f"{torch.get_num_threads()} {self.record.divergences}".encode(),
         ]  # fmt: skip
+        if self.root_device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
+            parts.append(os.urandom(16))  # a replay would not be bit-identical: every resume is a new branch
         digest = hashlib.sha256()
         for part in parts:
             digest.update(len(part).to_bytes(8, "big") + part)
@@ -135,11 +169,13 @@ class PrivateStrategy(DDPStrategy):
 
     def _draw(self, rows: int) -> Callable[[int, int], Tensor]:
         assert self.plan is not None
-        plan = self.plan
+        plan, drawn = self.plan, {-1: torch.empty(0, dtype=torch.int64)}
 
         def draw(step: int, chunk: int) -> Tensor:
-            sample = poisson_sample(self._secret, step, rows, plan.sample_rate)
-            return local_slice(sample, self.global_rank, self.world_size, chunk, self.chunks)
+            if step not in drawn:
+                drawn.clear()
+                drawn[step] = poisson_sample(self._secret, step, rows, plan.sample_rate)
+            return local_slice(drawn[step], self.global_rank, self.world_size, chunk, self.chunks)
 
         return draw
 
@@ -151,27 +187,67 @@ class PrivateStrategy(DDPStrategy):
     # ---- the step
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.mechanism is not None and self.lightning_module is not None
-        step = self.lightning_module.trainer.global_step
+        if self._micro_batches == 0:
+            self._begin_step()
+        return super().training_step(*args, **kwargs)
+
+    def _begin_step(self) -> None:
+        mechanism, step = self.mechanism, self.lightning_module.trainer.global_step
+        assert mechanism is not None and self._live is not None
+        assert step < self.branches.limit(), f"step {step} is beyond the plan"
+        self._live.check()
         if self.is_global_zero:
             self.branches.reserve(step)
-        self.mechanism.begin_step(step)
-        return super().training_step(*args, **kwargs)
+        mechanism.begin_step(step)
+        if self.is_global_zero:
+            branch = derive_key(self._secret, "branch on record")[:8].hex()
+            scales = struct.pack(f"{len(mechanism.deviations())}d", *mechanism.deviations().values())
+            self.record.take(branch, step, derive_key(self._secret, "step", step, mechanism.digest, scales)[:16].hex())
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Lightning's order, with noise between the backward pass and the first hook that sees gradients."""
+        module, mechanism = self.lightning_module, self.mechanism
+        assert module is not None and mechanism is not None
+        self.pre_backward(closure_loss)
+        loss = self.precision_plugin.pre_backward(closure_loss, module)
+        self._put_back()
+        self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
+        self._micro_batches += 1
+        if self._micro_batches == self.chunks:
+            step = module.trainer.global_step
+            mechanism.privatize_(step, self._all_reduce if self.world_size > 1 else None)
+            self._private_step, self._micro_batches = step, 0
+        else:
+            self._hide()
+        loss = self.precision_plugin.post_backward(loss, module)
+        self.post_backward(loss)
+        return loss
+
+    def _hide(self) -> None:
+        """Between micro-batches the partial sum of gradients, which has no noise yet, is out of sight."""
+        parameters = list(self.lightning_module.parameters())
+        self._partial_sums = [p.grad for p in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+
+    def _put_back(self) -> None:
+        for parameter, partial in zip(self.lightning_module.parameters(), self._partial_sums, strict=False):
+            parameter.grad = partial
+        self._partial_sums = []
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        mechanism = self.mechanism
-        assert mechanism is not None and self.lightning_module is not None
+        assert self.mechanism is not None
         step = self.lightning_module.trainer.global_step
 
-        def private_closure() -> Any:
-            result = closure()
-            mechanism.privatize_(step, self._all_reduce if self.world_size > 1 else None)
+        def complete(*a: Any, **k: Any) -> Any:
+            result = closure(*a, **k)
+            assert self._private_step == step, "the optimizer would step on gradients without noise"
             return result
 
-        output = super().optimizer_step(optimizer, private_closure, model, **kwargs)
-        mechanism.project_()
+        output = super().optimizer_step(optimizer, complete, model, **kwargs)
+        self.mechanism.project_()
         return output
 
     def _all_reduce(self, total: Tensor) -> None:
@@ -179,12 +255,29 @@ class PrivateStrategy(DDPStrategy):
 
     # ---- checkpoints
 
+    @property
+    def between_steps(self) -> bool:
+        """Whether a checkpoint taken now holds whole steps."""
+        return self._micro_batches == 0
+
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Resume checkpoints carry the secret; weights-only ones never do."""
+        """Checkpoints to resume from carry the secret; weights-only ones never do."""
         if self.mechanism is not None and "optimizer_states" in checkpoint:
+            self._settle_norms()
             step = self.lightning_module.trainer.global_step
             checkpoint["lipdp"] = self.branches.state(step, self.mechanism.state()).to_dict()
+            checkpoint["lipdp_optimizers"] = self._configured
         super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def _settle_norms(self) -> None:
+        """Certify all norms anew: what follows is then a function of the weights that the checkpoint holds.
+
+        Bounds kept from earlier steps may lie a little higher than those a resumed run starts from. The
+        noise of a replayed step would be the same draw at another scale, which two releases reveal.
+        """
+        tracker = self._norms.tracker
+        for index in range(len(tracker.entries) if tracker is not None else 0):
+            tracker.refresh(index)  # type: ignore[union-attr]
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
@@ -192,16 +285,22 @@ class PrivateStrategy(DDPStrategy):
         self._restored = None if saved is None else ResumeState.from_dict(saved)
         return checkpoint
 
+    def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
+        check_fits(checkpoint, self.lightning_module)
+        super().load_model_state_dict(checkpoint, strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        """The state, and of the hyper-parameters those that the configuration does not change."""
+        super().load_optimizer_state_dict(checkpoint)
+        before = checkpoint.get("lipdp_optimizers", self._configured)
+        for optimizer, was, now in zip(self.optimizers, before, self._configured, strict=True):
+            apply_changes(optimizer, was, now, scheduled=bool(self.lr_scheduler_configs))
+
     def teardown(self) -> None:
         if self.mechanism is not None:
             self.mechanism.close()
         for hook in self._hooks:
             hook.remove()
+        self._hooks, self._restored, self._checked = [], None, None
         super().teardown()
 
-
-def _compute_dtype(trainer: lightning.Trainer) -> torch.dtype:
-    precision = str(trainer.precision)
-    if precision.startswith("bf16"):
-        return torch.bfloat16
-    return torch.float64 if precision.startswith("64") else torch.float32

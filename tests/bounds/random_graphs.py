@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from random_parts import Arithmetic, Branches, Call, Functional, Parts, Reused, Shape, Shared, Tied
+from torch import nn
 
 from lipdp_lightning.bounds import certify
 from lipdp_lightning.bounds.losses import (
@@ -33,126 +34,12 @@ from lipdp_lightning.layers import (
 )
 
 LARGEST = 160  # numbers in one example's activation
-Shape = tuple[int, ...]
-
-
-class Call(nn.Module):
-    """A function of the value alone, traced through."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-class Functional(nn.Module):
-    """F.linear or F.conv with parameters of its own, and arithmetic with a parameter and a buffer."""
-
-    def __init__(self, kind: str, weight_shape: Shape, bias: bool, options: dict[str, object]) -> None:
-        super().__init__()
-        self.kind, self.options = kind, options
-        self.weight = nn.Parameter(torch.randn(weight_shape))
-        self.bias = nn.Parameter(torch.randn(weight_shape[0])) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        function = {"linear": F.linear, "conv1d": F.conv1d, "conv2d": F.conv2d}[self.kind]
-        return function(x, self.weight, self.bias, **self.options)
-
-
-class Arithmetic(nn.Module):
-    def __init__(self, shape: Shape, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        broadcast = (shape[0], *(1,) * (len(shape) - 1))
-        self.shift = nn.Parameter(0.3 * torch.randn(broadcast))
-        self.register_buffer("mask", torch.randn(broadcast).clamp(-1, 1))
-        if kind not in ("shift", "gain"):
-            del self.shift
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "shift":
-            return x + self.shift
-        if self.kind == "gain":
-            return x * self.shift
-        if self.kind == "mask":
-            return (x * self.mask - 0.2) / 1.5
-        return 0.5 * x + self.mask - x.flip(1) * 0.25
-
-
-class Shared(nn.Module):
-    """A sub-expression that several operations read."""
-
-    def __init__(self, body: nn.Module, kind: str) -> None:
-        super().__init__()
-        self.body, self.kind = body, kind
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.body(x)
-        if self.kind == "sum":
-            return torch.tanh(y) + y - 0.5 * torch.relu(y)
-        if self.kind == "cat":
-            return torch.cat([y, F.softsign(y), y], 1)
-        return y + y
-
-
-class Branches(nn.Module):
-    def __init__(self, left: nn.Module, right: nn.Module) -> None:
-        super().__init__()
-        self.left, self.right = left, right
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat((self.left(x), self.right(x), 0.5 * x), dim=1)
-
-
-class Parts(nn.Module):
-    """chunk, split and unbind, with members read once, twice and by a negative index."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "chunk":
-            a, b = x.chunk(2, 1)
-            return torch.cat([b, a.relu() + 0.5 * b], 1)
-        if self.kind == "split":
-            parts = torch.split(x, [1, x.shape[1] - 1], dim=1)
-            return torch.cat([parts[-1], parts[0], torch.tanh(parts[-2])], 1)
-        parts = x.unflatten(1, (-1, 2)).unbind(2)
-        return parts[0] - parts[-1] + parts[-2].abs()
-
-
-class Reused(nn.Module):
-    """One layer called several times."""
-
-    def __init__(self, layer: nn.Module, times: int) -> None:
-        super().__init__()
-        self.layer, self.times = layer, times
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(self.times - 1):
-            x = F.leaky_relu(self.layer(x), 0.5)
-        return self.layer(x)
-
-
-class Tied(nn.Module):
-    """Two layers with one weight and two biases, and a function that reads the weight once more."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(features, features), nn.Linear(features, features)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.relu(self.first(x))) + 0.5 * F.linear(x, self.first.weight)
 
 
 def _activation(rng: random.Random, shape: Shape) -> nn.Module:
     choices: list[nn.Module] = [
-        nn.ReLU(), nn.LeakyReLU(0.3), nn.LeakyReLU(-1.4), nn.ELU(1.3), nn.SELU(), nn.GELU(), nn.GELU(approximate="tanh"),
-        nn.SiLU(), nn.Mish(), nn.Hardswish(), nn.Tanh(), nn.Sigmoid(), TemperedSigmoid(1.5, 2.5, 0.4), nn.Softplus(0.7),
+        nn.ReLU(), nn.LeakyReLU(0.3), nn.LeakyReLU(-1.4), nn.ELU(1.3), nn.SELU(), nn.GELU(),
+        nn.GELU(approximate="tanh"), nn.SiLU(), nn.Mish(), nn.Hardswish(), nn.Tanh(), nn.Sigmoid(), TemperedSigmoid(1.5, 2.5, 0.4), nn.Softplus(0.7),
         nn.Hardtanh(-0.2, 0.7), nn.Softsign(), nn.ReLU6(), nn.CELU(0.6), nn.Softmax(1), nn.LogSigmoid(),
         nn.Hardsigmoid(), nn.Softshrink(0.1), nn.Tanhshrink(), Call(torch.tanh), Call(F.gelu),
         Call(lambda x: x.sigmoid()), Call(lambda x: F.softplus(x, beta=2.0)), Call(lambda x: x.clamp(0.1, 0.9)),
@@ -229,11 +116,16 @@ def _padding(rng: random.Random, shape: Shape) -> nn.Module:
 def _shape_change(rng: random.Random, shape: Shape) -> nn.Module:
     rank = len(shape) - 1
     choices = [
-        nn.Flatten(), Call(lambda x: x.view(x.size(0), -1)), Call(lambda x: x.flip(1)), Call(lambda x: x[:, : max(1, shape[0] - 1)]),
+        nn.Flatten(), Call(lambda x: x.view(x.size(0), -1)), Call(lambda x: x.flip(1)),
+        Call(lambda x: x[:, : max(1, shape[0] - 1)]),
         Call(lambda x: torch.roll(x, 1, 1)), Call(lambda x: x.unsqueeze(-1).squeeze(-1)),
     ]  # fmt: skip
     if rank == 1:
-        choices += [Call(lambda x: x.mean(2)), Call(lambda x: x.transpose(1, 2)), Call(lambda x: x.sum(1, keepdim=True) + x)]
+        choices += [
+            Call(lambda x: x.mean(2)),
+            Call(lambda x: x.transpose(1, 2)),
+            Call(lambda x: x.sum(1, keepdim=True) + x),
+        ]
     if rank == 2:
         choices += [Call(lambda x: x.mean((2, 3))), Call(lambda x: x.permute(0, 3, 1, 2)), Call(lambda x: x.flatten(2))]
     return rng.choice(choices)
@@ -254,7 +146,9 @@ def _same_shape(rng: random.Random, shape: Shape) -> nn.Module:
     if len(shape) == 1:
         return nn.Sequential(nn.Linear(shape[0], shape[0]), act)
     if len(shape) == 2:
-        return nn.Sequential(act, nn.Conv1d(shape[0], shape[0], 3, padding=1, padding_mode=rng.choice(["zeros", "circular"])))
+        return nn.Sequential(
+            act, nn.Conv1d(shape[0], shape[0], 3, padding=1, padding_mode=rng.choice(["zeros", "circular"]))
+        )
     return nn.Sequential(act, nn.Conv2d(shape[0], shape[0], (3, 1), padding="same"))
 
 
@@ -323,7 +217,8 @@ def random_graph(seed: int, depth: int | None = None) -> Graph:
     classes = rng.randint(2, 4)
     model = nn.Sequential(*blocks, nn.Linear(shape[0], classes))
     losses: Sequence[Loss] = (
-        CrossEntropy(rng.choice([1.0, 0.2])), BinaryCrossEntropy(0.5), MulticlassHinge(), CosineSimilarity(0.4), Huber(0.5),
+        CrossEntropy(rng.choice([1.0, 0.2])), BinaryCrossEntropy(0.5), MulticlassHinge(), CosineSimilarity(0.4),
+        Huber(0.5),
     )  # fmt: skip
     graph = Graph(seed, make_private(model), start, rng.choice([0.5, 1.0, 4.0]), rng.choice(losses))
     to_boundary(graph, rng)

@@ -80,7 +80,7 @@ def largest_output(model: nn.Module, shape: tuple[int, ...], radius: float, step
     x = starts(shape, radius).requires_grad_(True)
     best = 0.0
     for _ in range(steps):
-        norms = model(x).flatten(1).norm(dim=1)
+        norms = model(x).unsqueeze(-1).flatten(1).norm(dim=1)
         best = max(best, float(norms.detach().max()))
         (gradient,) = torch.autograd.grad(norms.sum(), x)
         with torch.no_grad():

@@ -144,7 +144,8 @@ def test_dropout(p, scale):
 
 
 FUNCTIONS = {
-    "relu": [F.relu, torch.relu, lambda x: x.relu(), lambda x: (x * 1.0).relu_(), lambda x: F.relu(x * 1.0, inplace=True),
+    "relu": [F.relu, torch.relu, lambda x: x.relu(), lambda x: (x * 1.0).relu_(),
+    lambda x: F.relu(x * 1.0, inplace=True),
              lambda x: F.relu_(x * 1.0), lambda x: torch.relu_(x * 1.0)],
     "relu6": [F.relu6], "tanh": [torch.tanh, F.tanh, lambda x: x.tanh()],
     "leaky": [lambda x: F.leaky_relu(x, 0.2), lambda x: F.leaky_relu(x, negative_slope=0.2)],

@@ -295,7 +295,9 @@ def test_prv_falls_back_when_the_library_gives_up():
 def test_prv_at_a_hundred_thousand_steps():
     bound = get_accountant("prv").epsilon([entry(1.1, RATE, 100_000)], DELTA)
     assert bound.accountant == "prv"
-    assert bound.lower <= epsilon("pld", 1.1, RATE, 100_000) <= bound.upper <= 1.01 * bound.lower + 0.01
+    tight = epsilon("pld", 1.1, RATE, 100_000)
+    assert bound.lower <= tight <= bound.upper
+    assert bound.upper - bound.lower < 2 * 0.01 * tight  # an error of at most 1 % on each side
 
 
 def test_deltas_beyond_double_precision_go_to_rdp():
@@ -305,7 +307,7 @@ def test_deltas_beyond_double_precision_go_to_rdp():
 
 
 @pytest.mark.parametrize(
-    ("noise", "rate", "steps"), [(1e6, 0.01, 1000), (0.02, 0.01, 10), (1.0, 1e-9, 10), (500.0, 0.5, 10**6)]
+    ("noise", "rate", "steps"), [(1e6, 0.01, 1000), (0.02, 0.01, 10), (1.0, 1e-9, 10), (500.0, 0.5, 10**5)]
 )
 @pytest.mark.parametrize("name", ["pld", "rdp"])
 def test_extremes_are_finite_and_not_negative(name, noise, rate, steps):

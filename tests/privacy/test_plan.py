@@ -103,7 +103,7 @@ def test_the_plan_is_frozen():
 
 
 def test_from_dict_refuses_unknown_and_missing_keys():
-    with pytest.raises(ValueError, match="noise_multiplyer.*\n?HINT"):
+    with pytest.raises(ValueError, match=r"noise_multiplyer.*\n?HINT"):
         PrivacyPlan.from_dict({**BASE, "noise_multiplyer": 3})
     with pytest.raises(ValueError, match="delta"):
         PrivacyPlan.from_dict({k: v for k, v in BASE.items() if k != "delta"})

@@ -119,10 +119,11 @@ def average_pool(
 
 
 @lru_cache(maxsize=1024)
-def _window_misses(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> bool:
-    """Whether some window holds padding alone, whose maximum torch gives as minus infinity."""
-    windows = np.arange(out)[:, None] * stride - padding + np.arange(kernel)[None, :] * dilation
-    return not bool(((windows >= 0) & (windows < size)).any(1).all())
+def _window_reads(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """Largest number of windows that read one input; 0 if a window holds padding alone, where torch yields -inf."""
+    taps = np.arange(out)[:, None] * stride - padding + np.arange(kernel)[None, :] * dilation
+    inside = (taps >= 0) & (taps < size)
+    return int(np.bincount(taps[inside]).max()) if inside.any(1).all() else 0
 
 
 def max_pool(
@@ -136,19 +137,19 @@ def max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Bound:
-    """sqrt(overlap): each output copies one input.
+    """sqrt(overlap): each output copies one input, and an input is read by at most ``overlap`` windows.
 
-    An input is read by at most ceil(k gcd(s, d) / s) windows per axis.
+    Per axis these are at most ceil(k gcd(s, d) / s), and fewer in a small image: they are counted.
     """
     if return_indices:
         raise Unbounded("max pooling with return_indices has no rule", "drop return_indices")
     size, pad = _spatial(x, rank), _tuple(padding, rank)
     kernel, spread = _tuple(kernel_size, rank), _tuple(dilation, rank)
     step = _step(stride, kernel)
-    shape = zip(size, op.output_shape[1:], kernel, step, pad, spread, strict=True)
-    if any(_window_misses(*axis) for axis in shape):
+    axes = zip(size, op.output_shape[1:], kernel, step, pad, spread, strict=True)
+    overlap = math.prod(_window_reads(*axis) for axis in axes)
+    if overlap == 0:
         raise Unbounded("a window holds padding alone and yields minus infinity", "pad less, or dilate less")
-    overlap = math.prod(math.ceil(k * math.gcd(s, d) / s) for k, s, d in zip(kernel, step, spread, strict=True))
     return Bound(math.sqrt(overlap) * x.norm, math.sqrt(overlap))
 
 

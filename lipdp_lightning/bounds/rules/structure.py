@@ -83,9 +83,9 @@ def multiply(op: Operation, a: Operand, b: Operand) -> Bound:
     assert isinstance(x, Value)
     copies = _copies(op, x)
     if isinstance(factor, nn.Parameter) and factor.requires_grad:
-        # d(sum) / d(factor) sums d * x over the entries that share one factor: at most ||d|| * ||x||
+        # the gradient sums d * x over the outputs that share a factor, and these read each entry of x once
         size = float(factor.detach().abs().max()) if factor.numel() else 0.0
-        return Bound(size * copies * x.norm, size * copies, (ParameterUse((factor,), copies * x.norm),))
+        return Bound(size * copies * x.norm, size * copies, (ParameterUse((factor,), x.norm),))
     if isinstance(factor, nn.Parameter):
         factor = Constant(factor)
     if isinstance(factor, Constant):

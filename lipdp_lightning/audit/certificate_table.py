@@ -1,0 +1,86 @@
+"""A certificate, and the attack on it if there was one, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..bounds.certificate import Certificate
+from .ratios import AttackReport
+
+
+def certificate_table(certificate: Certificate, report: AttackReport | None = None) -> str:
+    """Sensitivity of every group and bounds of every node; with a report, the share of each that was attained."""
+    attacked = {g.name: g for g in report.groups} if report else {}
+    nodes = {n.name: n for n in report.nodes} if report else {}
+    head = ["group", "uses", "numbers", "worst_case", "layerwise"]
+    rows = []
+    for group in certificate.groups:
+        row = [group.name, str(len(group.uses)), str(group.numel), _number(group.worst_case), _number(group.layerwise)]
+        if group.name in attacked:
+            found = attacked[group.name]
+            row += [_share(found.worst_case), _share(found.layerwise)]
+        rows.append(row)
+    lines = [_aligned(head + ["attained", "attained"] * bool(report), rows), ""]
+    head = ["node", "operation", "shape", "forward", "cotangent"]
+    rows = []
+    for node in certificate.nodes:
+        shape = "x".join(map(str, node.shape)) or "1"
+        row = [node.name, node.operation, shape, _number(node.forward), _number(node.cotangent)]
+        if node.name in nodes:
+            row += [_share(nodes[node.name].forward), _share(nodes[node.name].cotangent)]
+        rows.append(row)
+    lines += [_aligned(head + ["attained", "attained"] * bool(report), rows), ""]
+    lines.append(f"input bound {_number(certificate.input_bound)}, loss gradient {_number(certificate.loss_lipschitz)}")
+    if report is not None:
+        lines.append(_verdict(report))
+    return "\n".join(lines)
+
+
+def certificate_json(certificate: Certificate, report: AttackReport | None = None) -> str:
+    """The same as strict JSON: an infinite bound is the text "inf", which no reader takes for a number."""
+    content = {"certificate": certificate.as_dict(), "attack": None if report is None else report.as_dict()}
+    return json.dumps(_strict(content), indent=2, allow_nan=False)
+
+
+def _verdict(report: AttackReport) -> str:
+    false = report.violations()
+    if not false:
+        return (
+            f"attack: no bound exceeded; the tightest is {report.worst.claim}, attained to {_share(report.worst.ratio)}"
+        )
+    listed = "\n".join(f"  {f.claim}: {f.ratio:.6g} times its bound" for f in false)
+    return f"attack: {len(false)} bounds are FALSE\n{listed}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "inf"
+
+
+def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
+    numeric = len(head) - 3 if head[0] == "node" else len(head) - 1
+    lines = []
+    for line in [head, *rows]:
+        cells = [
+            cell.rjust(width) if i >= len(head) - numeric else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _strict(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

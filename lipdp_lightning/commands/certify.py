@@ -1,0 +1,100 @@
+"""``lipdp certify``: the certificate of a configuration's model, and an attack on it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ..audit.ratios import AttackReport
+from .experiment import parse_experiment
+
+
+def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="lipdp certify",
+        description="Print the certificate of a configuration's model after projection. Other options override "
+        "keys of the configuration, as in lipdp fit.",
+    )
+    parser.add_argument("--config", required=True, help="the experiment's YAML file")
+    parser.add_argument("--attack", type=int, default=0, metavar="N", help="maximise the ratios from N starting points")
+    parser.add_argument("--attack-steps", type=int, default=40, help="gradient ascent steps of the attack")
+    parser.add_argument("--seed", type=int, default=0, help="of the attack")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    own, rest = parser.parse_known_args(list(arguments))
+    if own.attack < 0 or own.attack_steps < 0:
+        raise ValueError("--attack and --attack-steps must not be negative. HINT: --attack 24")
+    return own, ["--config", own.config, *rest]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0; 1 if the attack found a ratio above 1."""
+    own, rest = _split(arguments)
+    experiment = parse_experiment(rest, None, "off")
+    rows, certificate, loss = _certificate(experiment)
+    report = _attack(experiment, loss, own) if own.attack else None
+    if own.json:
+        content: dict[str, Any] = {"groups": rows, "certificate": certificate.as_dict()}
+        if report is not None:
+            content["attack"] = report.as_dict()
+        sys.stdout.write(json.dumps(content, indent=1) + "\n")
+    else:
+        _print(rows, certificate, report)
+    return 1 if report is not None and report.violations() else 0
+
+
+def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
+    """What training would start from: projected weights, their bounds, and the noise."""
+    from ..bounds.certifier import Certifier
+    from ..bounds.tracked import TrackedNorms
+    from ..mechanism.mechanism import Mechanism
+    from ..privacy.randomness import new_secret
+    from ..training.facts import group_rows
+    from ..training.guards import matching_modules
+
+    module, plan, data = experiment.model, experiment.plan, experiment.datamodule
+    module.clip_loss(plan.loss_clip)
+    certifier = Certifier(
+        module.network, data.input_shape, module.input_bound, module.loss,
+        norms=TrackedNorms(), cotangent_caps=matching_modules(module.network, plan.cotangent_clip),
+    )  # fmt: skip
+    mechanism = Mechanism(module.network, certifier, plan, new_secret())
+    try:
+        mechanism.project_()
+        mechanism.refresh_certificate()
+        return group_rows(mechanism), mechanism.certificate, module.loss
+    finally:
+        mechanism.close()
+
+
+def _attack(experiment: Any, loss: Any, own: argparse.Namespace) -> AttackReport:
+    from ..audit.attack import attack
+
+    module, data = experiment.model, experiment.datamodule
+    return attack(
+        module.network, tuple(data.input_shape), module.input_bound, loss,
+        restarts=own.attack, steps=own.attack_steps, seed=own.seed, weights=True,
+    )  # fmt: skip
+
+
+def _print(rows: list[dict[str, Any]], certificate: Any, report: AttackReport | None) -> None:
+    from ..report.tables import certificate_table, render_table
+
+    nodes = [(n.operation, "x".join(map(str, n.shape)), n.forward, max(n.lipschitz, default=None), n.cotangent)
+             for n in certificate.nodes]  # fmt: skip
+    headers = ("operation", "shape", "output bound", "Lipschitz", "cotangent bound")
+    sys.stdout.write(render_table(headers, nodes, title="Operations, in order") + "\n\n")
+    sys.stdout.write(certificate_table(rows, title="Parameter groups: sensitivity and noise of the first step") + "\n\n")
+    sensitivities = [
+        (g.name, g.worst_case, g.layerwise, *[sum(u.gradient_factor for u in g.uses)]) for g in certificate.groups
+    ]
+    columns = ("group", "Delta, worst_case", "Delta, layerwise and radius", "largest n")
+    sys.stdout.write(render_table(columns, sensitivities, title="Delta by scaling (joint couples the groups)") + "\n")
+    if report is not None:
+        found = [(f.claim, f.ratio) for f in sorted(report.claims(), key=lambda f: -f.ratio)]
+        sys.stdout.write("\n" + render_table(("claim", "measured / certified"), found, title="Attack") + "\n")
+        worst = report.worst
+        verdict = "VIOLATED" if report.violations() else "holds"
+        sys.stdout.write(f"\nworst ratio {worst.ratio:.6f} ({worst.claim}): the certificate {verdict}\n")

@@ -1,0 +1,58 @@
+"""Where a run's metrics go: a CSV file that a continued run appends to, and Weights & Biases."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.loggers.csv_logs import _ExperimentWriter
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.utilities import rank_zero_only
+
+
+class _KeepingWriter(ExperimentWriter):
+    """Lightning's writer, but rows that an interrupted run has written stay."""
+
+    def _check_log_dir_exists(self) -> None:
+        if os.path.isfile(self.metrics_file_path):
+            with open(self.metrics_file_path, newline="") as file:
+                self.metrics_keys = next(csv.reader(file), [])
+
+
+class RunCSVLogger(CSVLogger):
+    """``<run directory>/csv/metrics.csv``; a continued run appends to it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, name="", version="csv")
+
+    @property
+    def experiment(self) -> Any:
+        if rank_zero_only.rank != 0:
+            return super().experiment
+        if self._experiment is None:
+            self._experiment = _KeepingWriter(log_dir=self.log_dir)
+        return self._experiment
+
+
+assert issubclass(_KeepingWriter, _ExperimentWriter)
+
+
+def wandb_logger(directory: Path, run_id: str, mode: str) -> Any:
+    """Offline unless a key is set or online is asked for; a continued run keeps its id.
+
+    Checkpoints are not uploaded: they hold the run's secret.
+    """
+    from lightning.pytorch.loggers import WandbLogger
+
+    os.environ.setdefault("WANDB_SILENT", "true")
+    has_key = bool(os.environ.get("WANDB_API_KEY"))
+    offline = mode == "offline" or (mode == "auto" and not has_key)
+    logger = WandbLogger(
+        project=os.environ.get("WANDB_PROJECT", "lipdp"), name=directory.name, save_dir=str(directory),
+        offline=offline, id=run_id, resume="allow", log_model=False,
+    )  # fmt: skip
+    logger._wandb_init.pop("anonymous", None)  # wandb warns about it, even when it is None
+    return logger

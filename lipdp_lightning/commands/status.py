@@ -1,0 +1,68 @@
+"""``lipdp status``: every run below a folder with its state, step, epsilon and accuracy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", default="runs", help="folder of run directories (default: runs)")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = Path(args.folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder. HINT: lipdp status runs")
+    rows = [describe(file.parent) for file in sorted(folder.rglob("run.json"))]
+    if args.json:
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+        return 0
+    if not rows:
+        sys.stdout.write(f"no runs in {folder}\n")
+        return 0
+    from ..report.tables import render_table
+
+    headers = ("run", "state", "step", "planned", "epsilon", "delta", "metric", "value")
+    sys.stdout.write(render_table(headers, [tuple(r[h] for h in headers) for r in rows]) + "\n")
+    return 0
+
+
+def describe(directory: Path) -> dict[str, Any]:
+    """One run; files that are missing or cannot be read leave their columns empty."""
+    record, plan = _read(directory / "run.json"), _read(directory / "plan.json")
+    report, ledger = _read(directory / "privacy_report.json"), _read(directory / "ledger.json")
+    branches = ledger.get("branches", [])
+    reached = max((b.get("reached", 0) for b in branches), default=None)
+    name, value = _metric(report)
+    state = record.get("status", "unreadable")
+    return {
+        "run": str(directory),
+        "state": "running or interrupted" if state == "running" else state,
+        "step": record.get("steps", reached),
+        "planned": plan.get("steps"),
+        "epsilon": report.get("epsilon"),
+        "delta": plan.get("delta"),
+        "metric": name,
+        "value": value,
+    }
+
+
+def _metric(report: dict[str, Any]) -> tuple[str | None, float | None]:
+    metrics = report.get("metrics", {})
+    for name in ("test/accuracy", "validation/accuracy", "test/mae", "validation/mae"):
+        if name in metrics:
+            return name, metrics[name]
+    return None, None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,354 @@
+"""The documentation is run: its code, its commands, its links, its tables and its list of tests."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import shlex
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lipdp_lightning.layers
+from lipdp_lightning.bounds import registry
+from lipdp_lightning.bounds.losses import LOSSES
+from lipdp_lightning.cli import COMMANDS, main
+from lipdp_lightning.commands.experiment import Experiment, parse_experiment
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMESPACE = "documentation_example"
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, language: str) -> Iterator[tuple[int, str]]:
+    """First line and text of every fenced block of a language."""
+    text = path.read_text(encoding="utf-8")
+    for match in FENCE.finditer(text):
+        if match.group(1) == language:
+            yield text.count("\n", 0, match.start(2)) + 1, match.group(2)
+
+
+def section(page: str, heading: str) -> str:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    match = re.search(rf"^## {re.escape(heading)}.*?$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match, f"{page} has no section {heading!r}"
+    return match.group(1)
+
+
+# ---- code
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[types.ModuleType]:
+    """A fresh module to run examples in, in an empty folder; rules that they register go with it."""
+    module = types.ModuleType(NAMESPACE)
+    monkeypatch.setitem(sys.modules, NAMESPACE, module)
+    monkeypatch.chdir(tmp_path)
+    before = dict(registry._RULES)
+    yield module
+    registry._RULES.clear()
+    registry._RULES.update(before)
+
+
+def run_python(path: Path, module: types.ModuleType) -> None:
+    for line, text in blocks(path, "python"):
+        code = "\n" * (line - 1) + text  # so that errors name the page's own lines
+        exec(compile(code, str(path), "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if list(blocks(p, "python"))], ids=name_of)
+def test_python_examples_run(path: Path, example: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    run_python(path, example)
+
+
+def test_the_python_example_of_readme_writes_a_report(example: types.ModuleType, tmp_path: Path) -> None:
+    run_python(ROOT / "README.md", example)
+    assert (tmp_path / "runs/api/report.html").is_file()
+    assert 0 < example.plan.noise_multiplier < 20
+
+
+def test_a_wrong_constant_in_the_rule_of_contributing_is_caught(example: types.ModuleType) -> None:
+    path = ROOT / "CONTRIBUTING.md"
+    text = "\n".join(block for _, block in blocks(path, "python"))
+    wrong = text.replace(
+        "(ParameterUse((op.module.weight,), x.norm),)", "(ParameterUse((op.module.weight,), 0.1 * x.norm),)"
+    )
+    assert wrong != text
+    with pytest.raises(AssertionError):
+        exec(compile(wrong, str(path), "exec"), example.__dict__)
+
+
+def test_the_data_module_of_contributing_is_the_tested_one() -> None:
+    source = (ROOT / "tests/data_modules/test_data_new_module.py").read_text(encoding="utf-8")
+    tested = re.search(r"^class Thermometers.*?(?=\n\n\n)", source, re.MULTILINE | re.DOTALL)
+    assert tested and tested.group().rstrip() in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+# ---- configurations and commands
+
+
+def yaml_examples() -> list[Any]:
+    found = [(path, line, text) for path in PAGES for line, text in blocks(path, "yaml")]
+    return [pytest.param(text, id=f"{name_of(path)}:{line}") for path, line, text in found]
+
+
+def config_options(text: str, folder: Path) -> list[str]:
+    """An example that is only a part is laid over the quick start."""
+    file = folder / "example.yaml"
+    file.write_text(text, encoding="utf-8")
+    groups = set(re.findall(r"^(\w+):", text, re.MULTILINE))
+    complete = {"model", "data", "privacy"} <= groups
+    base = [] if complete else ["--config", str(ROOT / "configs/quickstart.yaml")]
+    return [*base, "--config", str(file)]
+
+
+@pytest.mark.parametrize("text", yaml_examples())
+def test_yaml_examples_are_configurations(text: str, tmp_path: Path) -> None:
+    experiment = parse_experiment(config_options(text, tmp_path), None, "off")
+    assert experiment.plan.certified
+
+
+def test_a_misspelt_key_in_an_example_would_be_found(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="temprature"):
+        text = "model:\n  loss:\n    class_path: lipdp_lightning.bounds.losses.CrossEntropy\n    init_args: {temprature: 1}\n"
+        parse_experiment(config_options(text, tmp_path), None, "off")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", yaml_examples())
+def test_yaml_examples_train(text: str, tmp_path: Path) -> None:
+    options = ["fit", *config_options(text, tmp_path), "--run_dir", str(tmp_path / "run"), "--wandb", "off"]
+    assert main([*options, "--trainer.enable_progress_bar", "false"]) == 0
+    assert (tmp_path / "run/report.html").is_file()
+
+
+def command_lines(program: str) -> list[Any]:
+    found = []
+    for path in PAGES:
+        for line, text in blocks(path, "bash"):
+            joined = text.replace("\\\n", " ")
+            words = [shlex.split(command, comments=True) for command in joined.splitlines()]
+            found += [
+                pytest.param(w[1:], id=f"{name_of(path)}:{line}:{' '.join(w)[:60]}")
+                for w in words
+                if w[:1] == [program]
+            ]
+    return found
+
+
+def parse_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the words to the command's own parser, and to that of the configuration; run nothing."""
+    name, *rest = words
+    assert name in COMMANDS, f"lipdp has no command {name}"
+    command: Any = importlib.import_module(f"lipdp_lightning.commands.{name}")
+    if not hasattr(command, "main"):
+        import argparse
+
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        parser.parse_args(rest)
+        return
+    parts = command._split(rest)
+    if not isinstance(parts, tuple):
+        return
+    monkeypatch.setattr(Experiment, "instantiate_classes", lambda self: None)
+    options: list[str] = list(parts[1])
+    for config in (b for a, b in zip(options, options[1:], strict=False) if a == "--config"):
+        assert (ROOT / config).is_file(), f"{config} does not exist"
+    monkeypatch.chdir(ROOT)
+    parse_experiment(options, None, "off")
+
+
+@pytest.mark.parametrize("words", command_lines("lipdp"))
+def test_commands_parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    parse_command(words, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", "--config", "configs/quickstart.yaml", "--privacy.epsilom", "1"],
+        ["fit", "--config", "configs/none_such.yaml"],
+        ["budget", "--data-size", "10"],
+        ["train"],
+    ],
+)
+def test_wrong_commands_do_not(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises((ValueError, AssertionError, SystemExit)):
+        parse_command(words, monkeypatch)
+
+
+def test_every_command_is_in_readme_and_every_target_in_the_makefile() -> None:
+    shown = {param.values[0][0] for param in command_lines("lipdp")}
+    assert shown == set(COMMANDS)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    asked = {word for param in command_lines("make") for word in param.values[0] if "=" not in word}
+    assert {"demo", "test", "lint"} <= asked <= targets
+
+
+# ---- links and names
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def broken_links(path: Path, text: str) -> list[str]:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        place, _, anchor = target.partition("#")
+        file = (path.parent / place).resolve() if place else path
+        if not file.exists():
+            broken.append(target)
+        elif anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            if anchor not in map(slug, headings):
+                broken.append(target)
+    return broken
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_resolve(path: Path) -> None:
+    assert broken_links(path, path.read_text(encoding="utf-8")) == []
+
+
+def test_a_broken_link_and_a_broken_anchor_are_found() -> None:
+    text = "[a](docs/gone.md) [b](docs/guarantee.md#no-such-part) [c](docs/guarantee.md#12-certificates)"
+    assert broken_links(ROOT / "README.md", text) == ["docs/gone.md", "docs/guarantee.md#no-such-part"]
+
+
+def unresolved(text: str) -> list[str]:
+    """Files and dotted names in backticks that do not exist."""
+    missing = []
+    for word in re.findall(r"`([\w./]+)`", text):
+        if word.endswith((".py", ".yaml")) and "/" in word:
+            if not any((base / word).exists() for base in (ROOT, ROOT / "lipdp_lightning")):
+                missing.append(word)
+        elif re.match(r"(lipdp_lightning|data_modules|callbacks|bounds|mechanism|privacy)\.\w", word):
+            package = (
+                word if word.startswith(("lipdp_lightning", "data_modules", "callbacks")) else f"lipdp_lightning.{word}"
+            )
+            if not imports(package):
+                missing.append(word)
+    return missing
+
+
+def imports(name: str) -> bool:
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[cut:]:
+            if not hasattr(found, attribute):
+                return False
+            found = getattr(found, attribute)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_files_and_names_exist(path: Path) -> None:
+    assert unresolved(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_name_that_does_not_exist_is_found() -> None:
+    assert unresolved("`tests/test_nothing.py` `data_modules.Nothing` `bounds.certifier.nothing`") != []
+    assert unresolved("`tests/test_docs.py` `privacy/plan.py` `data_modules.Digits` `bounds.certifier.certify`") == []
+
+
+# ---- the papers' mistakes
+
+
+def unheld(text: str) -> list[str]:
+    """Items of a numbered list that name no test that exists."""
+    items = re.split(r"^(?=\d+\. )", text, flags=re.MULTILINE)[1:]
+    without = []
+    for item in items:
+        named = re.findall(r"`(tests/[\w/]+\.py)`", item)
+        absent = "no private curves" in item and not (ROOT / "lipdp_lightning/curves").exists()
+        if not absent and (not named or not all((ROOT / test).is_file() for test in named)):
+            without.append(item.split("\n")[0])
+    return without
+
+
+def test_every_mistake_of_the_papers_is_held_by_a_test() -> None:
+    text = section("docs/guarantee.md", "1.10")
+    assert len(re.findall(r"^\d+\. ", text, re.MULTILINE)) == 12
+    assert unheld(text) == []
+
+
+def test_a_mistake_without_a_test_is_found() -> None:
+    assert unheld("1. *A.* `tests/test_docs.py`\n2. *B.* Nothing.\n3. *C.* `tests/test_gone.py`\n") == [
+        "2. *B.* Nothing.",
+        "3. *C.* `tests/test_gone.py`",
+    ]
+
+
+# ---- the tables of rules
+
+
+def first_column(text: str) -> set[str]:
+    """Names in backticks in the first column of the tables."""
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")]
+    return {word for row in rows for word in re.findall(r"`([\w.]+)`", row)}
+
+
+def registered_name(target: registry.Target) -> str:
+    """As the page writes it: nn.Name for torch's modules, Name for ours, bare names of functions and methods."""
+    if isinstance(target, str):
+        return target.strip("_")
+    if inspect.isclass(target):
+        return f"nn.{target.__name__}" if target.__module__.startswith("torch.nn") else target.__name__
+    return target.__name__.strip("_")
+
+
+def public(table: dict[registry.Target, Any]) -> set[str]:
+    """Without the rules that tests register."""
+
+    def shipped(target: registry.Target) -> bool:
+        home = getattr(target, "__module__", None) or "torch"
+        return home.split(".")[0] in ("torch", "lipdp_lightning", "_operator", "builtins")
+
+    return {registered_name(target) for target in table if shipped(target)}
+
+
+@pytest.mark.parametrize(("heading", "table"), [("Rules", registry._RULES), ("Refused", registry._REFUSALS)])
+def test_the_tables_are_those_of_the_registry(heading: str, table: dict[registry.Target, Any]) -> None:
+    assert lipdp_lightning.layers is not None  # registers the rules of our own layers
+    written = first_column(section("docs/layers.md", heading)) - {"MaxMin"}  # which is a GroupSort
+    assert public(table) - written == set(), "not in docs/layers.md"
+    assert written - public(table) == set(), "in docs/layers.md only"
+
+
+def test_every_loss_is_in_the_table() -> None:
+    assert first_column(section("docs/layers.md", "Losses")) == set(LOSSES)
+
+
+def test_constants_of_the_activations_are_those_of_the_code() -> None:
+    from lipdp_lightning.bounds.rules import activations
+
+    text = section("docs/layers.md", "Rules")
+    for name in ("SELU", "GELU_ERF", "GELU_TANH", "SILU", "MISH"):
+        assert f"{getattr(activations, name):.6f}" in text, name
+
+
+def test_every_setting_of_a_run_is_explained() -> None:
+    """In the help text, of which the docstring is the source; settings.md treats the ones that need judgement."""
+    from lipdp_lightning.training.settings import PrivacySettings
+
+    described = set(re.findall(r"^\s+(\w+): ", inspect.getdoc(PrivacySettings) or "", re.MULTILINE))
+    assert set(inspect.signature(PrivacySettings).parameters) <= described
