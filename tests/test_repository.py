@@ -69,9 +69,8 @@ def offences(source: str) -> list[str]:
             found.append(f"line {node.lineno}: global")
     for statement in tree.body:
         value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
-        empty = (
-            (isinstance(value, ast.List | ast.Set) and not value.elts) or (isinstance(value, ast.Dict) and not value.keys)
-        )
+        no_items = isinstance(value, ast.List | ast.Set) and not value.elts
+        empty = no_items or (isinstance(value, ast.Dict) and not value.keys)
         if empty:
             found.append(f"line {statement.lineno}: an empty container at module level, to be filled later")
     return found
@@ -84,7 +83,7 @@ def forbidden_text(text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", modules_of(*(f"lipdp_lightning/{room}" for room in CRITICAL)), ids=lambda p: p.stem)
 def test_the_critical_rooms_know_no_trainer_no_logger_and_hold_no_state(path: Path) -> None:
-    found = offences(path.read_text())
+    found = offences(path.read_text(encoding="utf-8"))
     if path.name == "registry.py":
         found = [offence for offence in found if "empty container" not in offence]  # the table of rules
     assert found == []
@@ -117,6 +116,7 @@ def test_rooms_import_only_the_rooms_above_them() -> None:
     allowed = {
         "bounds": {"bounds"},
         "layers": {"bounds", "layers"},
+        "audit": {"bounds", "layers", "audit"},
         "privacy": {"privacy"},
         "mechanism": {"bounds", "layers", "privacy", "mechanism"},
         "models": {"layers", "models"},
@@ -133,7 +133,7 @@ def siblings(path: Path) -> set[str]:
     """Rooms of the library that a module imports, by relative or absolute name."""
     package = path.relative_to(ROOT).parts[:-1]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -157,7 +157,7 @@ def test_modules_are_short() -> None:
     long = {
         str(path.relative_to(ROOT)): lines
         for path in modules_of(*PACKAGES)
-        if (lines := len(path.read_text().splitlines())) > LONGEST_MODULE
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_MODULE
     }
     assert long == {}
 
@@ -166,7 +166,7 @@ def test_no_file_names_a_registry_or_a_place_on_one_machine() -> None:
     found = {
         str(path.relative_to(ROOT)): hits
         for path in tracked_files()
-        if path != Path(__file__) and (hits := forbidden_text(path.read_text(errors="replace")))
+        if path != Path(__file__) and (hits := forbidden_text(path.read_text(encoding="utf-8", errors="replace")))
     }
     assert found == {}
 
@@ -187,13 +187,13 @@ def test_the_top_level_is_as_it_should_be() -> None:
 def test_packages_are_typed_and_shipped(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
     assert (ROOT / package / "__init__.py").is_file()
-    settings = (ROOT / "pyproject.toml").read_text()
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'"{package}*"' in settings and f'{package} = ["py.typed"]' in settings
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    newest = re.search(r"^## .*?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    newest = re.search(r"^## .*?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert declared and newest
     assert declared.group(1) == lipdp_lightning.__version__ == newest.group(1)
 
@@ -206,7 +206,7 @@ def requirement_name(requirement: str) -> str:
 
 def direct_requirements() -> list[str]:
     """Of the package and of its developers, from pyproject.toml."""
-    text = (ROOT / "pyproject.toml").read_text()
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     main = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
     dev = re.search(r"^dev = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
     assert main and dev
@@ -216,7 +216,7 @@ def direct_requirements() -> list[str]:
 
 def test_every_direct_dependency_is_pinned() -> None:
     pins = {}
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
         match = re.fullmatch(r"([A-Za-z0-9._-]+)==([\w.!+]+)", line)
         assert match, f"constraints.txt: {line!r} is not name==version"
         pins[requirement_name(match.group(1))] = match.group(2)
@@ -232,7 +232,7 @@ def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
     required = {requirement_name(requirement) for requirement in direct_requirements()}
     missing = set()
     for path in modules_of(*PACKAGES):
-        for name in imported(ast.parse(path.read_text())):
+        for name in imported(ast.parse(path.read_text(encoding="utf-8"))):
             package = provided_by.get(name.lower(), name.lower().replace("_", "-"))
             if name.lower() not in own and package not in required:
                 missing.add(f"{path.relative_to(ROOT)}: {name}")

@@ -19,8 +19,8 @@ from torch import Tensor
 from lipdp_lightning.bounds.geometry import Axis, Padding, Sizes, convolution_axes
 from lipdp_lightning.bounds.gram import as_float64, rounding_margin
 
-GRID_PER_TAP = 16
-"""Frequencies per polyphase tap and axis when the torus is larger or its size unknown: at most 1.005 high."""
+FINE_GRID, COARSE_GRID = 16, 9
+"""Frequencies per polyphase tap and axis when the torus is larger or its size unknown: 1.005 or 1.016 high."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def reduction(axis: Axis) -> tuple[int | None, float]:
     return -(-axis.padded // axis.stride), float(axis.max_copies())
 
 
-def frequencies(axis: Axis, taps: int) -> tuple[int, float]:
+def frequencies(axis: Axis, taps: int, per_tap: int = FINE_GRID) -> tuple[int, float]:
     """Number of sampled frequencies, and the factor from their maximum to the supremum that is needed.
 
     |u^* S(theta) v| is a real trigonometric polynomial of degree (taps - 1) / 2 after a shift of phase. By
@@ -115,7 +115,7 @@ def frequencies(axis: Axis, taps: int) -> tuple[int, float]:
     frequencies.
     """
     torus, _ = reduction(axis)
-    sampled = 1 if taps == 1 else GRID_PER_TAP * (taps - 1)
+    sampled = 1 if taps == 1 else per_tap * (taps - 1)
     if torus is not None and torus <= sampled:
         return torus, 1.0
     return sampled, 1.0 / math.cos(math.pi * (taps - 1) / (2 * sampled))

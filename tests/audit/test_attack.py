@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipdp_lightning.audit import (
@@ -98,12 +99,20 @@ def test_an_attack_is_reproducible_and_its_witnesses_attain_what_it_reports() ->
     assert size / bound == pytest.approx(first.group("0").worst_case, rel=1e-9)
 
 
+class Cropped(nn.Module):
+    """As many numbers as before, three of them padding."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, (-3, 3), value=9.0)
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
         (nn.Sequential(nn.Linear(4, 4), CotangentClip(0.05), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 2)), (4,)),
         (nn.Linear(3, 2), (3,)),
         (nn.Sequential(nn.Linear(4, 4), nn.Hardsigmoid(), nn.Linear(4, 2)), (4,)),
+        (nn.Sequential(Cropped(), nn.Linear(4, 2)), (4,)),
         (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 2)), (4,)),
         (
             nn.Sequential(
@@ -112,13 +121,21 @@ def test_an_attack_is_reproducible_and_its_witnesses_attain_what_it_reports() ->
             (2, 5),
         ),
     ],
-    ids=["clip and dropout", "bare layer", "no second derivative", "frozen", "residual"],
+    ids=["clip and dropout", "bare layer", "no second derivative", "cropped", "frozen", "residual"],
 )  # fmt: skip
 @pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy", "hinge", "cosine", "huber", "squared_error"])
 def test_sound_certificates_stand(model: nn.Module, shape: tuple[int, ...], loss: str) -> None:
     report = attack(make_private(copy.deepcopy(model)), shape, 1.5, loss, restarts=8, steps=5)
     assert not report.violations()
     assert report.worst.ratio > 0.3
+
+
+def test_dropout_of_everything_is_the_identity_in_evaluation() -> None:
+    """Its factor 1 / (1 - p) has no limit to take: trained in evaluation mode, the layer passes everything on."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0), nn.Linear(3, 2))
+    report = attack(model, (3,), 1.0, Huber(), restarts=8, steps=4)
+    assert not report.violations()
+    assert report.group("0").worst_case > 0.1
 
 
 def test_reports_are_plain_data() -> None:

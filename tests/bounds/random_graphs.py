@@ -39,7 +39,8 @@ LARGEST = 160  # numbers in one example's activation
 def _activation(rng: random.Random, shape: Shape) -> nn.Module:
     choices: list[nn.Module] = [
         nn.ReLU(), nn.LeakyReLU(0.3), nn.LeakyReLU(-1.4), nn.ELU(1.3), nn.SELU(), nn.GELU(),
-        nn.GELU(approximate="tanh"), nn.SiLU(), nn.Mish(), nn.Hardswish(), nn.Tanh(), nn.Sigmoid(), TemperedSigmoid(1.5, 2.5, 0.4), nn.Softplus(0.7),
+        nn.GELU(approximate="tanh"), nn.SiLU(), nn.Mish(), nn.Hardswish(), nn.Tanh(), nn.Sigmoid(),
+        TemperedSigmoid(1.5, 2.5, 0.4), nn.Softplus(0.7),
         nn.Hardtanh(-0.2, 0.7), nn.Softsign(), nn.ReLU6(), nn.CELU(0.6), nn.Softmax(1), nn.LogSigmoid(),
         nn.Hardsigmoid(), nn.Softshrink(0.1), nn.Tanhshrink(), Call(torch.tanh), Call(F.gelu),
         Call(lambda x: x.sigmoid()), Call(lambda x: F.softplus(x, beta=2.0)), Call(lambda x: x.clamp(0.1, 0.9)),

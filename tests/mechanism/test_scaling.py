@@ -1,0 +1,233 @@
+"""Factors c_ik: lipdp_lightning/mechanism/scaling.py."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from private_step import Harness, Tied, make_network, make_plan, mlp, random_batch
+from torch import Tensor, nn
+
+from lipdp_lightning.layers import ScaledLinear
+from lipdp_lightning.mechanism.scaling import BatchMax, Joint, Layerwise, Radius, Scaling, quantile_step
+
+NORMS = torch.tensor([0.0, 1e-9, 0.5, 1.0, 2.0, 40.0])
+
+
+def factors(scaling: Scaling, norms: Tensor) -> Tensor:
+    layer = ScaledLinear(3, 2)
+    scaling.attach(layer)
+    assert layer.gradient_scaler is not None
+    result = layer.gradient_scaler(norms)
+    assert result is not None
+    return result
+
+
+def test_layerwise_divides_by_the_norm_and_never_by_less_than_the_floor() -> None:
+    plain = factors(Layerwise(), NORMS)
+    assert torch.isfinite(plain).all()
+    assert torch.equal(plain[2:], 1 / NORMS[2:])
+    floored = factors(Layerwise(floor=0.8), NORMS)
+    assert torch.equal(floored, 1 / NORMS.clamp_min(0.8))
+    for result in (plain, floored):
+        assert (result * NORMS).max() <= 1  # ||c g|| <= l n c
+
+
+def test_radius_is_the_formula_of_the_table() -> None:
+    radius = 0.7
+    expected = torch.minimum(torch.ones_like(NORMS), radius / NORMS) / radius
+    assert torch.allclose(factors(Radius({"": radius}), NORMS), expected)
+    assert (expected * NORMS).max() <= 1 + 1e-6
+
+
+@given(
+    st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=8),
+    st.floats(0, 1e6, width=32),
+    st.sampled_from(["layerwise", "radius"]),
+)
+def test_a_factor_does_not_depend_on_the_other_examples(norms: list[float], newcomer: float, kind: str) -> None:
+    scaling = Layerwise(1e-6) if kind == "layerwise" else Radius({"": 2.5})
+    alone = factors(scaling, torch.tensor(norms))
+    assert torch.equal(factors(scaling, torch.tensor([*norms, newcomer]))[:-1], alone)
+
+
+def test_the_factor_of_the_batch_maximum_depends_on_the_other_examples() -> None:
+    assert not BatchMax.certified and Layerwise.certified
+    alone = factors(BatchMax(), torch.tensor([1.0, 2.0]))
+    assert not torch.equal(factors(BatchMax(), torch.tensor([1.0, 2.0, 28.0]))[:-1], alone)
+    assert factors(BatchMax(), torch.zeros(0)).shape == (0,)
+
+
+def test_layers_keep_no_scaler_after_detach() -> None:
+    network = mlp_private()
+    for scaling in (Layerwise(), Radius({"1": 1.0, "3": 1.0, "5": 1.0}), BatchMax(), Joint()):
+        scaling.attach(network)
+        assert network[1].gradient_scaler is not None
+        scaling.detach(network)
+        assert network[1].gradient_scaler is None
+    Scaling().attach(network)
+    assert network[1].gradient_scaler is None  # worst_case leaves the layers as they are
+
+
+def mlp_private() -> nn.Module:
+    from lipdp_lightning.layers import make_private
+
+    return make_private(mlp())
+
+
+def joint_harness(network: str, **options: Any) -> Harness:
+    built, shape = make_network(network)
+    return Harness(built, shape, make_plan(scaling="joint", **options))
+
+
+def joint_factor(harness: Harness, x: Tensor) -> Tensor:
+    """The factor of every example, recorded on one forward pass."""
+    harness.mechanism.begin_step(0)
+    scaling = harness.mechanism.scaling
+    assert isinstance(scaling, Joint)
+    harness.module(x)
+    factor = scaling.example_factor(len(x), x.device)
+    assert factor is not None
+    return factor
+
+
+def expected_joint_factor(harness: Harness, x: Tensor, square_per_use: bool = False) -> Tensor:
+    """1 / sqrt(sum_k (sum_u l_u n_iu / tau_k)^2) from the layers' own norms: uses of a group add, then square."""
+    norms: dict[str, list[Tensor]] = {}
+    modules = dict(harness.module.network.named_modules())
+    hooks = [
+        module.register_forward_hook(
+            lambda layer, args, _, path=path: norms.setdefault(path, []).append(layer.example_norms(args[0]))
+        )
+        for path, module in modules.items()
+        if isinstance(module, ScaledLinear)
+    ]
+    with torch.no_grad():
+        harness.module(x)
+    for hook in hooks:
+        hook.remove()
+    certificate = harness.mechanism.certificate
+    margin = harness.mechanism.sensitivities()
+    worst = certificate.sensitivities("worst_case")
+    scale = math.sqrt(sum(v**2 for v in worst.values()))  # tau of the global allocation
+    assert margin["head"] == pytest.approx(scale, rel=1e-3)
+    calls: Counter[str] = Counter()
+    squares = torch.zeros(len(x), dtype=torch.float64)
+    for group in certificate.groups:
+        terms = []
+        for use in group.uses:
+            if use.scalable:
+                terms.append(use.cotangent_bound * norms[use.module][calls[use.module]].double())
+                calls[use.module] += 1
+            else:
+                terms.append(torch.full((len(x),), use.cotangent_bound * use.gradient_factor, dtype=torch.float64))
+        total = sum(t**2 for t in terms) if square_per_use else sum(terms) ** 2
+        squares += total / scale**2
+    return squares.rsqrt()
+
+
+@pytest.mark.parametrize("network", ["tied", "branched"])
+def test_joint_factor_adds_the_uses_of_a_group_and_bounds_what_cannot_be_measured(network: str) -> None:
+    harness = joint_harness(network)
+    x = random_batch(9, harness.input_shape, 5)[0]
+    factor = joint_factor(harness, x).double()
+    assert torch.allclose(factor, expected_joint_factor(harness, x), rtol=1e-5)
+    assert (factor > 1 - 1e-5).all()  # thresholds come from the worst case
+    if network == "tied":  # uses not added before they are squared
+        assert not torch.allclose(factor, expected_joint_factor(harness, x, square_per_use=True), rtol=1e-3)
+    harness.mechanism.close()
+
+
+def test_uses_of_an_operation_without_its_layer_enter_with_their_worst_case() -> None:
+    harness = joint_harness("branched")
+    certificate = harness.mechanism.certificate
+    (plain,) = [u for g in certificate.groups for u in g.uses if not u.scalable]
+    group = certificate.group("plain")
+    assert group.layerwise == pytest.approx(plain.cotangent_bound * plain.gradient_factor)
+    assert group.sensitivity("radius") == group.layerwise < group.worst_case * (1 + 1e-12)
+    # two uses of one layer: their bounds add
+    tied = joint_harness("tied").mechanism.certificate.group("inner")
+    assert len(tied.uses) == 2
+    assert tied.layerwise == pytest.approx(sum(u.cotangent_bound for u in tied.uses))
+
+
+def test_joint_factor_is_capped_by_the_floor() -> None:
+    harness = joint_harness("mlp", scaling_floor=0.9)
+    x = torch.zeros(2, 12)
+    capped = joint_factor(harness, x)
+    assert torch.allclose(capped, torch.full((2,), 1 / 0.9))
+    free = joint_factor(joint_harness("mlp"), x)
+    assert (free > 1 / 0.9).all()
+
+
+def test_joint_records_start_afresh_with_every_micro_batch_and_every_step() -> None:
+    harness = joint_harness("tied")
+    x = random_batch(4, (12,), 5)[0]
+    first = joint_factor(harness, x)
+    assert torch.equal(joint_factor(harness, x), first)
+    harness.module(x)  # a pass that no loss followed
+    with pytest.raises(IndexError):
+        harness.module(x)  # would be taken for further uses of the layers
+    harness.mechanism._step = None
+    harness.mechanism.begin_step(1)
+    harness.module(x)
+    factor = harness.mechanism.scaling.example_factor(4, x.device)
+    assert factor is not None and torch.equal(factor, first)
+
+
+def test_a_frozen_layer_takes_no_part() -> None:
+    torch.manual_seed(0)
+    network = mlp()
+    network[1].weight.requires_grad_(False)
+    network[1].bias.requires_grad_(False)
+    harness = Harness(network, (12,), make_plan(scaling="joint"))
+    assert [g.name for g in harness.mechanism.certificate.groups] == ["3", "5"]
+    released = harness.release(random_batch(6, (12,), 5))
+    assert set(released) == {"3", "5"} and network[1].weight.grad is None
+    harness.mechanism.close()
+
+
+def test_votes_count_every_example_once_per_use() -> None:
+    torch.manual_seed(0)
+    plan = make_plan(scaling="radius", radius_quantile=0.5, radius_noise_multiplier=4.0)
+    harness = Harness(Tied(), (12,), plan)
+    scaling = harness.mechanism.scaling
+    assert isinstance(scaling, Radius) and set(scaling.radii.values()) == {1.0}
+    scaling.radii["inner"], scaling.radii["head"] = 1e-6, 1e6
+    harness.accumulate(random_batch(10, (12,), 5))
+    assert scaling.below["inner"].item() == -10.0  # two uses, each of ten examples above the radius
+    assert scaling.below["head"].item() == 5.0
+    # one example moves them by (1, 1/2, 1/2, 1/2)
+    deviation = type(harness.mechanism).__mro__[1]._deviations_with_votes(harness.mechanism)[-4:]
+    assert deviation == [pytest.approx(4.0 * math.sqrt(1 + 3 / 4))] * 4
+    harness.mechanism.close()
+
+
+def test_votes_of_passes_outside_the_step_are_not_released() -> None:
+    torch.manual_seed(0)
+    plan = make_plan(scaling="radius", radius_quantile=0.5, radius_noise_multiplier=4.0)
+    harness = Harness(mlp(), (12,), plan)
+    batch = random_batch(10, (12,), 5)
+    harness.module(batch[0])
+    harness.release(batch)
+    votes = harness.mechanism.votes
+    harness.release(batch)
+    assert votes is not None and torch.equal(votes, harness.mechanism.votes)
+    harness.mechanism.close()
+
+
+def test_tracked_radius_settles_at_the_quantile() -> None:
+    """From either side, on shares without noise: a fraction `quantile` of norms lies below the radius."""
+    norms = torch.linspace(0, 10, 1001)
+    for start in (0.01, 1000.0):
+        radius = start
+        for _ in range(300):
+            radius = quantile_step(radius, (norms <= radius).float().mean().item(), 0.3)
+        assert radius == pytest.approx(3.0, rel=0.05)
+    assert quantile_step(1.0, 1e9, 0.5) == quantile_step(1.0, 1.0, 0.5)  # a noisy share is cut to [0, 1]
+    assert quantile_step(1.0, -1e9, 0.5) == quantile_step(1.0, 0.0, 0.5)
