@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import sys
 import threading
@@ -45,6 +46,8 @@ class ResumeCheckpoint(Callback):
         self.interrupted = False
         self._saved_at, self._saved_step = 0.0, -1
         self._previous_handler: Any = None
+        self._loops: dict[str, Any] | None = None
+        self._saving = self._due = False
 
     @property
     def path(self) -> Path:
@@ -70,6 +73,7 @@ class ResumeCheckpoint(Callback):
     ) -> None:
         if not _strategy(trainer).between_steps or trainer.global_step == self._saved_step:
             return
+        self._loops = copy.deepcopy(trainer.fit_loop.state_dict())
         if trainer.strategy.reduce_boolean_decision(self.interrupted, all=False):
             self.interrupted = True
             trainer.should_stop = True
@@ -78,12 +82,20 @@ class ResumeCheckpoint(Callback):
         by_time = time.monotonic() - self._saved_at > self.every_n_seconds
         # ranks agree on rank 0's clock
         if trainer.strategy.broadcast(by_steps or by_time):
+            # schedulers that follow a metric move after the last batch of an epoch
+            self._due = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+            if not self._due:
+                self.save(trainer)
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        if self._due:
             self.save(trainer)
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        self.save(trainer)
         if trainer.is_global_zero:
+            # first, so that the checkpoint does not carry steps that were reserved and not taken
             _strategy(trainer).branches.finish(trainer.global_step)
+        self.save(trainer)
 
     def on_exception(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
@@ -97,6 +109,22 @@ class ResumeCheckpoint(Callback):
             signal.signal(signal.SIGINT, self._previous_handler)
             self._previous_handler = None
 
+    def on_save_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        # the state in which a batch has just ended is the one Lightning continues from exactly
+        if self._saving and self._loops is not None:
+            checkpoint["loops"]["fit_loop"] = self._loops
+
+    def on_load_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._loops = copy.deepcopy(checkpoint["loops"]["fit_loop"])
+
     def save(self, trainer: lightning.Trainer) -> None:
-        trainer.save_checkpoint(self.path, weights_only=False)
+        self._saving = True
+        try:
+            trainer.save_checkpoint(self.path, weights_only=False)
+        finally:
+            self._saving = self._due = False
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from lipdp_lightning.training import PrivateModule, PrivateStrategy
 from lipdp_lightning.training.step_record import StepRecord
 
 SECRET = bytes(range(16))
+logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 
 
 class Blobs(PrivateDataModule):

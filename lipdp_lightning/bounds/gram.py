@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lipdp_lightning.bounds.cholesky import largest_eigenvalue
+from lipdp_lightning.bounds.products import smaller_gram
 
 DEFAULT_ITERATIONS = 12
 """``rank ** (2 ** -(t + 2))`` is the worst ratio after t iterations: 5e-4 above the truth at rank 4096."""
@@ -51,13 +52,6 @@ def as_float64(weight: Tensor, name: str = "weight") -> Tensor:
             "HINT: lower the learning rate, or restore the last finite checkpoint."
         )
     return matrix
-
-
-def smaller_gram(matrix: Tensor) -> Tensor:
-    """W^H W or W W^H, whichever is smaller; batched over leading dimensions, real or complex."""
-    if matrix.shape[-2] < matrix.shape[-1]:
-        return matrix @ matrix.mH
-    return matrix.mH @ matrix
 
 
 def _unit_scaled(matrix: Tensor) -> tuple[Tensor, Tensor]:

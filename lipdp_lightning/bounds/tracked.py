@@ -44,7 +44,7 @@ class TrackedNorms(NormSource):
         self, weight: Tensor, exact: Callable[[], float], deviation_factor: float, groups: int = 1
     ) -> float:
         if self._walks == 1:
-            self._entries.append(NormEntry(weight, lambda _: exact(), deviation_factor))
+            self._entries.append(NormEntry(weight, lambda _: exact(), deviation_factor, groups=groups))
             self._groups.append(groups)
             return exact()
         bound = self._operator_bounds[self._next_operator]

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from .deviations import Deviations, Reference, reference_of, working_dtype
+from .quick_norm import quick_norm
+
 ExactNorm = Callable[[Tensor], float]
+
+SLACK = 0.1
+"""Of a layer that follows its noise, the bound is then about 7 % high on average. Half of it costs four times
+as many evaluations."""
+
+_DENSE_STRIP = 128
+"""The exact norm of a dense layer costs but a few products, so that fewer and closer bounds would cost more."""
+
+_FAR_SHARE = 0.5
+_GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True)
@@ -18,12 +31,32 @@ class NormEntry:
 
     ``exact_norm`` must return an upper bound on the norm of the operator whose weight it is given;
     ``weight`` is referred to, not copied, and may change in place, in device or in dtype.
+
+    With ``groups`` given, a change D of the weight moves the norm by at most kappa times the largest spectral
+    norm among the matrices ``D.reshape(groups, rows / groups, -1)``, as it does for linear layers and
+    convolutions, and not only by kappa ||D||_F, which is larger.
     """
 
     weight: Tensor
     exact_norm: ExactNorm
     kappa: float = 1.0
     name: str = "weight"
+    groups: int | None = None
+
+
+@dataclass(frozen=True)
+class _Anchor:
+    """A matrix and an upper bound on the norm of its operator."""
+
+    matrix: Reference
+    norm: float
+
+    @property
+    def bound(self) -> float:
+        return self.matrix.factor * self.norm * (1.0 + 2.0**-50)
+
+    def scaled(self, factor: float) -> _Anchor:
+        return replace(self, matrix=replace(self.matrix, factor=self.matrix.factor * factor))
 
 
 def _subnormal_error(weight: Tensor) -> float:
@@ -35,17 +68,29 @@ def _subnormal_error(weight: Tensor) -> float:
 class NormTracker:
     """Upper bounds on the norms of a list of weights, exact only when they have to be.
 
-    For an anchor W0 whose norm has been certified, s(W) <= s(W0) + kappa ||W - W0||_F. (Without kappa this is
-    false for a convolution: its operator norm moves by up to kappa ||W - W0||_F.) :meth:`update` evaluates
-    this for all layers at once and certifies anew those where it exceeds (1 + slack) times the last certified
-    value.
+    The norm of each weight W is bounded in the cheapest of three ways that stays within (1 + slack) of the last
+    exact bound, that of W0:
 
-    The subtraction is made in the weights' dtype and its Frobenius norm accumulated in float64; the bounds
-    are multiplied by 1 + eps(dtype) + (numel + 8) 2^-52, more than the rounding of both. Memory: one copy of
-    the weights in their own dtype; an update needs a second one while it runs.
+    * s(W1) + kappa ||W - W1||_F, at every :meth:`update`, for all layers at once (without kappa this is false
+      for a convolution: its operator norm moves by up to kappa ||W - W1||_F);
+    * s(W0) + kappa s(W - W0 as a matrix) by a few matrix products, for entries with ``groups``. For changes
+      that resemble noise this is some ten times closer. W then becomes W1;
+    * exactly; W becomes W0 and W1.
+
+    A radial scaling is remembered as a number and not carried out on W0 and W1, so that it neither costs
+    nor rounds anything. After :meth:`refresh` of all entries nothing is left of earlier steps.
+
+    Memory: up to two copies of the weights, and a buffer for one more.
     """
 
-    def __init__(self, entries: Sequence[NormEntry], slack: float = 0.05) -> None:
+    def __init__(
+        self,
+        entries: Sequence[NormEntry],
+        slack: float = SLACK,
+        known: Sequence[tuple[Tensor, float]] | None = None,
+    ) -> None:
+        """``known`` may hold values that each weight had and the certified norm of those: taken over, and not
+        evaluated again, where the weight still has them."""
         if not (math.isfinite(slack) and slack >= 0.0):
             raise ValueError(f"slack={slack} must be finite and not negative.\nHINT: 0.05 allows bounds 5 % high.")
         for entry in entries:
@@ -57,15 +102,20 @@ class NormTracker:
         self.entries = tuple(entries)
         self.slack = slack
         self.refreshes = 0
-        self._anchors = [entry.weight.detach().clone() for entry in self.entries]
-        self._certified = [math.inf] * len(self.entries)
-        self._frobenius = [math.inf] * len(self.entries)
-        for index in range(len(self.entries)):
-            self.refresh(index)
+        self.tightenings = 0
+        self._deviations: Deviations | None = None
+        self._far: dict[int, _Anchor] = {}
+        self._near: dict[int, _Anchor] = {}
+        for index, entry in enumerate(self.entries):
+            values, norm = known[index] if known is not None else (None, math.inf)
+            if values is not None and values.dtype == entry.weight.dtype and torch.equal(values, entry.weight):
+                self._anchor(index, norm)
+            else:
+                self.refresh(index)
 
     @torch.no_grad()
     def refresh(self, index: int) -> float:
-        """Certify one weight from its present values and make it the anchor."""
+        """Certify one weight from its present values and forget its past."""
         entry = self.entries[index]
         norm = float(entry.exact_norm(entry.weight.detach()))
         if not (math.isfinite(norm) and norm >= 0.0):
@@ -73,72 +123,77 @@ class NormTracker:
                 f"{entry.name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
                 "HINT: lower the learning rate, or restore the last finite checkpoint."
             )
-        self._anchors[index] = entry.weight.detach().clone()
-        frobenius = float(torch.linalg.vector_norm(self._anchors[index].flatten(), dtype=torch.float64))
-        self._frobenius[index] = frobenius * self._margin(index)
-        self._certified[index] = norm
+        self._anchor(index, norm)
         self.refreshes += 1
         return norm
 
-    def _margin(self, index: int) -> float:
-        anchor = self._anchors[index]
-        return 1.0 + torch.finfo(anchor.dtype).eps + (anchor.numel() + 8) * 2.0**-52
+    def _anchor(self, index: int, norm: float) -> None:
+        weight = self.entries[index].weight
+        if self._deviations is not None and not self._deviations.holds(index, weight):
+            self._deviations = None
+        self._far[index] = self._near[index] = _Anchor(reference_of(weight), norm)
+
+    def _buffers(self) -> Deviations:
+        if self._deviations is None:
+            self._deviations = Deviations([anchor.matrix.values for anchor in self._near.values()])
+        return self._deviations
 
     @torch.no_grad()
-    def _deviations(self) -> list[float]:
-        """Upper bounds on ||W - W0||_F, infinite where the weight changed device or dtype; one host sync."""
-        same = [
-            i
-            for i, (entry, anchor) in enumerate(zip(self.entries, self._anchors, strict=True))
-            if entry.weight.device == anchor.device and entry.weight.dtype == anchor.dtype
-        ]
-        deviations = [math.inf] * len(self.entries)
-        if not same:
-            return deviations
-        weights = [self.entries[i].weight.detach() for i in same]
-        differences = torch._foreach_sub(weights, [self._anchors[i] for i in same])
-        norms = torch._foreach_norm(differences, 2, dtype=torch.float64)
-        device = norms[0].device
-        values = torch.stack([norm.to(device) for norm in norms]).tolist()
-        for index, value in zip(same, values, strict=True):
-            deviations[index] = value * self._margin(index)
-        return deviations
-
     def _bounds_and_deviations(self) -> tuple[list[float], list[float]]:
+        anchors = [self._near[index] for index in range(len(self.entries))]
+        weights = [entry.weight.detach() for entry in self.entries]
+        deviations = self._buffers().measure(weights, [anchor.matrix for anchor in anchors])
         bounds: list[float] = []
-        deviations = self._deviations()
-        for index, deviation in enumerate(deviations):
-            certified = self._certified[index]
-            bound = certified
-            if deviation != 0.0:
-                bound = math.nextafter(certified + self.entries[index].kappa * deviation, math.inf)
-            if not bound <= (1.0 + self.slack) * certified:  # so written that NaN refreshes, and is refused there
-                exact = self.refresh(index)
+        for index, (anchor, deviation) in enumerate(zip(anchors, deviations, strict=True)):
+            kappa, far = self.entries[index].kappa, self._far[index]
+            unmoved = deviation == 0.0 and anchor.matrix.factor == 1.0
+            bound = anchor.norm if unmoved else math.nextafter(anchor.bound + kappa * deviation, math.inf)
+            # so written that NaN comes to a refresh, and is refused there
+            if not bound <= (1.0 + self.slack) * far.matrix.factor * far.norm:
+                closer = self._tighten(index, deviation) or self.refresh(index)
+                bound = min(bound, closer) if math.isfinite(bound) else closer
                 deviations[index] = 0.0
-                bound = min(bound, exact) if math.isfinite(bound) else exact
             bounds.append(bound)
         return bounds, deviations
+
+    def _tighten(self, index: int, deviation: float) -> float | None:
+        """The bound by the spectral norm of the whole change, if it leaves enough of the slack for the next steps.
+
+        How much is enough differs between layers, so that they do not all ask for an exact norm at once.
+        """
+        entry, far, near = self.entries[index], self._far[index], self._near[index].matrix
+        weight = entry.weight.detach()
+        if entry.groups is None or self.slack == 0.0 or not far.matrix.fits(weight):
+            return None
+        difference = self._buffers().difference(index, weight, far.matrix)
+        matrices = difference.view(entry.groups, weight.shape[0] // entry.groups, -1)
+        change = quick_norm(matrices, _DENSE_STRIP if weight.ndim == 2 else None)
+        # ||difference||_F, to which its rounding is relative, is at most the root of its rank times its norm
+        rounding = torch.finfo(working_dtype(weight.dtype)).eps * math.sqrt(weight.numel())
+        change = change * (1.0 + rounding) + far.matrix.rounding()
+        norm = math.nextafter(far.bound + entry.kappa * change, math.inf)
+        share = _FAR_SHARE * (0.75 + 0.5 * ((index + 1) * _GOLDEN % 1.0))
+        if not norm <= (1.0 + share * self.slack) * far.matrix.factor * far.norm:
+            return None
+        frobenius = (near.factor * near.frobenius + deviation) * (1.0 + 2.0**-50)
+        self._near[index] = _Anchor(reference_of(weight, frobenius), norm)
+        self.tightenings += 1
+        return norm
 
     def update(self) -> list[float]:
         """Upper bounds on the norms of all weights as they are now."""
         return self._bounds_and_deviations()[0]
 
-    @torch.no_grad()
     def rescale(self, index: int, factor: float) -> None:
         """Tell the tracker that the weight was multiplied in place by ``factor`` >= 0 (a radial projection).
 
-        The anchor is multiplied too. Its rounding costs kappa eps(dtype) ||W0||_F (half for the product, half
-        because torch first rounds the factor), which is added to the certified value: negligible in float32,
-        soon a refresh in bfloat16.
+        How far rounding took the weight from the exact multiple is measured by the next :meth:`update`.
         """
         if not (math.isfinite(factor) and factor >= 0.0):
             raise ValueError(f"factor={factor} is no radial scaling.\nHINT: it must be finite and not negative.")
-        anchor = self._anchors[index].mul_(factor)
-        scaled = factor * self._frobenius[index]
-        rounding = torch.finfo(anchor.dtype).eps * scaled + _subnormal_error(anchor)
-        norm = factor * self._certified[index] + self.entries[index].kappa * rounding
-        self._frobenius[index] = (scaled + rounding) * (1.0 + 2.0**-50)
-        self._certified[index] = norm * (1.0 + 2.0**-50)
+        alike = self._far[index] is self._near[index]
+        self._far[index] = self._far[index].scaled(factor)
+        self._near[index] = self._far[index] if alike else self._near[index].scaled(factor)
 
     @torch.no_grad()
     def clip(self, max_norms: Sequence[float | None]) -> list[float]:
@@ -147,7 +202,7 @@ class NormTracker:
         None leaves a weight free. Each returned bound is at most its maximum: the factor allows for the
         rounding of the scaled weight. Exact norms are evaluated only as often as :meth:`update` does, so a
         weight may end up to ``slack`` below its maximum. A later :meth:`update` may report a few units in the
-        last place above the maximum: its bound pays for the rounding of the anchor too.
+        last place above the maximum: its bound pays for the rounding of the difference too.
         """
         if len(max_norms) != len(self.entries) or any(m is not None and not m > 0.0 for m in max_norms):
             raise ValueError(
@@ -158,8 +213,8 @@ class NormTracker:
         for index, (bound, maximum) in enumerate(zip(bounds, max_norms, strict=True)):
             if maximum is None or bound <= maximum:
                 continue
-            entry = self.entries[index]
-            frobenius = self._frobenius[index] + deviations[index]  # ||W||_F <= ||W0||_F + ||W - W0||_F
+            entry, near = self.entries[index], self._near[index].matrix
+            frobenius = near.factor * near.frobenius + deviations[index]  # ||W||_F <= ||W1||_F + ||W - W1||_F
             rounding = torch.finfo(entry.weight.dtype).eps * frobenius
             reachable = max(0.0, maximum - entry.kappa * _subnormal_error(entry.weight))
             factor = reachable / (bound + entry.kappa * rounding) * (1.0 - 2.0**-50)

@@ -186,7 +186,9 @@ class Experiment(LightningCLI):
         """
         assert self._directory is not None
         digest = self.plan.digest().hex()
-        unfinished = self._directory.check(digest)
+        # rank 0 may be about to write it: the others look at complete records only
+        known = self.trainer.is_global_zero or self._directory.record() is not None
+        unfinished = known and self._directory.check(digest)
         strategy = self.trainer.strategy
         assert isinstance(strategy, PrivateStrategy)
         strategy.check(self.trainer, self.model, self.datamodule)

@@ -38,6 +38,7 @@ def sum_margin(expected_batch_size: float) -> float:
 
 
 Reduce = Callable[[Tensor], None]
+Agree = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Mechanism:
         self._certified_versions: tuple[int, ...] = ()
         self._step: int | None = None
         self._drawn = 0
+        self.checksum = b""
         self.digest = b""
         self.deviations()  # shares that fit no group are refused here and not in the first step
 
@@ -94,10 +96,12 @@ class Mechanism:
 
     # ---- the step
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, agree: Agree | None = None) -> None:
         """Certify the present weights and start drawing the step's noise; idempotent within a step.
 
-        ``digest`` then names all that the step's release is a function of, besides the secret.
+        ``checksum`` is then the same on every process that shares the step. ``digest`` names all that the
+        step's release is a function of, besides the secret: ``agree`` turns the digests of all processes into one,
+        so that a replay with a change on any of them draws fresh noise on each, and replicated noise is one draw.
         """
         if self._step == step:
             assert self._certified_versions == self._versions(), "the weights changed between two micro-batches"
@@ -109,8 +113,10 @@ class Mechanism:
         self.scaling.begin(self.certificate, self._thresholds)
         self._drawn = 0
         # bounds may lag behind the weights, and they scale both gradients and noise
-        public = self.plan.digest(), self._context, numeric_environment(), repr(self.certificate.groups).encode()
-        self.digest = state_digest(self._state(), *public)
+        public = self.plan.digest(), self._context, repr(self.certificate.groups).encode()
+        self.checksum = state_digest(self._state(), *public)
+        own = state_digest({}, self.checksum, numeric_environment())
+        self.digest = own if agree is None else agree(own)
         self._noise.start(step, self._sizes(), self.place.rank, self.place.world_size, self.place.mode, self.digest)
 
     def count_examples(self, drawn: int) -> None:

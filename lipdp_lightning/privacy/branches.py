@@ -105,22 +105,29 @@ class Branches:
         return derive_key(secret, "branch", len(self._known))[: len(secret)] if self._known else secret
 
     def _merge(self, restored: ResumeState | None) -> None:
-        """Branches that the checkpoint knows and the record does not.
-
-        How far they went after the checkpoint is in the record of the directory that the checkpoint is from. If
-        that is this directory, or there was none, it is lost: assume the plan's end.
-        """
-        if restored is None:
-            return
-        elsewhere = restored.directory is not None and restored.directory != self._directory()
-        for branch in restored.branches:
-            here = self._find(branch.id)
-            if here is None:
-                reached = branch.reached if elsewhere else max(branch.reached, self._planned_steps)
-                self._known.append(replace(branch, reached=reached))
+        """Branches that the checkpoint knows and the record does not."""
+        for branch in restored.branches if restored is not None else ():
+            known = self._find(branch.id)
+            if known is None:
+                assert restored is not None
+                self._known.append(replace(branch, reached=self._reached_at_most(branch, restored.directory)))
             else:
-                here.start = min(here.start, branch.start)
-                here.reached = max(here.reached, branch.reached)
+                known.start, known.reached = min(known.start, branch.start), max(known.reached, branch.reached)
+
+    def _reached_at_most(self, branch: Branch, directory: str | None) -> int:
+        """How far a branch may have gone after the checkpoint, which is from ``directory``."""
+        if directory is None:
+            return max(branch.reached, self._planned_steps)
+        if directory != self._directory():
+            return branch.reached  # the record of that directory has the rest
+        if branch.reached > branch.start:
+            raise ValueError(
+                f"{self._path}: the record of released steps is missing, or older than the checkpoint. HINT: restore "
+                "it from a backup; without it nobody knows what this run has spent."
+            )
+        assert self._path is not None
+        # a record that does not name it was written before its first step, or there is none
+        return branch.reached if self._path.exists() else max(branch.reached, self._planned_steps)
 
     def reserve(self, step: int) -> None:
         """Record that ``step`` may be released, before it is; ValueError if that would exceed the planned steps."""

@@ -83,6 +83,14 @@ def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:
         problems.append(f"noise_mode={strategy.noise_mode!r} is unknown. HINT: 'distributed' or 'replicated'.")
     if strategy.fixed_secret is not None and len(strategy.fixed_secret) != 16:
         problems.append("fixed_secret is not 16 bytes. HINT: leave it out; it is an option for tests.")
+    every = strategy.checksum_every_n_steps
+    if every is not None and not (isinstance(every, int) and every >= 1):
+        problems.append(f"checksum_every_n_steps={every!r} is no number of steps. HINT: 100, or null.")
+    if plan.scaling == "batch_max" and strategy.world_size > 1:
+        problems.append(
+            f"scaling 'batch_max' divides by what one process sees of the batch, and {strategy.world_size} processes "
+            "would end with different weights. HINT: one process, or a certified scaling."
+        )
     size = strategy.physical_batch_size
     if size is not None and not (isinstance(size, int) and size >= 1):
         problems.append(f"physical_batch_size={size!r} is no number of examples. HINT: 256, or null for one micro-batch.")

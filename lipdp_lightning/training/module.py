@@ -100,7 +100,8 @@ class PrivateModule(lightning.LightningModule):
         losses = self.loss.per_example(logits, y)
         total = losses.sum()
         if self.log_nonprivate:
-            share = private.plan.expected_batch_size / self.trainer.accumulate_grad_batches
+            shares = self.trainer.accumulate_grad_batches * self.trainer.world_size
+            share = private.plan.expected_batch_size / shares
             self.log("nonprivate/loss", total.detach() / share, sync_dist=True)
         # Lightning divides by the number of micro-batches; the step releases a sum
         return total * self.trainer.accumulate_grad_batches

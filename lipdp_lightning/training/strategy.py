@@ -25,6 +25,7 @@ from ..privacy.randomness import derive_key, new_secret, numeric_environment
 from ..privacy.sampling import local_slice, poisson_sample
 from .checkpoint_io import OwnerOnlyCheckpointIO
 from .guards import LiveChecks, check_set_up, make_certifier, matching_modules, steps_per_epoch
+from .ranks import Ranks
 from .resume import apply_changes, check_fits, configured
 from .step_record import StepRecord
 
@@ -42,6 +43,7 @@ class PrivateStrategy(DDPStrategy):
         plan: the frozen plan of this run.
         physical_batch_size: largest expected micro-batch per process; a pure performance knob.
         noise_mode: 'distributed' (each rank adds its share before the one all-reduce) or 'replicated'.
+        checksum_every_n_steps: how often ranks compare their weights and bounds; None never does.
         fixed_secret: 16 bytes, for tests alone; the report says that it was fixed.
         branches: the record of what interruptions cost, on disk for a run with a directory.
         record: what each step was released from, on disk for a run with a directory.
@@ -55,6 +57,7 @@ class PrivateStrategy(DDPStrategy):
         *,
         physical_batch_size: int | None = None,
         noise_mode: str = "distributed",
+        checksum_every_n_steps: int | None = 100,
         fixed_secret: bytes | None = None,
         branches: Branches | None = None,
         record: StepRecord | None = None,
@@ -65,6 +68,7 @@ class PrivateStrategy(DDPStrategy):
         self.plan = plan
         self.physical_batch_size = physical_batch_size
         self.noise_mode = noise_mode
+        self.checksum_every_n_steps = checksum_every_n_steps
         self.fixed_secret = fixed_secret
         self.branches = branches or Branches()
         self.record = record or StepRecord(None)
@@ -98,10 +102,20 @@ class PrivateStrategy(DDPStrategy):
 
     def setup_environment(self) -> None:
         """Every refusal comes here at the latest, before a logger or a callback has opened a file."""
-        module = self.lightning_module
+        module, problem = self.lightning_module, None
         if module is not None and module.trainer.state.fn == TrainerFn.FITTING and self._checked is not module:
-            self.check(module.trainer, module, getattr(module.trainer, "datamodule", None))
+            try:
+                self.check(module.trainer, module, getattr(module.trainer, "datamodule", None))
+            except Exception as error:
+                if self.world_size == 1:
+                    raise
+                problem = error
         super().setup_environment()
+        self.ranks.raise_together(problem)  # or the others would wait for this one
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(self.global_rank, self.world_size, self.root_device)
 
     def setup(self, trainer: lightning.Trainer) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
@@ -134,11 +148,14 @@ class PrivateStrategy(DDPStrategy):
     def _open_branch(self, context: bytes) -> None:
         """Rank 0 decides whether the secret goes on or a new branch starts; all ranks use its secret."""
         assert self.plan is not None
-        if self.is_global_zero:
+        plan, steps = self.plan.digest().hex(), self.plan.steps
+
+        def opened() -> Branches:
             secret, fixed = self.fixed_secret or new_secret(), self.fixed_secret is not None
-            plan = self.plan.digest().hex()
-            self.branches.open(self._restored, context, plan, self.plan.steps, secret, fixed)
-        self.branches = self.broadcast(self.branches)
+            self.branches.open(self._restored, context, plan, steps, secret, fixed)
+            return self.branches
+
+        self.branches = self.ranks.from_first(opened)
         self._secret = self.branches.secret
 
     def configure_ddp(self) -> None:
@@ -148,24 +165,35 @@ class PrivateStrategy(DDPStrategy):
 
     def _from_first(self, tensor: Tensor) -> None:
         if self.world_size > 1:
-            torch.distributed.broadcast(tensor, src=0)
+            dense = tensor.contiguous()  # channels_last is not, and a collective wants it
+            torch.distributed.broadcast(dense, src=0)
+            tensor.copy_(dense)
 
     def _context(self, trainer: lightning.Trainer, module: Any, data: Any) -> bytes:
         """Digest of all that decides a step's sum and its successors besides the weights and the plan."""
         schedules = [(type(c.scheduler).__name__, c.scheduler.state_dict()) for c in self.lr_scheduler_configs]
-        parts = [
-            __version__.encode(), repr(module.network).encode(), repr(module.loss).encode(),
-            repr(module.bounded_input).encode(), data.fingerprint(), self.public_context,
-            f"{self.world_size} {self.chunks} {self.noise_mode} {self.precision_plugin.precision}".encode(),
-            repr((self._configured, schedules, trainer.gradient_clip_val, trainer.gradient_clip_algorithm)).encode(),
-            numeric_environment(), f"{torch.get_num_threads()} {self.record.divergences}".encode(),
-        ]  # fmt: skip
+        clipping = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+        settings = f"{self.world_size} {self.chunks} {self.noise_mode} {self.precision_plugin.precision}"
+        shared = {
+            "the version of this package": __version__.encode(),
+            "the privacy plan": self.plan.digest() if self.plan is not None else b"",
+            "the network": repr(module.network).encode(),
+            "the loss or the input's bound": repr((module.loss, module.bounded_input)).encode(),
+            "the training data": data.fingerprint(),
+            "the Strategy's settings": settings.encode(),
+            "the optimizer": repr((self._configured, schedules, clipping)).encode(),
+        }
+        compared = {**shared, "checksum_every_n_steps": repr(self.checksum_every_n_steps).encode()}
+        self.ranks.check_equal({name: hashlib.sha256(value).digest() for name, value in compared.items()})
+        parts = [*shared.values(), numeric_environment(), str(torch.get_num_threads()).encode()]
+        if self.is_global_zero:
+            parts += [self.public_context, str(self.record.divergences).encode()]
         if self.root_device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
             parts.append(os.urandom(16))  # a replay would not be bit-identical: every resume is a new branch
         digest = hashlib.sha256()
         for part in parts:
             digest.update(len(part).to_bytes(8, "big") + part)
-        return self.broadcast(digest.digest())
+        return self.ranks.agree(digest.digest())
 
     def _draw(self, rows: int) -> Callable[[int, int], Tensor]:
         assert self.plan is not None
@@ -198,7 +226,10 @@ class PrivateStrategy(DDPStrategy):
         self._live.check()
         if self.is_global_zero:
             self.branches.reserve(step)
-        mechanism.begin_step(step)
+        mechanism.begin_step(step, self.ranks.agree)
+        every = self.checksum_every_n_steps
+        if every is not None and self.world_size > 1 and step % every == 0:
+            self.ranks.check_in_step(step, mechanism.checksum)
         if self.is_global_zero:
             branch = derive_key(self._secret, "branch on record")[:8].hex()
             scales = struct.pack(f"{len(mechanism.deviations())}d", *mechanism.deviations().values())
@@ -263,9 +294,10 @@ class PrivateStrategy(DDPStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Checkpoints to resume from carry the secret; weights-only ones never do."""
         if self.mechanism is not None and "optimizer_states" in checkpoint:
-            self._settle_norms()
+            self._settle_norms()  # on every rank: their bounds stay the same
             step = self.lightning_module.trainer.global_step
-            checkpoint["lipdp"] = self.branches.state(step, self.mechanism.state()).to_dict()
+            if self.is_global_zero:  # the only one that writes, and that needs to see the run directory
+                checkpoint["lipdp"] = self.branches.state(step, self.mechanism.state()).to_dict()
             checkpoint["lipdp_optimizers"] = self._configured
         super().save_checkpoint(checkpoint, filepath, storage_options)
 

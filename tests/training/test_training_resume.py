@@ -13,11 +13,12 @@ import pytest
 import torch
 from small_runs import SECRET, Crash, Gradients, fit, make_module, make_plan, weights
 
-from callbacks import PrivacyAccountant, ResumeCheckpoint
+from callbacks import ResumeCheckpoint
 from lipdp_lightning.training import PrivateModule, PrivateStrategy
 from lipdp_lightning.training.step_record import StepRecord
 
 LAST = "checkpoints/last.ckpt"
+LONG = {"plan": make_plan(steps=120), "trainer_options": {"max_steps": 12}}  # with budget for a second branch
 
 
 def adam_with_schedules(interval: str) -> type[PrivateModule]:
@@ -37,11 +38,11 @@ def session(directory: Path, *callbacks: Any, crash: int | None = None, every: i
     checkpoint = directory / LAST if (directory / LAST).exists() else None
     crashes = [] if crash is None else [Crash(crash)]
     plan = options.pop("plan", None) or make_plan()
-    arguments = {"directory": directory, "checkpoint": checkpoint, **options}
+    arguments: dict[str, Any] = {"directory": directory, "checkpoint": checkpoint, **options}
     if crash is None:
-        return fit(plan, PrivacyAccountant(), *callbacks, keeper, **arguments)
+        return fit(plan, *callbacks, keeper, **arguments)
     with pytest.raises(InterruptedError):
-        fit(plan, PrivacyAccountant(), *callbacks, *crashes, keeper, **arguments)
+        fit(plan, *callbacks, *crashes, keeper, **arguments)
     return None
 
 
@@ -51,9 +52,10 @@ def total_spent(directory: Path) -> int:
 
 
 # An epoch of the plan has three steps: crashes in the middle of one, at its end, and before the first step
-@pytest.mark.parametrize("crash", [0, 2, 3, 4, 6, 11])
+@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("crash", [0, 2, 3, 6, 11])
 @pytest.mark.parametrize("case", ["sgd", "adam, schedule by epoch, 3 micro-batches", "adam, schedule by step"])
-def test_a_continued_run_ends_with_the_same_bits(tmp_path: Path, crash: int, case: str) -> None:
+def test_a_continued_run_ends_with_the_same_bits(tmp_path: Path, crash: int, every: int, case: str) -> None:
     def options() -> dict[str, Any]:
         if case == "sgd":
             return {}
@@ -61,9 +63,9 @@ def test_a_continued_run_ends_with_the_same_bits(tmp_path: Path, crash: int, cas
         module._make_optimizer = None
         return {"module": module} | ({"physical_batch_size": 7} if "micro" in case else {})
 
-    whole, trainer = session(tmp_path / "whole", **options())
-    session(tmp_path / "run", crash=crash, **options())
-    module, continued = session(tmp_path / "run", **options())
+    whole, trainer = session(tmp_path / "whole", every=every, **options())
+    session(tmp_path / "run", every=every, crash=crash, **options())
+    module, continued = session(tmp_path / "run", every=every, **options())
     assert torch.equal(weights(module), weights(whole))
     assert continued.global_step == trainer.global_step == 12
     assert total_spent(tmp_path / "run") == 12
@@ -100,36 +102,45 @@ class KeepsOldBounds(PrivateStrategy):
 
 def test_a_replay_with_other_noise_scales_is_refused_and_then_becomes_a_branch(tmp_path: Path) -> None:
     """Same draw at two scales: the difference of the two releases would give the noise, and so the true sum."""
-    slow = {"module": make_module(rate=0.003), "strategy_kind": KeepsOldBounds}
-    session(tmp_path, crash=6, every=4, **slow)
-    before = (tmp_path / LAST).read_bytes()
-    with pytest.raises(ValueError, match=r"released before.*\n?.*HINT"):
-        session(tmp_path, module=make_module(rate=0.003), strategy_kind=KeepsOldBounds)
-    assert torch.load(tmp_path / LAST, weights_only=False)["global_step"] == 4 and before
-    _, trainer = session(tmp_path, module=make_module(rate=0.003), strategy_kind=KeepsOldBounds)
-    assert trainer.strategy.branches.count == 2
-    assert trainer.strategy.branches.spent(trainer.global_step) <= 12
+
+    def broken() -> dict[str, Any]:
+        return {"module": make_module(rate=0.003), "strategy_kind": KeepsOldBounds, **LONG}
+
+    session(tmp_path, crash=6, every=4, **broken())
+    with pytest.raises(ValueError, match=r"step 4 of this run was released before.*HINT"):
+        session(tmp_path, **broken())
+    assert torch.load(tmp_path / LAST, weights_only=False)["global_step"] == 4
+    _, trainer = session(tmp_path, **broken())
+    assert trainer.global_step == 12 and trainer.strategy.branches.count == 2
+    # the first branch may have released all that it reserved
+    assert trainer.strategy.branches.spent(12) == 50 + 12 - 4
 
 
 def test_settled_norms_make_the_same_replay_the_same_release(tmp_path: Path) -> None:
-    session(tmp_path, crash=6, every=4, module=make_module(rate=0.003))
-    _, trainer = session(tmp_path, module=make_module(rate=0.003))
-    assert trainer.strategy.branches.count == 1 and trainer.global_step == 12
+    session(tmp_path, crash=6, every=4, module=make_module(rate=0.003), **LONG)
+    _, trainer = session(tmp_path, module=make_module(rate=0.003), **LONG)
+    assert trainer.global_step == 12 and trainer.strategy.branches.count == 1
 
 
 def test_a_changed_learning_rate_draws_other_noise_and_counts_again(tmp_path: Path) -> None:
     first, second = Gradients(), Gradients()
-    session(tmp_path, first, crash=8, every=5, module=make_module(rate=0.1))
-    _, trainer = session(tmp_path, second, every=5, module=make_module(rate=0.7))
+    session(tmp_path, first, crash=8, every=5, module=make_module(rate=0.1), **LONG)
+    _, trainer = session(tmp_path, second, every=5, module=make_module(rate=0.7), **LONG)
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.7, "the new rate was ignored"
     # step 5 starts from the same weights: other sample, other noise
-    assert not torch.equal(first.before_step[5], second.before_step[0])
     assert (first.before_step[5] - second.before_step[0]).abs().max() > 1e-3
     branches = trainer.strategy.branches
     assert branches.count == 2 and branches.secret != SECRET
-    # steps 0 to 12 may have been released under the first secret (reserved), so none is left
-    assert branches.spent(trainer.global_step) <= 12
-    assert trainer.global_step < 12
+    assert branches.spent(12) == 50 + 12 - 5
+    assert branches.limit() == 120 - 50 + 5
+
+
+def test_a_branch_for_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+    session(tmp_path, crash=8, every=5)
+    with pytest.raises(ValueError, match=r"12 steps are spent.*HINT"):
+        session(tmp_path, module=make_module(rate=0.7))
+    _, trainer = session(tmp_path)
+    assert trainer.global_step == 12 and trainer.strategy.branches.count == 1
 
 
 def test_a_clean_stop_and_a_changed_learning_rate_cost_nothing(tmp_path: Path) -> None:
@@ -183,13 +194,13 @@ def test_what_decides_the_sum_is_in_the_context(tmp_path: Path, change: str) -> 
 
 
 def test_a_copied_directory_takes_a_new_secret_and_counts_both(tmp_path: Path) -> None:
-    session(tmp_path / "run", crash=8, every=5)
+    session(tmp_path / "run", crash=8, every=5, **LONG)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    _, trainer = session(tmp_path / "copy")
+    _, trainer = session(tmp_path / "copy", **LONG)
     assert trainer.strategy.branches.count == 2 and trainer.strategy.branches.secret != SECRET
-    assert trainer.strategy.branches.spent(trainer.global_step) <= 12
-    module, original = session(tmp_path / "run")
-    assert original.strategy.branches.count == 1
+    assert trainer.strategy.branches.spent(12) == 50 + 12 - 5
+    _, original = session(tmp_path / "run", **LONG)
+    assert original.strategy.branches.count == 1 and original.strategy.branches.secret == SECRET
 
 
 def test_the_checkpoint_exists_before_the_first_step_and_is_its_owners(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""Leaves a run in good order when the batch system takes the machine away, and asks to be started again."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import Any
+
+import lightning
+from lightning.pytorch.callbacks import Callback
+
+from callbacks.accountant import _strategy
+from callbacks.resume_checkpoint import ResumeCheckpoint
+from callbacks.run_files import RunFiles
+from lipdp_lightning.slurm import environment as slurm
+from lipdp_lightning.slurm.signals import SignalFlag, listen, restore
+from lipdp_lightning.training.agreement import agreed
+
+_INTERRUPTED = 130
+_TERMINATED = 128 + signal.SIGTERM
+
+
+class Preempted(SystemExit):
+    """The run was saved at a step boundary and stops; ``code`` is what the process is to exit with.
+
+    0: the job is in the queue again. ``EXIT_REQUEUE``: the batch script has to requeue it. Anything else: the
+    run can be continued, and nobody was asked to do so.
+    """
+
+
+class Preemption(Callback):
+    """SIGUSR1 saves the run at the next step boundary, requeues its Slurm job and stops.
+
+    A signal that any rank has received counts for all of them, wherever they are: the handler sets a flag, and
+    the ranks compare their flags after each step and before the first. The checkpoint is
+    :class:`ResumeCheckpoint`'s, so the run directory, the secret, the ledger and the id of a W&B run stay those of
+    the run. Under Slurm, SIGTERM does the same, except that a job which was cancelled does not come back.
+    Outside Slurm the run is saved and stops.
+
+    Args:
+        requeue: ask Slurm to start the job again; False leaves that to the batch system.
+    """
+
+    def __init__(self, requeue: bool = True) -> None:
+        self.requeue = requeue
+        self.stopped: Preempted | None = None
+        self._flag = SignalFlag()
+        self._handlers: dict[int, Any] = {}
+        self._terminated = False
+
+    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        _keeper(trainer)
+        # Lightning leaves a signal alone that has a handler when training starts; its own one saves where it stands
+        self._flag, self._handlers = listen([signal.SIGUSR1])
+        self.stopped = None
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        if slurm.job_id() is not None and threading.current_thread() is threading.main_thread():
+            # only now, because Lightning wraps an earlier handler into one that broadcasts from the handler
+            flag, lightning_handlers = listen([signal.SIGTERM])
+            self._flag.terminated |= flag.terminated or trainer.received_sigterm
+            signal.signal(signal.SIGTERM, self._flag)
+            self._handlers = {**lightning_handlers, **self._handlers}
+        self._stop_if_asked(trainer)
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if _strategy(trainer).between_steps:
+            self._stop_if_asked(trainer)
+
+    def _stop_if_asked(self, trainer: lightning.Trainer) -> None:
+        preempted, terminated = agreed(trainer.strategy, self._flag.preempted, self._flag.terminated)
+        branches = _strategy(trainer).branches
+        if not (preempted or terminated) or trainer.global_step >= branches.limit():
+            return
+        if trainer.is_global_zero:
+            branches.finish(trainer.global_step)
+        _keeper(trainer).save(trainer)
+        self._terminated = terminated and not preempted
+        self.stopped = Preempted(0)
+        raise self.stopped
+
+    def on_exception(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        if exception is self.stopped and self.stopped is not None:
+            self._leave(trainer, self.stopped)
+        restore(self._handlers)
+
+    def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        restore(self._handlers)
+
+    def _leave(self, trainer: lightning.Trainer, stopped: Preempted) -> None:
+        """Everything is saved: tell the run's record and W&B, then the batch system, then end."""
+        job = slurm.job_id()
+        fate: slurm.Fate = "end"
+        if job is not None and self.requeue:
+            fate = slurm.fate_after_sigterm(job) if self._terminated else "requeue"
+        if fate == "requeue" and not slurm.can_requeue():
+            stopped.code = slurm.EXIT_REQUEUE
+        elif fate == "end":
+            stopped.code = _TERMINATED if self._terminated else 0 if job is not None else _INTERRUPTED
+        if not trainer.is_global_zero:
+            if job is None:
+                stopped.code = 0  # or Lightning would kill rank 0, which still writes
+            return
+        status = "stopped" if fate == "end" else "preempted"
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RunFiles):
+                callback.mark(trainer, status)
+        for logger in trainer.loggers:
+            run = getattr(logger, "_experiment", None)
+            if hasattr(run, "mark_preempting"):
+                run.mark_preempting()
+                run.finish(exit_code=1)  # with 0 the run would show as finished
+        sys.stderr.write(f"{status} at step {trainer.global_step}, with a checkpoint\n")
+        if fate == "requeue" and slurm.can_requeue():
+            assert job is not None
+            try:
+                slurm.requeue(job)
+            except RuntimeError as error:
+                sys.stderr.write(f"job {job} was not requeued: {error}. HINT: submit it again with the same run_dir.\n")
+                stopped.code = 1
+
+
+def _keeper(trainer: lightning.Trainer) -> ResumeCheckpoint:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ResumeCheckpoint):
+            return callback
+    raise ValueError(
+        "Preemption has nothing to save with: the trainer has no ResumeCheckpoint. "
+        "HINT: callbacks=[ResumeCheckpoint('runs/mine/checkpoints'), Preemption()]."
+    )

@@ -1,0 +1,1 @@
+"""Batch jobs on Slurm: what a process can know of its job, the signals it gets, and the scripts that start it."""
