@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from ..bounds.certificate import Certificate
+from ..report.tables import render_table
 from .ratios import AttackReport
 
 
@@ -23,7 +23,7 @@ def certificate_table(certificate: Certificate, report: AttackReport | None = No
             found = attacked[group.name]
             row += [_share(found.worst_case), _share(found.layerwise)]
         rows.append(row)
-    lines = [_aligned(head + ["attained", "attained"] * bool(report), rows), ""]
+    lines = [render_table(head + ["attained", "attained"] * bool(report), rows), ""]
     head = ["node", "operation", "shape", "forward", "cotangent"]
     rows = []
     for node in certificate.nodes:
@@ -32,7 +32,7 @@ def certificate_table(certificate: Certificate, report: AttackReport | None = No
         if node.name in nodes:
             row += [_share(nodes[node.name].forward), _share(nodes[node.name].cotangent)]
         rows.append(row)
-    lines += [_aligned(head + ["attained", "attained"] * bool(report), rows), ""]
+    lines += [render_table(head + ["attained", "attained"] * bool(report), rows), ""]
     lines.append(f"input bound {_number(certificate.input_bound)}, loss gradient {_number(certificate.loss_lipschitz)}")
     if report is not None:
         lines.append(_verdict(report))
@@ -40,9 +40,15 @@ def certificate_table(certificate: Certificate, report: AttackReport | None = No
 
 
 def certificate_json(certificate: Certificate, report: AttackReport | None = None) -> str:
-    """The same as strict JSON: an infinite bound is the text "inf", which no reader takes for a number."""
+    """The same as strict JSON."""
+    return json.dumps(certificate_content(certificate, report), indent=2, allow_nan=False)
+
+
+def certificate_content(certificate: Certificate, report: AttackReport | None = None) -> dict[str, Any]:
+    """Plain data for JSON: an infinite bound is the text "inf", which no reader takes for a number."""
     content = {"certificate": certificate.as_dict(), "attack": None if report is None else report.as_dict()}
-    return json.dumps(_strict(content), indent=2, allow_nan=False)
+    plain: dict[str, Any] = _strict(content)
+    return plain
 
 
 def _verdict(report: AttackReport) -> str:
@@ -61,19 +67,6 @@ def _number(value: float) -> str:
 
 def _share(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else "inf"
-
-
-def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
-    numeric = len(head) - 3 if head[0] == "node" else len(head) - 1
-    lines = []
-    for line in [head, *rows]:
-        cells = [
-            cell.rjust(width) if i >= len(head) - numeric else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def _strict(value: Any) -> Any:

@@ -110,9 +110,10 @@ class Deviations:
 
 def _scaled_norm(values: Tensor) -> float:
     """Frobenius norm in float64, free of underflow; NaN if an entry is."""
-    values = values.cpu().double()
-    largest = float(values.abs().max()) if values.numel() else 0.0
-    return 0.0 if largest == 0.0 else float(torch.linalg.vector_norm(values / largest)) * largest
+    largest = float(torch.linalg.vector_norm(values, math.inf)) if values.numel() else 0.0
+    if largest == 0.0:  # most often: nothing has moved
+        return 0.0
+    return float(torch.linalg.vector_norm(values.cpu().double() / largest)) * largest
 
 
 def reference_of(weight: Tensor, frobenius: float | None = None) -> Reference:

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ..audit.certificate_table import certificate_content, certificate_table
 from ..audit.ratios import AttackReport
+from ..report.tables import certificate_table as group_table
 from .experiment import parse_experiment
 
 
@@ -36,12 +38,11 @@ def main(arguments: Sequence[str]) -> int:
     rows, certificate, loss = _certificate(experiment)
     report = _attack(experiment, loss, own) if own.attack else None
     if own.json:
-        content: dict[str, Any] = {"groups": rows, "certificate": certificate.as_dict()}
-        if report is not None:
-            content["attack"] = report.as_dict()
-        sys.stdout.write(json.dumps(content, indent=1) + "\n")
+        content = {"groups": rows, **certificate_content(certificate, report)}
+        sys.stdout.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
     else:
-        _print(rows, certificate, report)
+        groups = group_table(rows, title="Parameter groups: noise of the first step")
+        sys.stdout.write(f"{groups}\n\n{certificate_table(certificate, report)}\n")
     return 1 if report is not None and report.violations() else 0
 
 
@@ -77,24 +78,3 @@ def _attack(experiment: Any, loss: Any, own: argparse.Namespace) -> AttackReport
         module.network, tuple(data.input_shape), module.input_bound, loss,
         restarts=own.attack, steps=own.attack_steps, seed=own.seed, weights=True,
     )  # fmt: skip
-
-
-def _print(rows: list[dict[str, Any]], certificate: Any, report: AttackReport | None) -> None:
-    from ..report.tables import certificate_table, render_table
-
-    nodes = [(n.operation, "x".join(map(str, n.shape)), n.forward, max(n.lipschitz, default=None), n.cotangent)
-             for n in certificate.nodes]  # fmt: skip
-    headers = ("operation", "shape", "output bound", "Lipschitz", "cotangent bound")
-    sys.stdout.write(render_table(headers, nodes, title="Operations, in order") + "\n\n")
-    sys.stdout.write(certificate_table(rows, title="Parameter groups: sensitivity and noise of the first step") + "\n\n")
-    sensitivities = [
-        (g.name, g.worst_case, g.layerwise, *[sum(u.gradient_factor for u in g.uses)]) for g in certificate.groups
-    ]
-    columns = ("group", "Delta, worst_case", "Delta, layerwise and radius", "largest n")
-    sys.stdout.write(render_table(columns, sensitivities, title="Delta by scaling (joint couples the groups)") + "\n")
-    if report is not None:
-        found = [(f.claim, f.ratio) for f in sorted(report.claims(), key=lambda f: -f.ratio)]
-        sys.stdout.write("\n" + render_table(("claim", "measured / certified"), found, title="Attack") + "\n")
-        worst = report.worst
-        verdict = "VIOLATED" if report.violations() else "holds"
-        sys.stdout.write(f"\nworst ratio {worst.ratio:.6f} ({worst.claim}): the certificate {verdict}\n")

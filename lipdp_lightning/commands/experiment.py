@@ -11,6 +11,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from callbacks import (
     GradientNoiseMonitor,
+    Preemption,
     PrivacyAccountant,
     PrivacyReport,
     PrivateProgressBar,
@@ -155,6 +156,7 @@ class Experiment(LightningCLI):
                 ResumeCheckpoint(),
                 PrivacyReport(self._directory.path, title=title, config=config, publish=False),
                 RunFiles(self._directory, config),
+                Preemption(),
             ]
         has_bar = any(isinstance(c, lightning.pytorch.callbacks.ProgressBar) for c in given)
         if not has_bar and options.get("enable_progress_bar", True):
@@ -163,7 +165,7 @@ class Experiment(LightningCLI):
         for callback in callbacks:
             if isinstance(callback, ResumeCheckpoint) and callback.directory is None and self._directory is not None:
                 callback.directory = self._directory.checkpoint.parent
-        return callbacks
+        return sorted(callbacks, key=lambda c: isinstance(c, Preemption))  # it ends a step for those before it
 
     def _loggers(self) -> list[Any] | bool:
         if self._directory is None:

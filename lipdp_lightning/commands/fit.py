@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..slurm import environment as slurm
+from ..slurm.signals import listen
+
 if TYPE_CHECKING:
     from .experiment import Experiment
 
 _OWN = "lipdp fit --config FILE [--run_dir DIR] [--wandb auto|online|offline|off] [--GROUP.KEY VALUE ...]"
+_LAUNCHED = "LIPDP_RUN_DIR"  # how the ranks that Lightning launches find the run directory of the first
+
 _HELP = f"""usage: {_OWN}
 
 --run_dir DIR   a new or empty directory, or that of an unfinished run, which is continued
@@ -37,14 +44,28 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def default_run_dir(arguments: Sequence[str]) -> Path:
-    """A new folder under runs/, named after the time and the configuration."""
+    """A new folder under runs/, named after the configuration and the time, or the job: the same for every rank.
+
+    A job that is requeued keeps its id and its step's number, and so finds its run again.
+    """
     configs = [b for a, b in zip(arguments, arguments[1:], strict=False) if a in ("--config", "-c")]
     name = Path(configs[-1]).stem if configs else "run"
+    if slurm.in_step():
+        return Path("runs") / f"job{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}-{name}"
+    if os.environ.get("LOCAL_RANK", "0") != "0" and _LAUNCHED in os.environ:
+        return Path(os.environ[_LAUNCHED])
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ValueError("torchrun starts processes that share no name for a new run. HINT: give --run_dir.")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    return Path("runs") / f"{stamp}-{name}"
+    directory = Path("runs") / f"{stamp}-{name}"
+    os.environ[_LAUNCHED] = str(directory)
+    return directory
 
 
 def main(arguments: Sequence[str]) -> int:
+    if slurm.job_id() is not None:
+        # a signal may come during the imports, which take seconds; without a handler it would end the job
+        listen([signal.SIGUSR1, signal.SIGTERM])
     own, rest = _split(arguments)
     if "-h" in rest or "--help" in rest:
         sys.stdout.write(_HELP)
@@ -54,15 +75,20 @@ def main(arguments: Sequence[str]) -> int:
     from .experiment import parse_experiment
     from .quiet import quiet
 
+    if problems := slurm.task_problems():
+        raise ValueError(" ".join(problems))
     directory = RunDirectory(own.run_dir if own.run_dir is not None else default_run_dir(rest))
+    if slurm.restarted() and (directory.record() or {}).get("status") == "finished":
+        sys.stdout.write(f"the run in {directory.path} was finished before this job was requeued\n")
+        return 0
     with quiet():
         experiment = parse_experiment(rest, directory, own.wandb)
         return train(experiment, directory.path)
 
 
 def train(experiment: Experiment, run_dir: Path) -> int:
-    """Train, evaluate, report: 0; 130 if the user interrupted it."""
-    from callbacks import ResumeCheckpoint
+    """Train, evaluate, report: 0, also if the run goes on in a requeued job; 130 if the user interrupted it."""
+    from callbacks import Preempted, ResumeCheckpoint
 
     checkpoint = experiment.claim()
     trainer = experiment.trainer
@@ -79,6 +105,10 @@ def train(experiment: Experiment, run_dir: Path) -> int:
         if trainer.is_global_zero:
             _finish(experiment, metrics, run_dir)
         return 0
+    except Preempted as stopped:
+        if trainer.is_global_zero and slurm.job_id() is None:
+            sys.stderr.write(hint)
+        return int(stopped.code or 0)
     except SystemExit:
         if trainer.is_global_zero and trainer.interrupted:
             sys.stderr.write(f"stopped; {hint}")

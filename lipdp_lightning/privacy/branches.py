@@ -96,6 +96,7 @@ class Branches:
                 "HINT: start a new run with a budget of its own; a resume on the same data, world size and software "
                 "repeats its noise and costs nothing."
             )
+        self._write()  # before any checkpoint names the branch: one that is not on record then means a lost record
 
     def _find(self, name: str) -> Branch | None:
         return next((b for b in self._known if b.id == name), None)
@@ -117,17 +118,13 @@ class Branches:
     def _reached_at_most(self, branch: Branch, directory: str | None) -> int:
         """How far a branch may have gone after the checkpoint, which is from ``directory``."""
         if directory is None:
-            return max(branch.reached, self._planned_steps)
+            return max(branch.reached, self._planned_steps)  # there is no other record
         if directory != self._directory():
             return branch.reached  # the record of that directory has the rest
-        if branch.reached > branch.start:
-            raise ValueError(
-                f"{self._path}: the record of released steps is missing, or older than the checkpoint. HINT: restore "
-                "it from a backup; without it nobody knows what this run has spent."
-            )
-        assert self._path is not None
-        # a record that does not name it was written before its first step, or there is none
-        return branch.reached if self._path.exists() else max(branch.reached, self._planned_steps)
+        raise ValueError(
+            f"{self._path}: the record of released steps is missing, or older than the checkpoint. HINT: restore it "
+            "from a backup; without it nobody knows what this run has spent."
+        )
 
     def reserve(self, step: int) -> None:
         """Record that ``step`` may be released, before it is; ValueError if that would exceed the planned steps."""

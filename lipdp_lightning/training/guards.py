@@ -16,6 +16,7 @@ from ..bounds.values import NormSource
 from ..mechanism.mechanism import Mechanism
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import new_secret
+from ..slurm.environment import task_problems
 from .module import PrivateModule
 
 PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.bfloat16}
@@ -104,7 +105,7 @@ def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:
 
 
 def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
-    problems = []
+    problems = task_problems(trainer.num_devices, trainer.num_nodes)
     precision = str(trainer.precision)
     if getattr(trainer.precision_plugin, "scaler", None) is not None or precision.startswith("16"):
         problems.append(

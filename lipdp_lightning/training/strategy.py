@@ -27,6 +27,7 @@ from .checkpoint_io import OwnerOnlyCheckpointIO
 from .guards import LiveChecks, check_set_up, make_certifier, matching_modules, steps_per_epoch
 from .ranks import Ranks
 from .resume import apply_changes, check_fits, configured
+from .settling import Settling
 from .step_record import StepRecord
 
 
@@ -77,7 +78,8 @@ class PrivateStrategy(DDPStrategy):
         self._secret = b""
         self._restored: ResumeState | None = None
         self._hooks: list[Any] = []
-        self._norms = TrackedNorms()
+        self._branch = ""
+        self._settling: Settling | None = None
         self._micro_batches = 0
         self._partial_sums: list[Tensor | None] = []
         self._private_step = -1
@@ -127,8 +129,8 @@ class PrivateStrategy(DDPStrategy):
         module.clip_loss(plan.loss_clip)
         super().setup(trainer)
         self._configured = [configured(o) for o in self.optimizers]
-        self._norms = TrackedNorms()
-        certifier = make_certifier(trainer, module, plan, data, self._norms)
+        norms = TrackedNorms()
+        certifier = make_certifier(trainer, module, plan, data, norms)
         self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))
         self._open_branch(self._context(trainer, module, data))
         place = Place(self.global_rank, self.world_size, self.noise_mode)  # type: ignore[arg-type]
@@ -143,6 +145,9 @@ class PrivateStrategy(DDPStrategy):
         trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
         self._micro_batches, self._partial_sums, self._private_step = 0, [], -1
         self._live = LiveChecks(module)
+        self._branch = derive_key(self._secret, "branch on record")[:8].hex()
+        replay = self.ranks.from_first(lambda: self.record.replay(self._branch))
+        self._settling = Settling(norms, self.record, self._branch, replay, writes=self.is_global_zero)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
 
     def _open_branch(self, context: bytes) -> None:
@@ -221,19 +226,19 @@ class PrivateStrategy(DDPStrategy):
 
     def _begin_step(self) -> None:
         mechanism, step = self.mechanism, self.lightning_module.trainer.global_step
-        assert mechanism is not None and self._live is not None
+        assert mechanism is not None and self._live is not None and self._settling is not None
         assert step < self.branches.limit(), f"step {step} is beyond the plan"
         self._live.check()
         if self.is_global_zero:
             self.branches.reserve(step)
+        self._settling.at_step(step)
         mechanism.begin_step(step, self.ranks.agree)
         every = self.checksum_every_n_steps
         if every is not None and self.world_size > 1 and step % every == 0:
             self.ranks.check_in_step(step, mechanism.checksum)
         if self.is_global_zero:
-            branch = derive_key(self._secret, "branch on record")[:8].hex()
             scales = struct.pack(f"{len(mechanism.deviations())}d", *mechanism.deviations().values())
-            self.record.take(branch, step, derive_key(self._secret, "step", step, mechanism.digest, scales)[:16].hex())
+            self.record.take(self._branch, step, derive_key(self._secret, "step", step, mechanism.digest, scales)[:16].hex())
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Lightning's order, with noise between the backward pass and the first hook that sees gradients."""
@@ -291,25 +296,21 @@ class PrivateStrategy(DDPStrategy):
         """Whether a checkpoint taken now holds whole steps."""
         return self._micro_batches == 0
 
+    @property
+    def replaying(self) -> bool:
+        """Whether the coming step repeats one of an earlier session; a checkpoint taken now would not be exact."""
+        return self._settling is not None and self._settling.replaying(self.lightning_module.trainer.global_step)
+
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Checkpoints to resume from carry the secret; weights-only ones never do."""
         if self.mechanism is not None and "optimizer_states" in checkpoint:
-            self._settle_norms()  # on every rank: their bounds stay the same
             step = self.lightning_module.trainer.global_step
+            assert self._settling is not None
+            self._settling.at_checkpoint(step)  # on every rank: their bounds stay the same
             if self.is_global_zero:  # the only one that writes, and that needs to see the run directory
                 checkpoint["lipdp"] = self.branches.state(step, self.mechanism.state()).to_dict()
             checkpoint["lipdp_optimizers"] = self._configured
         super().save_checkpoint(checkpoint, filepath, storage_options)
-
-    def _settle_norms(self) -> None:
-        """Certify all norms anew: what follows is then a function of the weights that the checkpoint holds.
-
-        Bounds kept from earlier steps may lie a little higher than those a resumed run starts from. The
-        noise of a replayed step would be the same draw at another scale, which two releases reveal.
-        """
-        tracker = self._norms.tracker
-        for index in range(len(tracker.entries) if tracker is not None else 0):
-            tracker.refresh(index)  # type: ignore[union-attr]
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
