@@ -2,6 +2,7 @@
 
 from callbacks.accountant import PrivacyAccountant
 from callbacks.gradient_noise import GradientNoiseMonitor
+from callbacks.preemption import Preempted, Preemption
 from callbacks.progress import PrivateProgressBar
 from callbacks.report import PrivacyReport
 from callbacks.resume_checkpoint import ResumeCheckpoint
@@ -9,6 +10,8 @@ from callbacks.run_files import RunFiles
 
 __all__ = [
     "GradientNoiseMonitor",
+    "Preempted",
+    "Preemption",
     "PrivacyAccountant",
     "PrivacyReport",
     "PrivateProgressBar",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from lipdp_lightning.privacy.spending import Spending
@@ -52,7 +53,8 @@ class PrivacyAccountant(Callback):
         planned = strategy.plan.steps
         self.epsilon = self.spending.guarantee().epsilon if steps == planned else self.spending.shown(steps)
         if logs_now:
-            module.log("epsilon", self.epsilon, prog_bar=True, logger=False)
+            # as float64: a float32 could lie below the bound
+            module.log("epsilon", torch.tensor(self.epsilon, dtype=torch.float64), prog_bar=True, logger=False)
         every = self._every or trainer.log_every_n_steps
         if trainer.global_step % every == 0 or steps == planned:
             for logger in trainer.loggers:

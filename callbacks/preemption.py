@@ -52,7 +52,12 @@ class Preemption(Callback):
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        _keeper(trainer)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if callbacks.index(self) < callbacks.index(_keeper(trainer)):
+            raise ValueError(
+                "Preemption stands before ResumeCheckpoint, and would save a step that has not ended for it. "
+                "HINT: put Preemption last."
+            )
         # Lightning leaves a signal alone that has a handler when training starts; its own one saves where it stands
         self._flag, self._handlers = listen([signal.SIGUSR1])
         self.stopped = None
@@ -60,10 +65,9 @@ class Preemption(Callback):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if slurm.job_id() is not None and threading.current_thread() is threading.main_thread():
             # only now, because Lightning wraps an earlier handler into one that broadcasts from the handler
-            flag, lightning_handlers = listen([signal.SIGTERM])
-            self._flag.terminated |= flag.terminated or trainer.received_sigterm
+            self._handlers.setdefault(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
             signal.signal(signal.SIGTERM, self._flag)
-            self._handlers = {**lightning_handlers, **self._handlers}
+            self._flag.terminated |= trainer.received_sigterm
         self._stop_if_asked(trainer)
 
     def on_train_batch_end(
@@ -75,7 +79,8 @@ class Preemption(Callback):
     def _stop_if_asked(self, trainer: lightning.Trainer) -> None:
         preempted, terminated = agreed(trainer.strategy, self._flag.preempted, self._flag.terminated)
         branches = _strategy(trainer).branches
-        if not (preempted or terminated) or trainer.global_step >= branches.limit():
+        done = trainer.global_step >= min(branches.limit(), trainer.max_steps)
+        if done or not (preempted or terminated):
             return
         if trainer.is_global_zero:
             branches.finish(trainer.global_step)
@@ -89,10 +94,15 @@ class Preemption(Callback):
     ) -> None:
         if exception is self.stopped and self.stopped is not None:
             self._leave(trainer, self.stopped)
-        restore(self._handlers)
+            self._flag.preempted = self._flag.terminated = False  # for another run of this process
+        self._stop_listening()
 
     def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        self._stop_listening()
+
+    def _stop_listening(self) -> None:
         restore(self._handlers)
+        self._handlers = {}
 
     def _leave(self, trainer: lightning.Trainer, stopped: Preempted) -> None:
         """Everything is saved: tell the run's record and W&B, then the batch system, then end."""

@@ -43,8 +43,12 @@ class RunFiles(Callback):
             logger.log_hyperparams(hyperparameters)
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        strategy = _strategy(trainer)
-        assert strategy.plan is not None
+        finished = trainer.global_step >= _strategy(trainer).branches.limit()
+        self.mark(trainer, "finished" if finished else "stopped")
+
+    def mark(self, trainer: lightning.Trainer, status: str) -> None:
+        """Say in run.json how far the run is, and whether it goes on."""
+        plan = _strategy(trainer).plan
+        assert plan is not None
         if trainer.is_global_zero:
-            status = "finished" if trainer.global_step >= strategy.branches.limit() else "stopped"
-            self.directory.mark(status, strategy.plan.digest().hex(), steps=trainer.global_step)
+            self.directory.mark(status, plan.digest().hex(), steps=trainer.global_step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,13 @@ class Crash(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self.step:
             raise InterruptedError("a crash, for a test")
+
+
+class Slowly(Callback):
+    """Waits after each step, so that there is time to interrupt."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        time.sleep(self.seconds)

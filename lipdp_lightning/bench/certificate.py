@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..bounds.certifier import Certifier
 from ..bounds.losses import CrossEntropy
 from ..bounds.tracked import TrackedNorms
+from ..bounds.tracker import SLACK
 from ..layers import make_private
 from ..models import ConvNet, WideResNet
 
@@ -22,91 +23,145 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "wrn-16-4": (lambda: WideResNet((3, 32, 32), 10, 16, 4), (3, 32, 32)),
 }
 
+UPDATE_SIZE = 0.002
+"""Of a training step, relative to each weight in Frobenius norm."""
+
+LONG_PASS = 5.0
+"""Seconds beyond which a pass is measured once."""
+
+_MAX_NORM = 1.0
+_WARM_UP_BATCH = 8
+
 
 @dataclass(frozen=True)
 class CertificateCost:
-    """Medians in seconds; ``percent_of_step`` relates the amortised cost to the pass at the same batch size."""
+    """Seconds: medians of ``passes`` passes and of the cheap certificates, means over the steps elsewhere.
+
+    ``amortised`` is projection and certificate together, with the exact norms that fall due;
+    ``percent_of_step`` relates it to the pass at the same batch size.
+    """
 
     model: str
     parameters: int
+    update_size: float
+    slack: float
+    threads: int
     batch_size: int
+    passes: int
     forward_backward: float
     exact_certificate: float
     cheap_certificate: float
     projection: float
+    tightenings_per_step: float
     refreshes_per_step: float
     amortised: float
     percent_of_step: float
 
 
-def _median(function: Callable[[], Any], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def clock() -> Callable[[], float]:
+    """Processor time with one thread, which other processes on the machine disturb least; else wall time, since
+    threads that wait for work use processor time too."""
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
-def measure(name: str, batch_sizes: Sequence[int], repeats: int = 3, steps: int = 20) -> list[CertificateCost]:
-    """Costs for one model on this machine.
+def _seconds(function: Callable[[], Any]) -> float:
+    now = clock()
+    start = now()
+    function()
+    return now() - start
 
-    The amortised cost is measured, not computed: ``steps`` steps whose updates have the size of a training
-    step (1 % of each weight's norm), each followed by projection and certificate, exact where the
-    cheap bound has drifted by more than its slack.
+
+def measure(
+    name: str,
+    batch_sizes: Sequence[int],
+    repeats: int = 3,
+    steps: int = 200,
+    update_size: float = UPDATE_SIZE,
+    slack: float = SLACK,
+) -> list[CertificateCost]:
+    """Costs for one model on this machine, with torch's present number of threads.
+
+    The amortised cost is measured, not computed: ``steps`` random updates, each followed by projection and
+    certificate, whose norms are exact where the cheap bounds have drifted by more than their slack. Layers that
+    did not come to an exact norm within these steps are charged with one. Passes are taken in between, so that
+    a load on the machine falls on both; passes of more than LONG_PASS seconds once.
     """
     torch.manual_seed(0)
     build, shape = MODELS[name]
     model = make_private(build())
-    norms = TrackedNorms()
+    norms = TrackedNorms(slack)
     certifier = Certifier(model, shape, 1.0, CrossEntropy(), norms=norms)
-    exact = _median(lambda: Certifier(model, shape, 1.0, CrossEntropy()).certify(), 1)
-    certifier.certify()
+    exact = _seconds(certifier.certify)
     certifier.certify()
     tracker = norms.tracker
     assert tracker is not None
-    cheap = _median(lambda: certifier.certify(), max(repeats, 5))
-    limits: list[float | None] = [1.0] * len(tracker.entries)
+    limits: list[float | None] = [_MAX_NORM] * len(tracker.entries)
     tracker.clip(limits)
-    before = tracker.refreshes
+    update = RandomUpdates(model, update_size)
+    passes = Passes(model, shape, batch_sizes, repeats)
+    tightened, refreshed = tracker.tightenings, list(tracker.refresh_counts)
     projections, certificates = [], []
-    for _ in range(steps):
-        _perturb(model)
-        projections.append(_median(lambda: tracker.clip(limits), 1))
-        certificates.append(_median(certifier.certify, 1))
-    amortised = statistics.mean(projections) + statistics.mean(certificates)
-    rows = []
-    for batch in batch_sizes:
-        seconds = _forward_backward(model, shape, batch, repeats)
-        rows.append(
-            CertificateCost(
-                name, sum(p.numel() for p in model.parameters()), batch, seconds, exact, cheap,
-                statistics.mean(projections), (tracker.refreshes - before) / steps, amortised,
-                100 * amortised / seconds,
-            )
-        )  # fmt: skip
-    return rows
+    for step in range(steps):
+        if step * repeats // steps != (step - 1) * repeats // steps:
+            passes.take()
+        update()
+        projections.append(_seconds(lambda: tracker.clip(limits)))
+        certificates.append(_seconds(certifier.certify))
+    unrefreshed = [i for i, count in enumerate(tracker.refresh_counts) if count == refreshed[i]]
+    due = _seconds(lambda: [tracker.refresh(i) for i in unrefreshed])
+    projection = statistics.fmean(projections) + due / steps
+    amortised = projection + statistics.fmean(certificates)
+    return [
+        CertificateCost(
+            name, sum(p.numel() for p in model.parameters()), update_size, slack, torch.get_num_threads(), batch,
+            len(taken), statistics.median(taken), exact, statistics.median(certificates), projection,
+            (tracker.tightenings - tightened) / steps, (tracker.refreshes - sum(refreshed)) / steps, amortised,
+            100 * amortised / statistics.median(taken),
+        )
+        for batch, taken in passes.seconds.items()
+    ]  # fmt: skip
 
 
-@torch.no_grad()
-def _perturb(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        noise = torch.randn_like(parameter)
-        size = torch.linalg.vector_norm(noise).clamp_min(1e-12)
-        parameter.add_(noise * (0.01 * torch.linalg.vector_norm(parameter) / size))
+class RandomUpdates:
+    """Adds to every parameter noise of a given size relative to it.
+
+    The noise is a window at a random place of a larger sample, which takes less time than to draw it.
+    """
+
+    def __init__(self, model: nn.Module, size: float) -> None:
+        self._parameters = list(model.parameters())
+        self._samples = [torch.randn(4 * p.numel() + 64) for p in self._parameters]
+        self._size = size
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        for parameter, sample in zip(self._parameters, self._samples, strict=True):
+            start = int(torch.randint(sample.numel() - parameter.numel(), (1,)))
+            noise = sample[start : start + parameter.numel()].view(parameter.shape)
+            scale = torch.linalg.vector_norm(parameter) / torch.linalg.vector_norm(noise).clamp_min(1e-12)
+            parameter.addcmul_(noise, scale, value=self._size)
 
 
-def _forward_backward(model: nn.Module, shape: tuple[int, ...], batch: int, repeats: int) -> float:
-    x = torch.randn(batch, *shape)
-    y = torch.randint(0, 10, (batch,))
-    loss = CrossEntropy()
+class Passes:
+    """Times forward and backward passes at several batch sizes."""
 
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        loss.per_example(model(x), y).sum().backward()
+    def __init__(self, model: nn.Module, shape: tuple[int, ...], batch_sizes: Sequence[int], repeats: int) -> None:
+        self._model, self._shape = model, shape
+        self.seconds: dict[int, list[float]] = {batch: [] for batch in batch_sizes}
+        self._run(*self._batch(_WARM_UP_BATCH))
 
-    step()
-    return _median(step, repeats)
+    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(size, *self._shape), torch.randint(0, 10, (size,))
+
+    def _run(self, x: Tensor, y: Tensor) -> None:
+        self._model.zero_grad(set_to_none=True)
+        CrossEntropy().per_example(self._model(x), y).sum().backward()
+
+    def take(self) -> None:
+        for size, taken in self.seconds.items():
+            if not taken or taken[0] <= LONG_PASS:
+                x, y = self._batch(size)
+                taken.append(_seconds(lambda x=x, y=y: self._run(x, y)))
 
 
 def as_rows(costs: Sequence[CertificateCost]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ published test rows. The search is not part of the accounted budget.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import statistics
@@ -65,7 +66,10 @@ def train(network: str, scaling: str, allocation: str, rate: float, seed: int, o
         use_distributed_sampler=False, num_sanity_val_steps=0, check_val_every_n_epoch=10**6,
     )  # fmt: skip
     trainer.fit(module, datamodule=data)
-    return float(trainer.validate(module, datamodule=data, verbose=False)[0]["validation/accuracy"])
+    accuracy = float(trainer.validate(module, datamodule=data, verbose=False)[0]["validation/accuracy"])
+    del trainer, module, data
+    gc.collect()  # trainer and data refer to each other, and hold the whole data set
+    return accuracy
 
 
 def compare(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -110,17 +110,18 @@ class Deviations:
 
 def _scaled_norm(values: Tensor) -> float:
     """Frobenius norm in float64, free of underflow; NaN if an entry is."""
-    largest = float(torch.linalg.vector_norm(values, math.inf)) if values.numel() else 0.0
+    if values.numel() == 0:
+        return 0.0
+    least, most = torch.aminmax(values)
+    largest = float(torch.maximum(-least, most))
     if largest == 0.0:  # most often: nothing has moved
         return 0.0
     return float(torch.linalg.vector_norm(values.cpu().double() / largest)) * largest
 
 
-def reference_of(weight: Tensor, frobenius: float | None = None) -> Reference:
-    """A copy of the weight as it is; a bound on its Frobenius norm need not be taken where one is known."""
+def reference_of(weight: Tensor) -> Reference:
+    """A copy of the weight as it is."""
     values = weight.detach().clone()
-    if frobenius is None:
-        norm = float(torch.linalg.vector_norm(values.flatten(), dtype=torch.float64))
-        norm = norm if norm > _SAFELY_SQUARED else _scaled_norm(values)
-        frobenius = norm * (1.0 + (values.numel() + 16) * 2.0**-52)
-    return Reference(values, frobenius)
+    norm = float(torch.linalg.vector_norm(values.flatten(), dtype=torch.float64))
+    norm = norm if norm > _SAFELY_SQUARED else _scaled_norm(values)
+    return Reference(values, norm * (1.0 + (values.numel() + 16) * 2.0**-52))

@@ -45,7 +45,7 @@ def as_float64(weight: Tensor, name: str = "weight") -> Tensor:
         )
     device = weight.device if weight.device.type != "mps" else torch.device("cpu")  # MPS has no float64
     matrix = weight.detach().to(device=device).to(dtype=torch.float64)
-    if not bool(torch.isfinite(matrix).all()):
+    if matrix.numel() and not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(matrix)):
         raise ValueError(
             f"{name} contains a NaN or infinite entry: no finite bound on its norm exists, so no noise scale "
             "can make a step with it private.\n"
@@ -56,7 +56,8 @@ def as_float64(weight: Tensor, name: str = "weight") -> Tensor:
 
 def _unit_scaled(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Each matrix over its largest entry, so that squares neither overflow nor vanish; and that entry."""
-    scale = matrix.abs().amax(dim=(-2, -1))
+    least, most = torch.aminmax(matrix.flatten(-2), dim=-1)
+    scale = torch.maximum(-least, most)
     divisor = torch.where(scale > 0, scale, torch.ones_like(scale))
     return matrix / divisor[..., None, None], scale
 

@@ -7,7 +7,7 @@ import os
 import torch
 from torch import Tensor
 
-_MIRRORED_SIDE = 128
+_MIRRORED_SIDE, _MIRRORED_PRODUCTS = 128, 2**22
 _STRIPS = 8
 _ONEDNN_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
@@ -17,8 +17,8 @@ def rows_gram(matrices: Tensor) -> Tensor:
 
     Large ones strip by strip, each entry above the diagonal once and copied below it: 9/16 of the work.
     """
-    rows = matrices.shape[-2]
-    if rows < _MIRRORED_SIDE:
+    rows, columns = matrices.shape[-2:]
+    if rows < _MIRRORED_SIDE or rows * rows * columns < _MIRRORED_PRODUCTS:
         return matrices @ matrices.mH
     product = matrices.new_empty(*matrices.shape[:-1], rows)
     width = -(-rows // _STRIPS)

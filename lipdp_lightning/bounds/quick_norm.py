@@ -60,7 +60,7 @@ def quick_norm(matrices: Tensor, strip: int | None = None) -> float:
     width = rows if strip is None else -(-rows // -(-rows // strip))
     # autocast would multiply in bfloat16
     with torch.autocast(factor.device.type, enabled=False):
-        bound = math.hypot(*(_by_squaring(part) for part in factor.split(width, dim=-2)))
+        bound = math.hypot(*(_by_squaring(part) for part in torch.split(factor, width, dim=-2)))
     return bound * (1.0 + 2.0**-40) if math.isfinite(bound) else math.inf
 
 

@@ -28,10 +28,16 @@ class RoundedNorms(NormSource):
         self._source.begin()
 
     def operator_norm(
-        self, weight: Tensor, exact: Callable[[], float], deviation_factor: float, groups: int = 1
+        self,
+        weight: Tensor,
+        exact: Callable[[], float],
+        deviation_factor: float,
+        groups: int = 1,
+        spectral: bool = False,
     ) -> float:
         size = float(torch.linalg.vector_norm(weight.detach(), dtype=torch.float64)) * (1 + weight.numel() * 2.0**-52)
-        return self._source.operator_norm(weight, exact, deviation_factor, groups) + deviation_factor * ROUNDING * size
+        norm = self._source.operator_norm(weight, exact, deviation_factor, groups, spectral)
+        return norm + deviation_factor * ROUNDING * size
 
     def vector_norm(self, vector: Tensor) -> float:
         return self._source.vector_norm(vector) * (1 + ROUNDING)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .tracker import NormEntry, NormTracker
+from .tracker import SLACK, NormEntry, NormTracker
 from .values import NormSource
 
 
@@ -19,10 +19,11 @@ class TrackedNorms(NormSource):
     a cheap bound may lie above the last exact one before the exact one is taken again.
     """
 
-    def __init__(self, slack: float = 0.05) -> None:
+    def __init__(self, slack: float = SLACK) -> None:
         self._slack = slack
         self._entries: list[NormEntry] = []
         self._groups: list[int] = []
+        self._known: list[tuple[Tensor, float]] = []
         self._vectors: list[Tensor] = []
         self.tracker: NormTracker | None = None
         self._operator_bounds: list[float] = []
@@ -36,17 +37,26 @@ class TrackedNorms(NormSource):
         if self._walks == 1:
             return
         if self.tracker is None:
-            self.tracker = NormTracker(self._entries, slack=self._slack)
+            self.tracker = NormTracker(self._entries, slack=self._slack, known=self._known)
+            self._known = []
         self._operator_bounds = self.tracker.update()
         self._vector_bounds = _vector_norms(self._vectors)
 
     def operator_norm(
-        self, weight: Tensor, exact: Callable[[], float], deviation_factor: float, groups: int = 1
+        self,
+        weight: Tensor,
+        exact: Callable[[], float],
+        deviation_factor: float,
+        groups: int = 1,
+        spectral: bool = False,
     ) -> float:
         if self._walks == 1:
-            self._entries.append(NormEntry(weight, lambda _: exact(), deviation_factor, groups=groups))
+            bound = exact()
+            in_matrices = groups if spectral else None
+            self._entries.append(NormEntry(weight, lambda _: exact(), deviation_factor, groups=in_matrices))
             self._groups.append(groups)
-            return exact()
+            self._known.append((weight.detach().clone(), bound))
+            return bound
         bound = self._operator_bounds[self._next_operator]
         self._next_operator += 1
         return bound

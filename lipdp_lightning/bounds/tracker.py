@@ -21,7 +21,7 @@ as many evaluations."""
 _DENSE_STRIP = 128
 """The exact norm of a dense layer costs but a few products, so that fewer and closer bounds would cost more."""
 
-_FAR_SHARE = 0.5
+_FAR_SHARE = 0.4
 _GOLDEN = 0.6180339887498949
 
 
@@ -57,6 +57,10 @@ class _Anchor:
 
     def scaled(self, factor: float) -> _Anchor:
         return replace(self, matrix=replace(self.matrix, factor=self.matrix.factor * factor))
+
+
+def _same(values: Tensor, weight: Tensor) -> bool:
+    return values.device == weight.device and values.dtype == weight.dtype and torch.equal(values, weight)
 
 
 def _subnormal_error(weight: Tensor) -> float:
@@ -101,14 +105,14 @@ class NormTracker:
                 )
         self.entries = tuple(entries)
         self.slack = slack
-        self.refreshes = 0
+        self.refresh_counts = [0] * len(self.entries)
         self.tightenings = 0
         self._deviations: Deviations | None = None
         self._far: dict[int, _Anchor] = {}
         self._near: dict[int, _Anchor] = {}
         for index, entry in enumerate(self.entries):
             values, norm = known[index] if known is not None else (None, math.inf)
-            if values is not None and values.dtype == entry.weight.dtype and torch.equal(values, entry.weight):
+            if values is not None and _same(values, entry.weight.detach()):
                 self._anchor(index, norm)
             else:
                 self.refresh(index)
@@ -124,8 +128,13 @@ class NormTracker:
                 "HINT: lower the learning rate, or restore the last finite checkpoint."
             )
         self._anchor(index, norm)
-        self.refreshes += 1
+        self.refresh_counts[index] += 1
         return norm
+
+    @property
+    def refreshes(self) -> int:
+        """How many exact norms were evaluated."""
+        return sum(self.refresh_counts)
 
     def _anchor(self, index: int, norm: float) -> None:
         weight = self.entries[index].weight
@@ -175,8 +184,9 @@ class NormTracker:
         share = _FAR_SHARE * (0.75 + 0.5 * ((index + 1) * _GOLDEN % 1.0))
         if not norm <= (1.0 + share * self.slack) * far.matrix.factor * far.norm:
             return None
+        values = weight.clone() if near is far.matrix else near.values.copy_(weight)
         frobenius = (near.factor * near.frobenius + deviation) * (1.0 + 2.0**-50)
-        self._near[index] = _Anchor(reference_of(weight, frobenius), norm)
+        self._near[index] = _Anchor(Reference(values, frobenius), norm)
         self.tightenings += 1
         return norm
 

@@ -87,10 +87,19 @@ class NormSource:
         """A new walk over the graph starts; weights may have changed since the last one."""
 
     def operator_norm(
-        self, weight: Tensor, exact: Callable[[], float], deviation_factor: float, groups: int = 1
+        self,
+        weight: Tensor,
+        exact: Callable[[], float],
+        deviation_factor: float,
+        groups: int = 1,
+        spectral: bool = False,
     ) -> float:
         """A bound on the norm of the operator with this weight; a change D of the weight moves it by at
-        most ``deviation_factor * ||D||_F``."""
+        most ``deviation_factor * ||D||_F``.
+
+        ``spectral`` promises more: by at most ``deviation_factor`` times the largest spectral norm among the
+        matrices ``D.reshape(groups, rows / groups, -1)``, as linear layers and convolutions do.
+        """
         return exact()
 
     def vector_norm(self, vector: Tensor) -> float:

@@ -4,34 +4,69 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", nargs="+", default=["convnet-1.6m", "wrn-16-4"], help="models to measure")
     parser.add_argument("--batch-size", nargs="+", type=int, default=[256, 1024])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--update-size", type=float, default=0.002, help="of a training step, relative to each weight (Frobenius)"
+    )
+    parser.add_argument("--steps", type=int, default=200, help="updates, each with projection and certificate")
+    parser.add_argument("--repeats", type=int, default=3, help="passes per batch size; long ones are measured once")
+    parser.add_argument("--threads", type=int, default=1, help="of torch; processor time if 1, else wall time")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 
+def _problems(args: argparse.Namespace, known: list[str]) -> list[str]:
+    problems = [f"--model {name} is not one of {', '.join(known)}" for name in args.model if name not in known]
+    counts = {"--batch-size": min(args.batch_size), "--repeats": args.repeats, "--threads": args.threads}
+    problems += [f"{option} {count} is not positive" for option, count in counts.items() if count < 1]
+    if args.steps < args.repeats:
+        problems.append(f"--steps {args.steps} is below --repeats {args.repeats}: passes are taken between steps")
+    if not (math.isfinite(args.update_size) and args.update_size > 0):
+        problems.append(f"--update-size {args.update_size} is not a positive, finite number")
+    return problems
+
+
 def run(args: argparse.Namespace) -> int:
-    from ..bench.certificate import MODELS, as_rows, measure
+    import torch
+
+    from ..bench.certificate import LONG_PASS, MODELS, as_rows, measure
     from ..report.tables import render_table
 
-    unknown = [name for name in args.model if name not in MODELS]
-    if unknown or min([*args.batch_size, args.repeats]) < 1:
-        raise ValueError(
-            f"--model {' '.join(args.model)} --batch-size {args.batch_size} --repeats {args.repeats} cannot be measured. "
-            f"HINT: models are {', '.join(MODELS)}; sizes and repeats are positive."
-        )
-    costs = [cost for name in args.model for cost in measure(name, args.batch_size, args.repeats)]
+    problems = _problems(args, list(MODELS))
+    if problems:
+        raise ValueError("; ".join(problems) + ".\nHINT: `lipdp bench` without options takes about a minute.")
+    before = torch.get_num_threads()
+    torch.set_num_threads(args.threads)
+    try:
+        costs = [
+            cost
+            for name in args.model
+            for cost in measure(name, args.batch_size, args.repeats, args.steps, args.update_size)
+        ]
+    finally:
+        torch.set_num_threads(before)
     if args.json:
         sys.stdout.write(json.dumps(as_rows(costs), indent=1) + "\n")
         return 0
     headers = (
-        "model", "parameters", "batch", "forward+backward s", "exact cert. s", "cheap cert. s", "projection s",
-        "exact norms/step", "amortised s", "% of step",
+        "model", "parameters", "batch", "passes", "forward+backward s", "exact cert. s", "cheap cert. s",
+        "projection s/step", "exact norms/step", "amortised s/step", "% of step",
     )  # fmt: skip
-    rows = [tuple(row.values()) for row in as_rows(costs)]
-    sys.stdout.write(render_table(headers, rows, title="Cost of the certificate per step") + "\n")
+    rows = [
+        (
+            cost.model, cost.parameters, cost.batch_size, cost.passes, cost.forward_backward, cost.exact_certificate,
+            cost.cheap_certificate, cost.projection, cost.refreshes_per_step, cost.amortised, cost.percent_of_step,
+        )
+        for cost in costs
+    ]  # fmt: skip
+    slack = f"slack {costs[0].slack:g}"
+    timing = "processor time" if args.threads == 1 else "wall time"
+    title = f"Cost of the certificate per step: updates of {100 * args.update_size:g} %, {slack}, {args.steps} steps"
+    sys.stdout.write(render_table(headers, rows, title=title) + "\n")
+    sys.stdout.write(f"{timing}, threads: {args.threads}; passes beyond {LONG_PASS:g} s are measured once\n")
     return 0

@@ -24,8 +24,9 @@ from ..bounds.losses import Loss
 from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..training.checkpoint_io import read_checkpoint
-from ..training.guards import optimizers_of, refuse_strategy, steps_per_epoch
+from ..training.guards import refuse_strategy, steps_per_epoch
 from ..training.module import PrivateModule
+from ..training.module_guards import optimizers_of
 from ..training.resume import check_fits
 from ..training.run_directory import RunDirectory
 from ..training.settings import PrivacySettings
@@ -200,6 +201,11 @@ class Experiment(LightningCLI):
         if self.trainer.is_global_zero:
             self._directory.claim(digest, self.plan.to_dict(), self.resolved())
         return None if checkpoint is None else str(checkpoint)
+
+    def release(self) -> None:
+        """Let go of the run directory."""
+        if self._directory is not None:
+            self._directory.release()
 
 
 def parse_experiment(arguments: Sequence[str], directory: RunDirectory | None, wandb: str = "auto") -> Experiment:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
+import math
 import os
 import signal
 import sys
@@ -35,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}. HINT: {_OWN}")
 
 
-def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+def split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options of the command itself, and those of the experiment."""
     parser = _Parser(prog="lipdp fit", add_help=False, allow_abbrev=False)
     parser.add_argument("--run_dir", "--run-dir", default=None)
@@ -48,7 +50,7 @@ def default_run_dir(arguments: Sequence[str]) -> Path:
 
     A job that is requeued keeps its id and its step's number, and so finds its run again.
     """
-    configs = [b for a, b in zip(arguments, arguments[1:], strict=False) if a in ("--config", "-c")]
+    configs = [b for a, b in itertools.pairwise(arguments) if a in ("--config", "-c")]
     name = Path(configs[-1]).stem if configs else "run"
     if slurm.in_step():
         return Path("runs") / f"job{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}-{name}"
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     if slurm.job_id() is not None:
         # a signal may come during the imports, which take seconds; without a handler it would end the job
         listen([signal.SIGUSR1, signal.SIGTERM])
-    own, rest = _split(arguments)
+    own, rest = split(arguments)
     if "-h" in rest or "--help" in rest:
         sys.stdout.write(_HELP)
     elif not any(a.split("=")[0] in ("--config", "-c", "--print_config") for a in rest):
@@ -115,6 +117,7 @@ def train(experiment: Experiment, run_dir: Path) -> int:
         raise
     finally:
         _close(experiment)
+        experiment.release()
 
 
 def held_out_metrics(trainer: Any, module: Any, data: Any) -> dict[str, float]:
@@ -145,17 +148,22 @@ def _finish(experiment: Experiment, metrics: dict[str, float], run_dir: Path) ->
             sys.stdout.write(f"{name:<22}{value:.4f}\n")
     if facts.certified:
         relation = f"at delta {plan.delta:g}, {plan.adjacency}"
-        sys.stdout.write(f"{'epsilon':<22}{facts.epsilon:.4f}  {relation}\n")
+        sys.stdout.write(f"{'epsilon':<22}{_upwards(facts.epsilon)}  {relation}\n")
         if facts.stopped_early:
             sys.stdout.write(
                 f"{'':<22}that is the guarantee, of {facts.steps_planned} planned steps; the {facts.steps_taken} steps "
-                f"taken account for {facts.epsilon_taken:.4f}\n"
+                f"taken account for {_upwards(facts.epsilon_taken)}\n"
             )
     else:
         sys.stdout.write("certified: false      no epsilon is guaranteed for this run\n")
     sys.stdout.write(f"{'report':<22}{report.paths['report.html']}\n")
     if facts.stopped_early:
         sys.stdout.write(f"stopped before its last planned step; continue it with --run_dir {run_dir}\n")
+
+
+def _upwards(bound: float) -> str:
+    """Four decimals, rounded up: what is printed must not be below the bound."""
+    return f"{math.ceil(bound * 1e4) / 1e4:.4f}"
 
 
 def _close(experiment: Experiment) -> None:

@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 
 from ..bounds.certifier import CertificationError, Certifier
-from ..bounds.losses import Loss
 from ..bounds.tracked import TrackedNorms
 from ..bounds.values import NormSource
 from ..mechanism.mechanism import Mechanism
@@ -18,10 +17,10 @@ from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import new_secret
 from ..slurm.environment import task_problems
 from .module import PrivateModule
+from .module_guards import module_problems
 
 PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.bfloat16}
 _MONITORED = ("validation/", "epsilon", "nonprivate/")
-FIXED_METHODS = ("forward", "training_step", "optimizer_step", "backward", "manual_backward")
 
 
 def steps_per_epoch(plan: PrivacyPlan) -> int:
@@ -56,7 +55,7 @@ def make_certifier(
 def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: Any) -> None:
     """Raise one ValueError that lists all that is wrong, each with its HINT."""
     problems = [*_plan(trainer, strategy), *_trainer(trainer, strategy), *_loggers(trainer), *_callbacks(trainer, module)]
-    problems += [*_module(module), *_data(data, module, strategy.plan)]
+    problems += [*module_problems(module), *_data(data, module, strategy.plan)]
     if isinstance(module, PrivateModule) and strategy.plan is not None and _is_private_data(data):
         problems += _certificate(trainer, module, strategy.plan, data)
     if problems:
@@ -193,90 +192,6 @@ def _callbacks(trainer: lightning.Trainer, module: Any) -> list[str]:
     return problems
 
 
-def _module(module: Any) -> list[str]:
-    if not isinstance(module, PrivateModule):
-        return [f"the module is a {type(module).__name__}. HINT: put the network into PrivateModule(network, loss=...)."]
-    problems = [
-        f"{type(module).__name__}.{name} replaces PrivateModule's, on which the certificate and the noise rest. "
-        "HINT: put the computation into the network, or a subclass of lipdp_lightning.bounds.losses.Loss."
-        for name in FIXED_METHODS
-        if getattr(type(module), name) is not getattr(PrivateModule, name)
-    ]
-    if not isinstance(module.loss, Loss):
-        problems.append(
-            f"the loss is a {type(module.loss).__name__}. HINT: pass it to PrivateModule(network, loss=...), which "
-            "checks that it is a sum over examples."
-        )
-    if not module.automatic_optimization:
-        problems.append("manual optimization bypasses the step that adds noise. HINT: automatic_optimization = True.")
-    return problems + _optimizer_problems(module) + hooked(module)
-
-
-def _optimizer_problems(module: PrivateModule) -> list[str]:
-    try:
-        optimizers = optimizers_of(module)
-    except (ValueError, TypeError) as error:
-        return [f"configure_optimizers fails: {error}. HINT: check the optimizer's options."]
-    if len(optimizers) != 1:
-        return [f"{len(optimizers)} optimizers are configured. HINT: return one."]
-    problems = []
-    optimizer = optimizers[0]
-    if isinstance(optimizer, torch.optim.LBFGS):
-        problems.append("LBFGS evaluates the gradient several times in a step. HINT: SGD, Adam, AdamW or RMSprop.")
-    held = {id(p) for g in optimizer.param_groups for p in g["params"]}
-    missing = [n for n, p in module.network.named_parameters() if p.requires_grad and id(p) not in held]
-    if missing:
-        problems.append(
-            f"the optimizer does not hold {', '.join(missing)}, which would spend budget without training. "
-            "HINT: pass all trained parameters, or freeze these with requires_grad_(False)."
-        )
-    own = {id(p) for p in module.network.parameters()}
-    outside = [n for n, p in module.named_parameters() if p.requires_grad and id(p) not in own]
-    foreign = len(held - {id(p) for p in module.parameters()})
-    if outside or foreign:
-        names = [*outside, *([f"{foreign} tensors of other modules"] if foreign else [])]
-        problems.append(
-            f"no bound covers {', '.join(names)}: outside the network no noise would be added. "
-            "HINT: move them into the network, or freeze them with requires_grad_(False)."
-        )
-    return problems
-
-
-def optimizers_of(module: PrivateModule) -> list[torch.optim.Optimizer]:
-    """What configure_optimizers returns, in any of the forms that Lightning knows."""
-    made = module.configure_optimizers()
-    if isinstance(made, torch.optim.Optimizer):
-        return [made]
-    if isinstance(made, dict):
-        return [made["optimizer"]]
-    if isinstance(made, tuple | list):
-        first = made[0] if made and isinstance(made[0], tuple | list) else made
-        return [o["optimizer"] if isinstance(o, dict) else o for o in first]
-    return []
-
-
-def hooked(module: torch.nn.Module) -> list[str]:
-    """Hooks that would be called with gradients or cotangents before noise is in them."""
-    names = [
-        name
-        for name, p in module.named_parameters()
-        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
-    ]
-    names += [
-        path or type(module).__name__
-        for path, m in module.named_modules()
-        if m._backward_hooks or m._backward_pre_hooks
-    ]
-    if not names:
-        return []
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return [
-        f"a backward hook is attached to {shown}; it would see gradients before noise is added, as "
-        "WandbLogger.watch(log='gradients') does. HINT: remove it; callbacks.GradientNoiseMonitor logs private "
-        "gradient norms, and on_before_optimizer_step sees private gradients."
-    ]
-
-
 def _is_private_data(data: Any) -> bool:
     needed = ("bind", "rows", "fingerprint", "dataset_size", "input_shape")
     return data is not None and all(hasattr(type(data), name) or name in vars(data) for name in needed)
@@ -316,25 +231,3 @@ def _certificate(trainer: lightning.Trainer, module: PrivateModule, plan: Privac
     except ValueError as error:
         return [str(error)]
     return []
-
-
-class LiveChecks:
-    """What set-up has checked and a callback could change later; looked at before every step."""
-
-    def __init__(self, module: PrivateModule) -> None:
-        self._module = module
-        self._trained = self._flags()
-
-    def _flags(self) -> tuple[bool, ...]:
-        return tuple(p.requires_grad for p in self._module.parameters())
-
-    def check(self) -> None:
-        """Raise if a parameter was unfrozen or added, or a backward hook attached, since set-up."""
-        if self._flags() != self._trained:
-            raise ValueError(
-                "a parameter was frozen, unfrozen or added after set-up, so the certificate does not cover it. "
-                "HINT: decide what is trained before the run, with requires_grad_."
-            )
-        problems = hooked(self._module)
-        if problems:
-            raise ValueError(problems[0])

@@ -24,7 +24,8 @@ from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key, new_secret, numeric_environment
 from ..privacy.sampling import local_slice, poisson_sample
 from .checkpoint_io import OwnerOnlyCheckpointIO
-from .guards import LiveChecks, check_set_up, make_certifier, matching_modules, steps_per_epoch
+from .guards import check_set_up, make_certifier, matching_modules, steps_per_epoch
+from .module_guards import LiveChecks
 from .ranks import Ranks
 from .resume import apply_changes, check_fits, configured
 from .settling import Settling
@@ -119,9 +120,16 @@ class PrivateStrategy(DDPStrategy):
     def ranks(self) -> Ranks:
         return Ranks(self.global_rank, self.world_size, self.root_device)
 
+    def setup_distributed(self) -> None:
+        """A process that is alone needs no process group, nor the port and the threads that come with one."""
+        if self.num_nodes * self.num_processes > 1:
+            super().setup_distributed()
+        else:
+            self.set_world_ranks()
+
     def setup(self, trainer: lightning.Trainer) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
-            super().setup(trainer)
+            self._setup_evaluation(trainer)
             return
         module, plan, data = self.lightning_module, self.plan, trainer.datamodule  # type: ignore[attr-defined]
         assert plan is not None and module is not None
@@ -149,6 +157,16 @@ class PrivateStrategy(DDPStrategy):
         replay = self.ranks.from_first(lambda: self.record.replay(self._branch))
         self._settling = Settling(norms, self.record, self._branch, replay, writes=self.is_global_zero)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
+
+    def _setup_evaluation(self, trainer: lightning.Trainer) -> None:
+        if self.world_size > 1:
+            super().setup(trainer)
+            return
+        assert self.accelerator is not None and self.model is not None
+        self.accelerator.setup(trainer)
+        self.precision_plugin.convert_module(self.model)
+        self.model_to_device()
+        self.setup_precision_plugin()
 
     def _open_branch(self, context: bytes) -> None:
         """Rank 0 decides whether the secret goes on or a new branch starts; all ranks use its secret."""
@@ -188,7 +206,12 @@ class PrivateStrategy(DDPStrategy):
             "the Strategy's settings": settings.encode(),
             "the optimizer": repr((self._configured, schedules, clipping)).encode(),
         }
-        compared = {**shared, "checksum_every_n_steps": repr(self.checksum_every_n_steps).encode()}
+        restored = None if self._restored is None else (self._restored.step, self._restored.secret)
+        compared = {
+            **shared,
+            "checksum_every_n_steps": repr(self.checksum_every_n_steps).encode(),
+            "the checkpoint to continue from": repr(restored).encode(),
+        }
         self.ranks.check_equal({name: hashlib.sha256(value).digest() for name, value in compared.items()})
         parts = [*shared.values(), numeric_environment(), str(torch.get_num_threads()).encode()]
         if self.is_global_zero:

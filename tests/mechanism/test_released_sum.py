@@ -96,9 +96,7 @@ def test_no_example_moves_the_released_sum_beyond_its_noise(network: str, scalin
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("clips", [{"loss_clip": 0.05}, {"cotangent_clip": [["1", 0.02]]}])
-def test_clipped_cotangents_bound_the_sum_in_every_number_of_micro_batches(
-    scaling: str, clips: dict[str, Any]
-) -> None:
+def test_clipped_cotangents_bound_the_sum_in_every_number_of_micro_batches(scaling: str, clips: dict[str, Any]) -> None:
     """The radius is that of an example's whole loss: what Lightning divides by is multiplied back."""
     shifts = []
     for chunks in (1, 3):

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from small_runs import SECRET, Crash, Gradients, fit, make_module, make_plan, weights
 
 from callbacks import ResumeCheckpoint
-from lipdp_lightning.training import PrivateModule, PrivateStrategy
+from lipdp_lightning.training import PrivateModule
+from lipdp_lightning.training.settling import Settling
 from lipdp_lightning.training.step_record import StepRecord
 
 LAST = "checkpoints/last.ckpt"
@@ -93,27 +95,48 @@ def test_layerwise_and_radius_scalings_resume(tmp_path: Path) -> None:
         assert torch.equal(weights(module), weights(whole))
 
 
-class KeepsOldBounds(PrivateStrategy):
-    """Broken on purpose: a checkpoint does not settle the norms, so a replay has other noise scales."""
+def test_a_replay_with_other_noise_scales_is_refused_and_then_becomes_a_branch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same draw at two scales: the difference of the two releases would give the noise, and so the true sum.
 
-    def _settle_norms(self) -> None:
-        pass
+    Broken on purpose: the norms' bounds are not made exact when a checkpoint is written.
+    """
+    monkeypatch.setattr(Settling, "settle", lambda self: None)
 
+    def slow() -> dict[str, Any]:
+        return {"module": make_module(rate=0.003), **LONG}
 
-def test_a_replay_with_other_noise_scales_is_refused_and_then_becomes_a_branch(tmp_path: Path) -> None:
-    """Same draw at two scales: the difference of the two releases would give the noise, and so the true sum."""
-
-    def broken() -> dict[str, Any]:
-        return {"module": make_module(rate=0.003), "strategy_kind": KeepsOldBounds, **LONG}
-
-    session(tmp_path, crash=6, every=4, **broken())
+    session(tmp_path, crash=6, every=4, **slow())
     with pytest.raises(ValueError, match=r"step 4 of this run was released before.*HINT"):
-        session(tmp_path, **broken())
+        session(tmp_path, **slow())
     assert torch.load(tmp_path / LAST, weights_only=False)["global_step"] == 4
-    _, trainer = session(tmp_path, **broken())
+    _, trainer = session(tmp_path, **slow())
     assert trainer.global_step == 12 and trainer.strategy.branches.count == 2
     # the first branch may have released all that it reserved
     assert trainer.strategy.branches.spent(12) == 50 + 12 - 4
+
+
+def test_checkpoints_of_other_callbacks_are_repeated_too(tmp_path: Path) -> None:
+    """They settle the norms where ResumeCheckpoint does not."""
+    extra = ModelCheckpoint(tmp_path / "own", every_n_train_steps=1, save_top_k=-1)
+    slow = {"trainer_options": {"max_steps": 12, "enable_checkpointing": True}, "plan": LONG["plan"]}
+    session(tmp_path, extra, crash=7, every=4, module=make_module(rate=0.003), **slow)
+    again = ModelCheckpoint(tmp_path / "again", every_n_train_steps=100)
+    _, trainer = session(tmp_path, again, every=1, module=make_module(rate=0.003), **slow)
+    assert trainer.global_step == 12 and trainer.strategy.branches.count == 1
+    files = list((tmp_path / "own").iterdir())
+    assert files and all(stat.S_IMODE(f.stat().st_mode) == 0o600 for f in files)
+
+
+def test_a_stop_during_the_replay_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
+    session(tmp_path, crash=8, every=3)
+    before = (tmp_path / LAST).read_bytes()
+    session(tmp_path, every=1, trainer_options={"max_steps": 7})
+    assert (tmp_path / LAST).read_bytes() == before
+    whole, _ = session(tmp_path / "whole", every=3)
+    module, _ = session(tmp_path, every=1)
+    assert torch.equal(weights(module), weights(whole)) and total_spent(tmp_path) == 12
 
 
 def test_settled_norms_make_the_same_replay_the_same_release(tmp_path: Path) -> None:
@@ -219,8 +242,8 @@ def test_the_ledger_is_written_before_the_step(tmp_path: Path) -> None:
     """A crash right after a step leaves a record that has it, however rarely checkpoints are taken."""
     session(tmp_path, crash=1, every=None)
     assert total_spent(tmp_path) >= 1
-    taken = [line.split()[1] for line in (tmp_path / "steps.txt").read_text().splitlines()]
-    assert taken == ["0"]
+    lines = [line.split() for line in (tmp_path / "steps.txt").read_text().splitlines()]
+    assert [step for _, step, what in lines if what != "settled"] == ["0"]
 
 
 def test_without_its_checkpoint_a_run_starts_again_within_what_is_left(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
             "torch broadcasts a weight or bias of this shape, which multiplies its gradient",
             "give a weight of shape (outputs, inputs) and a bias of shape (outputs,)",
         )
-    norm = op.norms.operator_norm(matrix, lambda: dense_norm(matrix), 1.0)
+    norm = op.norms.operator_norm(matrix, lambda: dense_norm(matrix), 1.0, spectral=True)
     return _affine(op, x, weight, bias, norm, 1.0, math.prod(x.shape[:-1]))
 
 
@@ -97,7 +97,9 @@ def conv_bound(
         "input_size": x.shape[1:],
     }
     copies = kappa(tuple(kernel.shape[2:]), **geometry)
-    norm = op.norms.operator_norm(kernel, lambda: conv_norm(kernel, groups=groups, **geometry), copies, groups)
+    norm = op.norms.operator_norm(
+        kernel, lambda: conv_norm(kernel, groups=groups, **geometry), copies, groups, spectral=True
+    )
     positions = math.prod(op.output_shape[1:])
     return _affine(op, x, weight, bias, norm, copies, positions)
 

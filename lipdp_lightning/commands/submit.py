@@ -1,0 +1,245 @@
+"""``lipdp submit``: a training job for Slurm, printed or submitted."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..slurm.script import Array, Job, render
+
+# option -> what sbatch itself reads when the script does not say
+_SITE_OPTIONS = {
+    "account": "SBATCH_ACCOUNT",
+    "partition": "SBATCH_PARTITION",
+    "constraint": "SBATCH_CONSTRAINT",
+    "qos": "SBATCH_QOS",
+}
+_SITE_LISTS = ("options", "setup")
+_SITE_KEYS = {*_SITE_OPTIONS, *_SITE_LISTS, "time", "cpus_per_task", "signal_before", "container_command", "command"}
+# these would win over the lines of the script
+_OVERRIDES = (
+    *_SITE_OPTIONS.values(), "SBATCH_TIMELIMIT", "SBATCH_SIGNAL", "SBATCH_REQUEUE", "SBATCH_NO_REQUEUE",
+    "SBATCH_OPEN_MODE", "SBATCH_OUTPUT", "SBATCH_ARRAY_INX", "SBATCH_JOB_NAME", "SBATCH_GPUS_PER_NODE",
+)  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}. HINT: lipdp submit --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="lipdp submit",
+        allow_abbrev=False,
+        description="Write the sbatch script of a training job, and submit it. What follows -- goes to lipdp fit.",
+        epilog="Account, partition, constraint, qos and time come from the options, else from SBATCH_ACCOUNT, "
+        "SBATCH_PARTITION, SBATCH_CONSTRAINT, SBATCH_QOS and SBATCH_TIMELIMIT, else from the site file.",
+    )
+    add = parser.add_argument
+    add("--config", required=True, help="the experiment's YAML file")
+    add("--run_dir", "--run-dir", help="default: a new one below runs/; with --array the folder of the runs")
+    add("--nodes", type=int, help="default: the configuration's trainer.num_nodes")
+    add("--ntasks-per-node", type=int, help="default: the configuration's trainer.devices")
+    add("--gpus-per-node", type=int, help="default: one per task if the configuration trains on GPUs")
+    add("--cpus-per-task", type=int, help="default: 4 with GPUs, else 1")
+    add("--time", help="limit of one job; a longer run is requeued until it is finished")
+    add("--array", metavar="KEY=V1,V2,...", help="one run per value: seeds=1,2,3, epsilon=1,2,4 or any other key")
+    add("--container", metavar="IMAGE", help="run in this image, by apptainer")
+    for name in _SITE_OPTIONS:
+        add(f"--{name}")
+    add("--site", metavar="FILE", help="YAML of what is the same for all jobs of a cluster; default: LIPDP_SITE")
+    add("--signal-before", type=int, metavar="S", help="save and requeue this long before the limit (120 s)")
+    add("--no-check", action="store_true", help="do not check the configuration before it queues")
+    add("--dry-run", action="store_true", help="print the script and submit nothing")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    words = list(arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    own, extra = _parser().parse_args(words[:cut]), tuple(words[cut + 1 :])
+    job = job_from(own, extra, os.environ)
+    if not own.no_check:
+        _check(job)
+    shown = words[:cut] if own.run_dir is not None else [*words[:cut], "--run_dir", job.run_dir]
+    header = shlex.join(["lipdp", "submit", *(w for w in shown if w != "--dry-run"), *words[cut:]])
+    script = render(job, header)
+    if own.dry_run:
+        sys.stdout.write(script)
+        return 0
+    return _submit(job, script)
+
+
+def job_from(own: argparse.Namespace, extra: tuple[str, ...], environment: Mapping[str, str]) -> Job:
+    """The job that the options, the environment, the site file and the configuration describe together."""
+    site = _site(own.site or environment.get("LIPDP_SITE"))
+    trainer = _trainer(own.config, extra)
+    nodes, tasks = _layout(own, trainer)
+    on_gpus = str(trainer.get("accelerator", "auto")) in ("gpu", "cuda") or bool(own.gpus_per_node)
+    gpus = own.gpus_per_node if own.gpus_per_node is not None else tasks if on_gpus else 0
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    options = []
+    for name, variable in _SITE_OPTIONS.items():
+        value = getattr(own, name) or environment.get(variable) or site.get(name)
+        if value:
+            options.append(f"--{name}={value}")
+    job = Job(
+        config=own.config,
+        run_dir=own.run_dir or f"runs/{stamp}-{Path(own.config).stem}",
+        nodes=nodes,
+        tasks_per_node=tasks,
+        gpus_per_node=gpus,
+        cpus_per_task=_first(own.cpus_per_task, site.get("cpus_per_task"), 4 if gpus else 1),
+        time=_first(own.time, environment.get("SBATCH_TIMELIMIT"), site.get("time")),
+        signal_before=_first(own.signal_before, site.get("signal_before"), 120),
+        array=None if own.array is None else Array.parse(own.array),
+        container=own.container,
+        container_command=site.get("container_command", Job.container_command),
+        options=(*options, *site.get("options", [])),
+        setup=tuple(site.get("setup", [])),
+        command=site.get("command") or _command(own.container is not None),
+        extra=extra,
+    )
+    return _sane(job).checked()
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _command(in_container: bool) -> str:
+    """`lipdp` where the job will find it, else this interpreter's."""
+    if in_container or shutil.which("lipdp"):
+        return "lipdp"
+    return f"{shlex.quote(sys.executable)} -m lipdp_lightning.cli"
+
+
+def _sane(job: Job) -> Job:
+    problems = [
+        f"--{name} {value} is not positive."
+        for name, value in (
+            ("nodes", job.nodes), ("ntasks-per-node", job.tasks_per_node),
+            ("cpus-per-task", job.cpus_per_task), ("signal-before", job.signal_before),
+        )
+        if not isinstance(value, int) or value < 1
+    ]  # fmt: skip
+    if job.gpus_per_node and job.gpus_per_node != job.tasks_per_node:
+        problems.append(
+            f"--gpus-per-node {job.gpus_per_node} and --ntasks-per-node {job.tasks_per_node} differ; "
+            "each GPU needs one task."
+        )
+    own = [w for w in job.extra if w.split("=")[0] in ("--config", "-c", "--run_dir", "--run-dir")]
+    if own:
+        problems.append(f"{own[0]} belongs before the --, to lipdp submit.")
+    if job.array is not None and any(w.split("=")[0] == f"--{job.array.key}" for w in job.extra):
+        problems.append(f"--{job.array.key} is given twice, by --array and after the --.")
+    if problems:
+        raise ValueError(f"{' '.join(problems)} HINT: lipdp submit --help")
+    return job
+
+
+def _yaml(path: str, what: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is not YAML: {' '.join(str(error).split())[:200]}. HINT: see slurm/README.md."
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no {what}. HINT: see slurm/README.md.")
+    return content
+
+
+def _site(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    content = {key: value for key, value in _yaml(path, "settings of a site").items() if value is not None}
+    unknown = sorted(set(content) - _SITE_KEYS)
+    wrong = [f"{key} is unknown" for key in unknown]
+    wrong += [f"{key} is not a list of lines" for key in _SITE_LISTS if not _lines(content.get(key, []))]
+    if wrong:
+        raise ValueError(f"{path}: {', '.join(wrong)}. HINT: the keys are {', '.join(sorted(_SITE_KEYS))}.")
+    if "time" in content:
+        content["time"] = str(content["time"])
+    return content
+
+
+def _lines(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(line, str) for line in value)
+
+
+def _trainer(config: str, extra: Sequence[str]) -> dict[str, Any]:
+    """The trainer group: the configuration's, with the options after the -- on top."""
+    import yaml
+
+    group = _yaml(config, "configuration").get("trainer") or {}
+    found = dict(group) if isinstance(group, dict) else {}
+    words = list(extra)
+    for i, word in enumerate(words):
+        if word.startswith("--trainer."):
+            key, sign, value = word.removeprefix("--trainer.").partition("=")
+            value = value if sign else words[i + 1] if i + 1 < len(words) else ""
+            found[key] = yaml.safe_load(value)
+    return found
+
+
+def _layout(own: argparse.Namespace, trainer: Mapping[str, Any]) -> tuple[int, int]:
+    """Nodes, and tasks per node: one task per device."""
+    devices, configured_nodes = trainer.get("devices", "auto"), trainer.get("num_nodes")
+    if isinstance(devices, list):
+        devices = len(devices)
+    configured = int(devices) if str(devices).isdigit() else None
+    tasks = _first(own.ntasks_per_node, own.gpus_per_node or None, configured)
+    nodes = _first(own.nodes, configured_nodes, 1)
+    problems = []
+    if tasks is None:
+        problems.append(
+            f"trainer.devices is {devices!r}, so the number of tasks is not known. HINT: --ntasks-per-node."
+        )
+    elif configured is not None and tasks != configured:
+        problems.append(
+            f"the configuration has trainer.devices={configured}, and the job would have {tasks} tasks per node; each "
+            f"device needs one task. HINT: -- --trainer.devices={tasks}, or --ntasks-per-node={configured}."
+        )
+    if configured_nodes is not None and configured_nodes != nodes:
+        problems.append(
+            f"the configuration has trainer.num_nodes={configured_nodes}, and the job would have {nodes} nodes. "
+            f"HINT: -- --trainer.num_nodes={nodes}, or --nodes={configured_nodes}."
+        )
+    if problems:
+        raise ValueError(" ".join(problems))
+    return nodes, tasks
+
+
+def _check(job: Job) -> None:
+    """Find now what would otherwise be found after hours in the queue: the plan, the model and the run directory."""
+    from ..training.run_directory import RunDirectory
+    from .experiment import parse_experiment
+    from .fit import split
+
+    runs = job.runs()
+    for directory, arguments in (runs[0], *runs[1:][-1:]):
+        _, rest = split(arguments)
+        here = ("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=1")
+        experiment = parse_experiment([*rest, *here], None, "off")
+        RunDirectory(directory).check(experiment.plan.digest().hex())
+
+
+def _submit(job: Job, script: str) -> int:
+    environment = {name: value for name, value in os.environ.items() if name not in _OVERRIDES}
+    Path(job.run_dir).parent.mkdir(parents=True, exist_ok=True)  # of the log: without it the job would fail in silence
+    try:
+        return subprocess.run(["sbatch"], input=script, text=True, env=environment).returncode
+    except FileNotFoundError as error:
+        raise ValueError("there is no sbatch here. HINT: --dry-run prints the script.") from error

@@ -1,0 +1,61 @@
+"""Every configuration in configs/ runs, if only for two steps."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_runs import ROOT, fit
+
+EMBEDDED = ("data_modules.Digits", "data_modules.Embedded")
+TWO_STEPS = ["--privacy.epochs", "null", "--privacy.steps", "2"]
+ON_ONE_CPU = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.num_nodes", "1"]
+
+
+def contents(file: Path) -> dict[str, Any]:
+    return yaml.safe_load(file.read_text())
+
+
+FILES = sorted((ROOT / "configs").rglob("*.yaml"))
+SMALL = [f for f in FILES if contents(f)["data"]["class_path"].startswith(EMBEDDED)]
+LARGE = [f for f in FILES if f not in SMALL]
+
+
+def run_two_steps(file: Path, tmp_path: Path, *options: str) -> dict[str, Any]:
+    outcome = fit(tmp_path / "run", "--config", file, *TWO_STEPS, *ON_ONE_CPU, *options)
+    assert outcome.code == 0, outcome.err
+    return json.loads((tmp_path / "run" / "privacy_report.json").read_text())
+
+
+def check(report: dict[str, Any], file: Path) -> None:
+    privacy = contents(file)["privacy"]
+    assert report["steps_taken"] == 2 and report["metrics"]
+    assert report["certified"] is (privacy.get("scaling") != "batch_max")
+    assert (report["epsilon"] is None) is not report["certified"]
+
+
+def test_there_are_configurations() -> None:
+    assert (ROOT / "configs" / "quickstart.yaml") in SMALL
+
+
+@pytest.mark.parametrize("file", SMALL, ids=lambda f: f.stem)
+def test_a_configuration_on_embedded_data(tmp_path: Path, file: Path) -> None:
+    check(run_two_steps(file, tmp_path), file)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("LIPDP_DATA" not in os.environ, reason="needs the data folder LIPDP_DATA")
+@pytest.mark.parametrize("file", LARGE, ids=lambda f: f.stem)
+def test_a_configuration_on_files(tmp_path: Path, file: Path) -> None:
+    """Two steps of the smallest batches; the noise is given, because no budget fits so few steps."""
+    privacy = contents(file)["privacy"]
+    small = ["--privacy.batch_size", "8", "--trainer.limit_val_batches", "1", "--data.init_args.eval_batch_size", "8"]
+    if privacy.get("epsilon") is not None:
+        small += ["--privacy.epsilon", "null", "--privacy.noise_multiplier", "1"]
+    if privacy.get("physical_batch_size") is not None:
+        small += ["--privacy.physical_batch_size", "4"]
+    check(run_two_steps(file, tmp_path, *small), file)

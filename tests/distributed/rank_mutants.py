@@ -1,0 +1,165 @@
+"""The Strategy as it is, one that records what it sends, and ones that are broken on purpose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lipdp_lightning.privacy.sampling import local_slice, poisson_sample
+from lipdp_lightning.training import PrivateStrategy
+
+
+def recording(kind: type[PrivateStrategy]) -> type[PrivateStrategy]:
+    """Keeps what this rank puts into the sum over ranks."""
+
+    class Recording(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.sent: list[Tensor] = []
+
+        def _all_reduce(self, total: Tensor) -> None:
+            self.sent.append(total.clone())
+            super()._all_reduce(total)
+
+    return Recording
+
+
+def fixed_chunks(kind: type[PrivateStrategy], count: int) -> type[PrivateStrategy]:
+    """So many micro-batches, also where the expected batch is smaller than that."""
+
+    class Fixed(kind):  # type: ignore[misc, valid-type]
+        chunks = count
+
+    return Fixed
+
+
+class _Patched(PrivateStrategy):
+    """Changes the noise of a set-up mechanism."""
+
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)
+        if self.mechanism is not None:
+            take = self.mechanism._noise.take
+            self.mechanism._noise.take = lambda *request: self.changed(take(*request))  # type: ignore[method-assign]
+
+    def changed(self, drawn: Tensor) -> Tensor:
+        return drawn
+
+
+class RankZeroOnly(_Patched):
+    """All the noise on rank 0: the sum is right, and every other rank sends its raw sum."""
+
+    def changed(self, drawn: Tensor) -> Tensor:
+        return drawn * math.sqrt(self.world_size) if self.is_global_zero else torch.zeros_like(drawn)
+
+
+class RankZeroShare(_Patched):
+    """Rank 0 adds its share and the others none."""
+
+    def changed(self, drawn: Tensor) -> Tensor:
+        return drawn if self.is_global_zero else torch.zeros_like(drawn)
+
+
+class SigmaOverWorld(_Patched):
+    """sigma / W on each rank instead of sigma / sqrt(W)."""
+
+    def changed(self, drawn: Tensor) -> Tensor:
+        return drawn / math.sqrt(self.world_size)
+
+
+class SameSeed(PrivateStrategy):
+    """Every rank draws what rank 0 draws."""
+
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)
+        assert self.mechanism is not None
+        source = self.mechanism._noise._source
+        standard = source.standard
+        source.standard = lambda s, sizes, rank, w, m, d: standard(s, sizes, 0, w, m, d)  # type: ignore[method-assign]
+
+
+class OwnSeedReplicated(PrivateStrategy):
+    """Replicated noise that is another draw on every rank."""
+
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)
+        assert self.mechanism is not None
+        source = self.mechanism._noise._source
+        standard = source.standard
+        rank = self.global_rank
+        source.standard = lambda s, n, r, w, m, d: standard(s, n, r, w, m, bytes([rank]) + d)  # type: ignore[method-assign]
+
+
+class MeanOverRanks(PrivateStrategy):
+    """The mean that a reducer would leave is not undone."""
+
+    def _all_reduce(self, total: Tensor) -> None:
+        super()._all_reduce(total)
+        total /= self.world_size
+
+
+class MeanOverChunks(PrivateStrategy):
+    """Lightning's division by the number of micro-batches is not undone."""
+
+    def backward(self, closure_loss: Tensor, *args: Any, **options: Any) -> Tensor:
+        return super().backward(closure_loss / self.chunks, *args, **options)
+
+
+class EmptyWithoutNoise(_Patched):
+    """A rank whose local batch is empty adds nothing."""
+
+    def training_step(self, batch: Any, *args: Any, **options: Any) -> Any:
+        self.rows = len(batch[0])
+        return super().training_step(batch, *args, **options)
+
+    def changed(self, drawn: Tensor) -> Tensor:
+        return drawn if self.rows else torch.zeros_like(drawn)
+
+
+class EmptySkipped(PrivateStrategy):
+    """A sampler that drops empty local batches and goes on with the next one."""
+
+    def _draw(self, rows: int) -> Callable[[int, int], Tensor]:
+        assert self.plan is not None
+        rate, shift = self.plan.sample_rate, [0]
+
+        def share(step: int, chunk: int) -> Tensor:
+            sample = poisson_sample(self._secret, step, rows, rate)
+            return local_slice(sample, self.global_rank, self.world_size, chunk, self.chunks)
+
+        def draw(step: int, chunk: int) -> Tensor:
+            found = share(step + shift[0], chunk)
+            while not len(found):
+                shift[0] += 1
+                found = share(step + shift[0], chunk)
+            return found
+
+        return draw
+
+
+class OwnSample(PrivateStrategy):
+    """Every rank samples for itself from the common seed, at the full rate: the same rows on all."""
+
+    def _draw(self, rows: int) -> Callable[[int, int], Tensor]:
+        assert self.plan is not None
+        rate = self.plan.sample_rate
+        return lambda step, chunk: local_slice(poisson_sample(self._secret, step, rows, rate), 0, 1, chunk, self.chunks)
+
+
+STRATEGIES: dict[str, type[PrivateStrategy]] = {
+    "": PrivateStrategy,
+    "noise on rank 0 only": RankZeroOnly,
+    "a share on rank 0 only": RankZeroShare,
+    "same seed on all ranks": SameSeed,
+    "own seeds in replicated mode": OwnSeedReplicated,
+    "sigma / W": SigmaOverWorld,
+    "mean over ranks not undone": MeanOverRanks,
+    "mean over micro-batches not undone": MeanOverChunks,
+    "no noise from an empty local batch": EmptyWithoutNoise,
+    "empty local batch dropped": EmptySkipped,
+    "every rank samples alike": OwnSample,
+}

@@ -1,0 +1,62 @@
+"""The noise that worlds of 1, 2 and 4 real processes add: its law, and that nothing in it repeats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from noise_checks import Recorded, complaints
+from worlds import Worlds
+
+SETTINGS = [
+    (1, "distributed", 1), (1, "distributed", 3), (2, "distributed", 1), (2, "distributed", 3), (2, "replicated", 1),
+    (4, "distributed", 1), (4, "replicated", 3),
+]  # fmt: skip
+
+
+def record(worlds: Worlds, folder: Path, size: int, mode: str, chunks: int = 1, mutant: str = "", seed: int = 0) -> Recorded:
+    path = str(folder / f"noise-{size}-{mode}-{chunks}-{seed}-{mutant.replace('/', 'over')}")
+    worlds.run("noise", size, path=path, mode=mode, chunks=chunks, mutant=mutant, seed=seed)
+    return Recorded.read(path, size, mode)
+
+
+@pytest.mark.parametrize(("size", "mode", "chunks"), SETTINGS)
+def test_released_noise_has_the_law_of_the_plan(worlds: Worlds, tmp_path: Path, size: int, mode: str, chunks: int) -> None:
+    recorded = record(worlds, tmp_path, size, mode, chunks)
+    assert len(recorded.released[0]) == 2 and recorded.released[0][0].shape[0] == 6
+    assert not complaints(recorded)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "mode", "complaint"),
+    [
+        ("noise on rank 0 only", "distributed", "noise of rank 1"),
+        ("a share on rank 0 only", "distributed", "released noise"),
+        ("same seed on all ranks", "distributed", "ranks 0 and 1"),
+        ("sigma / W", "distributed", "released noise"),
+        ("mean over ranks not undone", "distributed", "released noise"),
+        ("no noise from an empty local batch", "distributed", "noise of rank"),
+        ("own seeds in replicated mode", "replicated", "other sums"),
+    ],
+)
+def test_broken_noise_is_found(worlds: Worlds, tmp_path: Path, mutant: str, mode: str, complaint: str) -> None:
+    found = complaints(record(worlds, tmp_path, 2, mode, chunks=1, mutant=mutant))
+    assert any(complaint in f for f in found), found
+
+
+def test_worlds_and_secrets_share_no_noise(worlds: Worlds, tmp_path: Path) -> None:
+    """The same secret, state and step on another world size, in another mode, or with micro-batches."""
+    runs = [record(worlds, tmp_path, *s) for s in SETTINGS] + [record(worlds, tmp_path, 1, "distributed", seed=1)]
+    flat = [np.concatenate([g.ravel() for g in run.released[0]]) for run in runs]
+    table = np.corrcoef(np.stack(flat)) - np.eye(len(flat))
+    assert np.abs(table).max() < 4.5 / np.sqrt(flat[0].size), table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["distributed", "replicated"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_released_noise_over_many_secrets(worlds: Worlds, tmp_path: Path, size: int, mode: str) -> None:
+    runs = [record(worlds, tmp_path, size, mode, seed=seed) for seed in range(8)]
+    groups = [np.concatenate([run.released[0][k] for run in runs]) for k in range(2)]
+    assert not complaints(Recorded([groups], [groups], mode))

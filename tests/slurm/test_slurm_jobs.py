@@ -1,0 +1,250 @@
+"""Real jobs on a real controller: interrupted in every way, each ends with the run that nobody interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from slurm_box import Box
+
+from lipdp_lightning.commands.submit import main as submit
+
+pytestmark = pytest.mark.slurm
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 150
+SLOW = {"STEP_SECONDS": "0.04"}
+
+
+@dataclass
+class Job:
+    id: str
+    run_dir: Path
+    log: Path
+
+
+class Cluster:
+    """Submits runs of one tiny configuration through `lipdp submit`, and looks at what came of them."""
+
+    def __init__(self, box: Box, folder: Path) -> None:
+        self.box, self.folder, self.marks = box, folder, folder / "marks"
+        self.marks.mkdir()
+        (folder / "jobs with spaces").mkdir()
+        # the interpreter that runs the tests, whatever the PATH of a job finds
+        site = {"command": f"{sys.executable} -m lipdp_lightning.cli"}
+        (folder / "site.yaml").write_text(yaml.safe_dump(site))
+
+    def config(self, devices: int = 1, nodes: int = 1) -> Path:
+        content = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+        content["privacy"] = {
+            "noise_multiplier": 2.0, "delta": 1e-4, "steps": STEPS, "batch_size": 64, "accountant": "pld", "max_norm": None,
+        }  # fmt: skip
+        content["trainer"] |= {
+            "devices": devices, "num_nodes": nodes, "enable_progress_bar": False,
+            "callbacks": [{"class_path": "slow_steps.SlowSteps"}],
+        }  # fmt: skip
+        path = self.folder / f"tiny-{nodes}x{devices}.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        return {
+            "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{Path(__file__).parent}:{ROOT}", "MARKS": str(self.marks),
+            "WANDB_SILENT": "true", **variables,
+        }  # fmt: skip
+
+    def script(self, capsys: pytest.CaptureFixture[str], name: str, config: Path, *options: str) -> tuple[str, Path]:
+        run_dir = self.folder / "jobs with spaces" / name
+        own, _, extra = " ".join(options).partition("-- ")
+        words = ["--config", str(config), "--run_dir", str(run_dir), "--site", str(self.folder / "site.yaml")]
+        assert (
+            submit([*words, "--no-check", "--dry-run", *own.split(), "--", *(extra.split() or ["--wandb", "off"])]) == 0
+        )
+        return capsys.readouterr().out, run_dir
+
+    def submit(self, script: str, run_dir: Path, **variables: str) -> Job:
+        file = self.folder / f"{run_dir.name}.sbatch"
+        file.write_text(script)
+        id_ = self.box.run("sbatch", "--parsable", str(file), **self.environment(**variables)).strip()
+        return Job(id_, run_dir, run_dir.parent / f"{run_dir.name}-{id_}.out")
+
+    def step(self, job: str) -> int:
+        """The step that a job has reached, by its own mark."""
+        file = self.marks / job
+        return int(file.read_text() or 0) if file.exists() else 0
+
+    def wait_for_step(self, job: str, step: int) -> None:
+        self.box.wait(lambda: self.step(job) >= step, 150, f"step {step} of job {job}")
+
+    def alone(self, seed: int) -> dict[str, Any]:
+        """The same run without Slurm, uninterrupted."""
+        run_dir = self.folder / f"alone-{seed}"
+        if not run_dir.exists():
+            environment = {k: v for k, v in self.box.environment.items() if k != "SLURM_CONF"} | self.environment()
+            del environment["MARKS"]
+            command = [sys.executable, "-m", "lipdp_lightning.cli", "fit", "--config", str(self.config())]
+            command += ["--run_dir", str(run_dir), "--wandb", "off", f"--seed_everything={seed}"]
+            command += ["--trainer.devices=1", "--trainer.num_nodes=1"]
+            subprocess.run(command, env=environment, check=True, capture_output=True, timeout=200)
+        return result(run_dir)
+
+
+def result(run_dir: Path) -> dict[str, Any]:
+    """Weights, ledger and state of a run."""
+    checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=False)
+    return {
+        "weights": {name: value.tolist() for name, value in checkpoint["state_dict"].items()},
+        "step": checkpoint["global_step"],
+        "ledger": json.loads((run_dir / "ledger.json").read_text()),
+        "status": json.loads((run_dir / "run.json").read_text())["status"],
+        "released": len((run_dir / "steps.txt").read_text().splitlines()),
+    }
+
+
+def ended(cluster: Cluster, job: Job) -> dict[str, Any]:
+    """The result of a job that has to complete."""
+    state = cluster.box.wait_for_end(job.id)
+    assert state == "COMPLETED", job.log.read_text()[-3000:]
+    found = result(job.run_dir)
+    assert found["status"] == "finished" and found["step"] == STEPS
+    # each step was released once, under one secret
+    assert found["released"] == STEPS and [b["reached"] for b in found["ledger"]["branches"]] == [STEPS]
+    return found
+
+
+def was_interrupted(cluster: Cluster, job: Job, times: int = 1) -> str:
+    """The job's log, after checking that Slurm has restarted it and that the run went on from its checkpoint."""
+    log = job.log.read_text()
+    assert int(cluster.box.show(job.id)["Restarts"]) >= times
+    assert "preempted at step " in log and f"continuing the run in {job.run_dir}" in log
+    return log
+
+
+@pytest.fixture(scope="module")
+def cluster(box: Box, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    before = dict(os.environ)
+    for name in [n for n in os.environ if n.startswith(("SLURM", "SBATCH", "WANDB", "LIPDP_SITE"))]:
+        del os.environ[name]
+    yield Cluster(box, tmp_path_factory.mktemp("cluster"))
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: Cluster) -> dict[str, Job]:
+    """Filled by the first test, which submits what takes long."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def one_node(cluster: Cluster, jobs: dict[str, Job]) -> dict[str, Any]:
+    return ended(cluster, jobs["one_node"])
+
+
+@pytest.fixture(scope="module")
+def two_nodes(cluster: Cluster, jobs: dict[str, Job]) -> dict[str, Any]:
+    return ended(cluster, jobs["two_nodes"])
+
+
+def test_jobs_are_submitted(cluster: Cluster, jobs: dict[str, Job], capsys: pytest.CaptureFixture[str]) -> None:
+    """One node with two tasks, two nodes with one, arrays, limits: all at once, and the tests below wait for them."""
+    two, apart, alone = cluster.config(2), cluster.config(1, nodes=2), cluster.config()
+
+    def send(name: str, config: Path, *options: str, **variables: str) -> None:
+        jobs[name] = cluster.submit(*cluster.script(capsys, name, config, *options), **variables)
+
+    # the controller looks at limits every 30 s, and its signal comes up to a minute early
+    send("limit", two, "--time", "1", "--signal-before", "10", STEP_SECONDS="0.5")
+    send("preempted", apart, "--partition", "low", **SLOW)
+    send("slow_rank", two, "--", "--wandb", "offline", RANK_SECONDS="0.08")
+    send("array", alone, "--array", "seeds=1,2", **SLOW)
+    send("one_node", two)
+    send("two_nodes", apart)
+    send("cancelled", alone, STEP_SECONDS="0.5")
+
+
+def test_a_signal_while_one_rank_is_behind(cluster: Cluster, jobs: dict[str, Job], one_node: dict[str, Any]) -> None:
+    job = jobs["slow_rank"]
+    cluster.wait_for_step(job.id, 10)
+    cluster.box.run("scancel", "--signal=USR1", job.id)
+    cluster.box.wait(lambda: cluster.box.show(job.id)["Restarts"] == "1", 60, "restart")
+    record = json.loads((job.run_dir / "run.json").read_text())
+    assert record["status"] in ("preempted", "running") and (job.run_dir / "checkpoints" / "last.ckpt").exists()
+    assert ended(cluster, job) == one_node
+    was_interrupted(cluster, job)
+    # both parts are the same run of Weights & Biases
+    parts = sorted(path.name for path in job.run_dir.rglob("offline-run-*"))
+    assert len(parts) == 2 and {name.rsplit("-", 1)[1] for name in parts} == {record["id"]}
+
+
+def test_a_job_makes_way_for_another_partition(
+    cluster: Cluster, jobs: dict[str, Job], two_nodes: dict[str, Any]
+) -> None:
+    job = jobs["preempted"]
+    cluster.wait_for_step(job.id, 10)
+    options = ("--partition=high", "--nodes=2", "--exclusive", "--parsable", "--output=/dev/null")
+    other = cluster.box.run("sbatch", *options, "--wrap", "sleep 2").strip()
+    assert cluster.box.wait_for_end(other, 60) == "COMPLETED"
+    assert ended(cluster, job) == two_nodes
+    was_interrupted(cluster, job)
+
+
+def test_preemption_by_sigterm(cluster: Cluster, two_nodes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a signal of its own a preempted job gets SIGTERM, and would be COMPLETED if it just stopped."""
+    script, run_dir = cluster.script(capsys, "terminated", cluster.config(1, nodes=2), "--partition", "low")
+    script = "".join(line for line in script.splitlines(keepends=True) if "--signal" not in line)
+    job = cluster.submit(script, run_dir, **SLOW)
+    cluster.wait_for_step(job.id, 10)
+    options = ("--partition=high", "--nodes=2", "--exclusive", "--parsable", "--output=/dev/null")
+    other = cluster.box.run("sbatch", *options, "--wrap", "sleep 1").strip()
+    assert cluster.box.wait_for_end(other, 60) == "COMPLETED"
+    assert ended(cluster, job) == two_nodes
+    was_interrupted(cluster, job)
+
+
+def test_a_cancelled_job_is_saved_and_does_not_come_back(cluster: Cluster, jobs: dict[str, Job]) -> None:
+    job = jobs["cancelled"]
+    cluster.wait_for_step(job.id, 3)
+    cluster.box.run("scancel", job.id)
+    assert cluster.box.wait_for_end(job.id, 60) == "CANCELLED"
+    found = result(job.run_dir)
+    assert found["status"] == "stopped" and 3 <= found["step"] < STEPS
+    assert cluster.box.show(job.id)["Restarts"] == "0"
+
+
+def test_a_task_of_an_array_is_requeued_by_itself(cluster: Cluster, jobs: dict[str, Job]) -> None:
+    array = jobs["array"]
+    tasks = {seed: f"{array.id}_{seed - 1}" for seed in (1, 2)}
+    cluster.box.wait(lambda: cluster.box.state(tasks[1]) == "RUNNING", 60, "first task")
+    own_id = cluster.box.show(tasks[1])["JobId"]
+    cluster.wait_for_step(own_id, 10)
+    cluster.box.run("scancel", "--signal=USR1", tasks[1])
+    for seed, task in tasks.items():
+        log = array.run_dir.parent / f"{array.run_dir.name}-{task}.out"
+        found = ended(cluster, Job(task, array.run_dir / f"seed-{seed}", log))
+        assert found == cluster.alone(seed)
+        assert ("preempted at step" in log.read_text()) is (seed == 1)
+    assert cluster.alone(1)["weights"] == cluster.alone(1)["weights"]
+
+
+def test_a_task_count_that_is_not_the_trainers(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    script, run_dir = cluster.script(capsys, "wrong", cluster.config(2))
+    job = cluster.submit(script.replace("--ntasks-per-node=2", "--ntasks-per-node=1"), run_dir)
+    assert cluster.box.wait_for_end(job.id) == "FAILED"
+    assert "HINT: --trainer.devices=1, or --ntasks-per-node=2" in job.log.read_text()
+    assert not run_dir.exists()
+
+
+def test_a_run_longer_than_the_limit(cluster: Cluster, jobs: dict[str, Job], one_node: dict[str, Any]) -> None:
+    job = jobs["limit"]
+    assert ended(cluster, job) == one_node
+    was_interrupted(cluster, job)
