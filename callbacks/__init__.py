@@ -3,6 +3,7 @@
 from callbacks.accountant import PrivacyAccountant
 from callbacks.gradient_noise import GradientNoiseMonitor
 from callbacks.preemption import Preempted, Preemption
+from callbacks.private_curves import PrivateValidationCurves
 from callbacks.progress import PrivateProgressBar
 from callbacks.report import PrivacyReport
 from callbacks.resume_checkpoint import ResumeCheckpoint
@@ -15,6 +16,7 @@ __all__ = [
     "PrivacyAccountant",
     "PrivacyReport",
     "PrivateProgressBar",
+    "PrivateValidationCurves",
     "ResumeCheckpoint",
     "RunFiles",
 ]

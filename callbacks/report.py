@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from callbacks.accountant import _strategy
 from callbacks.gradient_noise import GradientNoiseMonitor
+from callbacks.private_curves import PrivateValidationCurves
 from lipdp_lightning.privacy.spending import Spending
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures
@@ -114,6 +115,9 @@ class PrivacyReport(Callback):
             notes.append(f"{branches.count} branches of this run count together: {taken} steps")
         if strategy.fixed_secret is not None:
             notes.append("the secret was fixed for a test: whoever knows it can remove the noise")
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, PrivateValidationCurves):
+                notes += callback.report_notes()
         return RunFacts(
             title=self.title,
             certified=plan.certified,

@@ -13,6 +13,7 @@ COMMANDS = {
     "certify": "print the certificate of a configuration's model, and attack it",
     "budget": "what epsilon a noise multiplier buys, and the other way round",
     "bench": "what the certificate costs per step, on this machine",
+    "curves": "release a distribution function, an ROC curve or a calibration test with noise",
     "submit": "write the batch script of a training job for Slurm, and submit it",
     "export": "write a release checkpoint of a run, without anything secret",
     "status": "list the runs of a folder with state, step, epsilon and accuracy",

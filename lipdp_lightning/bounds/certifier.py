@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from .certificate import Certificate, NodeBound, UseBound
 from .checks import (
+    LARGEST_BOUND,
     OPERATION_MARGIN,
     check_accumulation,
     check_arguments,
@@ -153,6 +154,9 @@ class Certifier:
         )
 
     def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float) -> Certificate:
+        problems = self._overflows(bounds, cotangent)
+        if problems:
+            raise CertificationError(problems)
         nodes, uses = [], []
         for step in self._steps:
             node, bound = step.node, bounds[step.node]
@@ -161,7 +165,7 @@ class Certifier:
             for use in bound.uses:
                 record = UseBound(
                     node=node.name,
-                    module=str(node.target) if step.module is not None else "",
+                    module="" if step.module is None or step.module is self._model else str(node.target),
                     cotangent_bound=cotangent[node],
                     gradient_factor=use.gradient_factor,
                     input_bound=bounds[step.reads[0]].norm if step.reads else 0.0,
@@ -174,6 +178,21 @@ class Certifier:
         if problems:
             raise CertificationError(problems)
         return Certificate(tuple(nodes), groups, at_output, self.input_bound, self._output.name)
+
+    def _overflows(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float]) -> list[Problem]:
+        """Nodes whose values, or whose cotangents on the way to a parameter, might leave float32's range."""
+        problems: list[Problem] = []
+        trained: set[fx.Node] = set()
+        for step in self._steps:
+            node, bound = step.node, bounds[step.node]
+            if bound.uses or any(read in trained for read in step.reads):
+                trained.add(node)  # before the first parameter no cotangent is formed
+            size = max(bound.norm, cotangent[node] if node in trained else 0.0)
+            if not size < LARGEST_BOUND:
+                reason = f"its values or cotangents may reach {size:.3g}, where float32 overflows"
+                hint = "bound the layers' norms by a projection, put BoundedInput first, or drop extreme constants"
+                problems.append(Problem(node_path(node), reason, hint))
+        return problems
 
 
 def certify(

@@ -25,7 +25,7 @@ from ..privacy.randomness import numeric_environment, state_digest
 from .allocation import Allocation, allocate, joint_thresholds
 from .noise import Mode, NoisePrefetcher, NoiseSource
 from .projector import Projector
-from .scaling import FIRST_RADIUS, BatchMax, Joint, Layerwise, Radius, Scaling, quantile_step
+from .scaling import BatchMax, Joint, Radius, make_scaling, quantile_step
 
 
 def sum_margin(expected_batch_size: float) -> float:
@@ -286,20 +286,3 @@ class Mechanism:
     def _versions(self) -> tuple[int, ...]:
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return tuple(t._version for t in tensors) + tuple(t.data_ptr() for t in tensors)
-
-
-def make_scaling(plan: PrivacyPlan, certificate: Certificate) -> Scaling:
-    """The plan's scaling; a layer's first radius is public, and the same for all layers."""
-    if plan.scaling == "worst_case":
-        return Scaling()
-    if plan.scaling == "layerwise":
-        return Layerwise(plan.scaling_floor)
-    if plan.scaling == "joint":
-        return Joint(plan.scaling_floor)
-    if plan.scaling == "batch_max":
-        return BatchMax()
-    assert plan.scaling == "radius"
-    paths = {use.module for group in certificate.groups for use in group.uses if use.scalable}
-    scaling = Radius(dict.fromkeys(sorted(paths), FIRST_RADIUS if plan.radius is None else plan.radius))
-    scaling.counting = plan.radius_quantile is not None
-    return scaling

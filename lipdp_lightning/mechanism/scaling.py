@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
 from ..layers.scaled import ScaledLayer
+from ..privacy.plan import PrivacyPlan
 
 FIRST_RADIUS = 1.0  # where a tracked radius starts: public, and the tracking forgets it geometrically
 SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
@@ -167,3 +168,20 @@ class Joint(Scaling):
 def quantile_step(radius: float, share_below: float, quantile: float, rate: float = 0.2) -> float:
     """Geometric update of a tracked radius towards the quantile, from a noisy share: post-processing."""
     return radius * math.exp(-rate * (min(1.0, max(0.0, share_below)) - quantile))
+
+
+def make_scaling(plan: PrivacyPlan, certificate: Certificate) -> Scaling:
+    """The plan's scaling; a layer's first radius is public, and the same for all layers."""
+    if plan.scaling == "worst_case":
+        return Scaling()
+    if plan.scaling == "layerwise":
+        return Layerwise(plan.scaling_floor)
+    if plan.scaling == "joint":
+        return Joint(plan.scaling_floor)
+    if plan.scaling == "batch_max":
+        return BatchMax()
+    assert plan.scaling == "radius"
+    paths = {use.module for group in certificate.groups for use in group.uses if use.scalable}
+    scaling = Radius(dict.fromkeys(sorted(paths), FIRST_RADIUS if plan.radius is None else plan.radius))
+    scaling.counting = plan.radius_quantile is not None
+    return scaling

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lipdp_lightning.audit import attack
 from lipdp_lightning.bounds import CertificationError, certify
 from lipdp_lightning.bounds.losses import CrossEntropy
+from lipdp_lightning.layers import make_private
 
 close = pytest.approx
 
@@ -276,4 +277,31 @@ def test_an_overflowing_bound_is_refused() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     with torch.no_grad():
         model[1].weight.fill_(1e16)
-    assert "sensitivity bound" in refusal(model)
+    assert "overflows" in refusal(model)
+
+
+class _Detour(nn.Module):
+    """Its groups' bounds are ordinary; a value or a cotangent on the way is not."""
+
+    def __init__(self, factors: tuple[float, ...]) -> None:
+        super().__init__()
+        self.first, self.second, self.factors = nn.Linear(4, 4), nn.Linear(4, 2), factors
+
+    def forward(self, x):
+        x = self.first(x)
+        for factor in self.factors:
+            x = x * factor
+        return self.second(x)
+
+
+@pytest.mark.parametrize("factors", [(1e30, 1e30, 1e-30, 1e-30), (1e-30, 1e-30, 1e30, 1e30)], ids=["forward", "backward"])
+def test_values_that_overflow_between_layers_are_refused(factors):
+    with pytest.raises(CertificationError, match="overflows"):
+        certify(_Detour(factors), (4,), 1.0, "cross_entropy")
+    certify(_Detour((2.0, 0.5)), (4,), 1.0, "cross_entropy")
+
+
+def test_a_bare_layer_is_its_own_module():
+    layer = make_private(nn.Linear(4, 3))
+    use = certify(layer, (4,), 1.0, "cross_entropy").groups[0].uses[0]
+    assert layer.get_submodule(use.module) is layer

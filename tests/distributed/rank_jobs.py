@@ -64,7 +64,7 @@ def physical(chunks: int, size: int, expected: int) -> int:
 def final_weights(
     world: World, scaling: str = "joint", precision: str = "64-true", chunks: int = 1, dropout: bool = False,
     mode: str = "distributed", mutant: str = "", folder: str = "", crash: int | None = None, steps: int | None = None,
-    expected: int = 20, planned: int = 12, dataset: int = 60, noise: float = 0.0,
+    expected: int = 20, planned: int = 12, noise: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
     """Weights after training; with a folder, the run is kept there and continued from there."""
     plan = make_plan(**SCALINGS[scaling], noise_multiplier=noise, expected_batch_size=expected, steps=planned)
@@ -95,6 +95,7 @@ def final_weights(
     assert run.chunks == chunks and run.world_size == world.size
     return {
         "weights": weights(module).tolist(),
+        "largest": max(run.mechanism.sensitivities().values()),
         "step": trainer.global_step,
         "branches": run.branches.count,
         "spent": run.branches.spent(trainer.global_step),
@@ -141,9 +142,11 @@ def sample(world: World, expected: float, chunks: int, mutant: str = "") -> dict
 # ---- noise
 
 
-def noise(world: World, path: str, mode: str = "distributed", chunks: int = 1, mutant: str = "", seed: int = 0) -> Any:
+def noise(
+    world: World, path: str, mode: str = "distributed", chunks: int = 1, mutant: str = "", seed: int = 0, expected: int = 20
+) -> Any:  # fmt: skip
     """Write what this rank adds and what is released, minus the same without noise, at weights that never change."""
-    runs = [_recorded(world, sigma, mode, chunks, mutant, seed) for sigma in (0.0, 1.0)]
+    runs = [_recorded(world, sigma, mode, chunks, mutant, seed, expected) for sigma in (0.0, 1.0)]
     (plain, _), (noisy, mechanism) = runs
     assert isinstance(mechanism, Mechanism)
     size = plain[1][0].numel()
@@ -159,11 +162,11 @@ def noise(world: World, path: str, mode: str = "distributed", chunks: int = 1, m
     return {"steps": len(noisy[1])}
 
 
-def _recorded(world: World, sigma: float, mode: str, chunks: int, mutant: str, seed: int) -> Any:
-    plan = make_plan(noise_multiplier=sigma, steps=6)
+def _recorded(world: World, sigma: float, mode: str, chunks: int, mutant: str, seed: int, expected: int) -> Any:
+    plan = make_plan(noise_multiplier=sigma, steps=6, expected_batch_size=expected)
     torch.manual_seed(0)
     module = make_module(rate=0.0, network=nn.Sequential(nn.Linear(6, 1000), MaxMin(), nn.Linear(1000, 7)))
-    size = None if chunks == 1 else physical(chunks, world.size, 20)
+    size = None if chunks == 1 else physical(chunks, world.size, expected)
     kind = rank_mutants.recording(rank_mutants.STRATEGIES[mutant])
     sums = Sums(plan.expected_batch_size)
     _, trainer = world.fit(
@@ -262,7 +265,7 @@ def mixed(world: World, dtype: str = "bf16-mixed") -> dict[str, Any]:
     module, trainer = world.fit(plan, sums, trainer={"precision": dtype})
     total = sums.released[0].float()
     return {
-        "compute": str(trainer.strategy.mechanism._certifier.compute_dtype),
+        "compute": str(trainer.strategy.mechanism._certifier._compute_dtype),
         "rounded": float((total == total.bfloat16().float()).double().mean()),
         "first": total.tolist(),
         "weights": weights(module).tolist(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from noise_checks import Recorded, complaints
@@ -15,15 +13,16 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def record(worlds: Worlds, folder: Path, size: int, mode: str, chunks: int = 1, mutant: str = "", seed: int = 0) -> Recorded:
-    path = str(folder / f"noise-{size}-{mode}-{chunks}-{seed}-{mutant.replace('/', 'over')}")
-    worlds.run("noise", size, path=path, mode=mode, chunks=chunks, mutant=mutant, seed=seed)
+def record(worlds: Worlds, size: int, mode: str, chunks: int = 1, mutant: str = "", **options: int) -> Recorded:
+    name = "-".join(map(str, [size, mode, chunks, mutant.replace("/", "over"), *options.values()]))
+    path = str(worlds.folder / f"noise-{name}")
+    worlds.run("noise", size, path=path, mode=mode, chunks=chunks, mutant=mutant, **options)
     return Recorded.read(path, size, mode)
 
 
 @pytest.mark.parametrize(("size", "mode", "chunks"), SETTINGS)
-def test_released_noise_has_the_law_of_the_plan(worlds: Worlds, tmp_path: Path, size: int, mode: str, chunks: int) -> None:
-    recorded = record(worlds, tmp_path, size, mode, chunks)
+def test_released_noise_has_the_law_of_the_plan(worlds: Worlds, size: int, mode: str, chunks: int) -> None:
+    recorded = record(worlds, size, mode, chunks)
     assert len(recorded.released[0]) == 2 and recorded.released[0][0].shape[0] == 6
     assert not complaints(recorded)
 
@@ -40,14 +39,19 @@ def test_released_noise_has_the_law_of_the_plan(worlds: Worlds, tmp_path: Path, 
         ("own seeds in replicated mode", "replicated", "other sums"),
     ],
 )
-def test_broken_noise_is_found(worlds: Worlds, tmp_path: Path, mutant: str, mode: str, complaint: str) -> None:
-    found = complaints(record(worlds, tmp_path, 2, mode, chunks=1, mutant=mutant))
+def test_broken_noise_is_found(worlds: Worlds, mutant: str, mode: str, complaint: str) -> None:
+    expected = 2 if "empty" in mutant else 20
+    found = complaints(record(worlds, 2, mode, mutant=mutant, expected=expected))
     assert any(complaint in f for f in found), found
 
 
-def test_worlds_and_secrets_share_no_noise(worlds: Worlds, tmp_path: Path) -> None:
+def test_ranks_without_examples_add_their_noise(worlds: Worlds) -> None:
+    assert not complaints(record(worlds, 2, "distributed", expected=2))
+
+
+def test_worlds_and_secrets_share_no_noise(worlds: Worlds) -> None:
     """The same secret, state and step on another world size, in another mode, or with micro-batches."""
-    runs = [record(worlds, tmp_path, *s) for s in SETTINGS] + [record(worlds, tmp_path, 1, "distributed", seed=1)]
+    runs = [record(worlds, *s) for s in SETTINGS] + [record(worlds, 1, "distributed", seed=1)]
     flat = [np.concatenate([g.ravel() for g in run.released[0]]) for run in runs]
     table = np.corrcoef(np.stack(flat)) - np.eye(len(flat))
     assert np.abs(table).max() < 4.5 / np.sqrt(flat[0].size), table
@@ -56,7 +60,7 @@ def test_worlds_and_secrets_share_no_noise(worlds: Worlds, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["distributed", "replicated"])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_released_noise_over_many_secrets(worlds: Worlds, tmp_path: Path, size: int, mode: str) -> None:
-    runs = [record(worlds, tmp_path, size, mode, seed=seed) for seed in range(8)]
+def test_released_noise_over_many_secrets(worlds: Worlds, size: int, mode: str) -> None:
+    runs = [record(worlds, size, mode, seed=seed) for seed in range(8)]
     groups = [np.concatenate([run.released[0][k] for run in runs]) for k in range(2)]
     assert not complaints(Recorded([groups], [groups], mode))

@@ -28,7 +28,7 @@ class Worlds:
     """Runs jobs of rank_jobs.py on worlds of processes; results of equal requests are kept."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._count, self._kept = folder, 0, dict[str, Outcome]()
+        self.folder, self._count, self._kept = folder, 0, dict[str, Outcome]()
         environment = os.environ | dict.fromkeys(THREADS, "1") | {"CUDA_VISIBLE_DEVICES": ""}
         environment["PYTHONPATH"] = os.pathsep.join(map(str, [HERE, HERE.parent, HERE.parent.parent]))
         self._errors = open(folder / "server.log", "w")  # noqa: SIM115 - as long as the server
@@ -42,13 +42,13 @@ class Worlds:
         self._count += 1
         request = {
             "job": job, "size": size, "nodes": nodes, "timeout": timeout, "kill": kill, "options": options,
-            "folder": str(self._folder / f"{self._count}-{job}-{size}"),
+            "folder": str(self.folder / f"{self._count}-{job}-{size}"),
         }  # fmt: skip
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         reply = self._server.stdout.readline()
-        assert reply, f"the server ended: {(self._folder / 'server.log').read_text()[-3000:]}"
+        assert reply, f"the server ended: {(self.folder / 'server.log').read_text()[-3000:]}"
         return Outcome(**json.loads(reply))
 
     def run(self, job: str, size: int, **options: Any) -> list[Any]:

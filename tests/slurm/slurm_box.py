@@ -109,7 +109,7 @@ class Box:
         lines = [f"{name}={value}" for name, value in settings.items()]
         host = socket.gethostname().split(".")[0]
         lines += [
-            f"NodeName=box{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} RealMemory=2000 State=UNKNOWN"
+            f"NodeName=box{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} RealMemory=2000"
             for i, port in enumerate(ports, start=1)
         ]
         lines += [

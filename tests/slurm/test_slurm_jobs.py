@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.slurm
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 150
-SLOW = {"STEP_SECONDS": "0.04"}
+RELEASED = re.compile(r"^[0-9a-f]{16} (\d+) [0-9a-f]{32}$", re.MULTILINE)
+SLOWER = {"STEP_SECONDS": "0.15"}
 
 
 @dataclass
@@ -46,7 +48,8 @@ class Cluster:
     def config(self, devices: int = 1, nodes: int = 1) -> Path:
         content = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
         content["privacy"] = {
-            "noise_multiplier": 2.0, "delta": 1e-4, "steps": STEPS, "batch_size": 64, "accountant": "pld", "max_norm": None,
+            "noise_multiplier": 2.0, "delta": 1e-4, "steps": STEPS, "batch_size": 64, "accountant": "pld",
+            "max_norm": None,
         }  # fmt: skip
         content["trainer"] |= {
             "devices": devices, "num_nodes": nodes, "enable_progress_bar": False,
@@ -66,9 +69,8 @@ class Cluster:
         run_dir = self.folder / "jobs with spaces" / name
         own, _, extra = " ".join(options).partition("-- ")
         words = ["--config", str(config), "--run_dir", str(run_dir), "--site", str(self.folder / "site.yaml")]
-        assert (
-            submit([*words, "--no-check", "--dry-run", *own.split(), "--", *(extra.split() or ["--wandb", "off"])]) == 0
-        )
+        after = extra.split() or ["--wandb", "off"]
+        assert submit([*words, "--no-check", "--dry-run", *own.split(), "--", *after]) == 0
         return capsys.readouterr().out, run_dir
 
     def submit(self, script: str, run_dir: Path, **variables: str) -> Job:
@@ -85,15 +87,14 @@ class Cluster:
     def wait_for_step(self, job: str, step: int) -> None:
         self.box.wait(lambda: self.step(job) >= step, 150, f"step {step} of job {job}")
 
-    def alone(self, seed: int) -> dict[str, Any]:
-        """The same run without Slurm, uninterrupted."""
-        run_dir = self.folder / f"alone-{seed}"
+    def alone(self) -> dict[str, Any]:
+        """The run of one process without Slurm, uninterrupted."""
+        run_dir = self.folder / "alone"
         if not run_dir.exists():
             environment = {k: v for k, v in self.box.environment.items() if k != "SLURM_CONF"} | self.environment()
             del environment["MARKS"]
             command = [sys.executable, "-m", "lipdp_lightning.cli", "fit", "--config", str(self.config())]
-            command += ["--run_dir", str(run_dir), "--wandb", "off", f"--seed_everything={seed}"]
-            command += ["--trainer.devices=1", "--trainer.num_nodes=1"]
+            command += ["--run_dir", str(run_dir), "--wandb", "off"]
             subprocess.run(command, env=environment, check=True, capture_output=True, timeout=200)
         return result(run_dir)
 
@@ -106,7 +107,7 @@ def result(run_dir: Path) -> dict[str, Any]:
         "step": checkpoint["global_step"],
         "ledger": json.loads((run_dir / "ledger.json").read_text()),
         "status": json.loads((run_dir / "run.json").read_text())["status"],
-        "released": len((run_dir / "steps.txt").read_text().splitlines()),
+        "released": [int(step) for step in RELEASED.findall((run_dir / "steps.txt").read_text())],
     }
 
 
@@ -117,7 +118,7 @@ def ended(cluster: Cluster, job: Job) -> dict[str, Any]:
     found = result(job.run_dir)
     assert found["status"] == "finished" and found["step"] == STEPS
     # each step was released once, under one secret
-    assert found["released"] == STEPS and [b["reached"] for b in found["ledger"]["branches"]] == [STEPS]
+    assert found["released"] == list(range(STEPS)) and [b["reached"] for b in found["ledger"]["branches"]] == [STEPS]
     return found
 
 
@@ -145,16 +146,6 @@ def jobs(cluster: Cluster) -> dict[str, Job]:
     return {}
 
 
-@pytest.fixture(scope="module")
-def one_node(cluster: Cluster, jobs: dict[str, Job]) -> dict[str, Any]:
-    return ended(cluster, jobs["one_node"])
-
-
-@pytest.fixture(scope="module")
-def two_nodes(cluster: Cluster, jobs: dict[str, Job]) -> dict[str, Any]:
-    return ended(cluster, jobs["two_nodes"])
-
-
 def test_jobs_are_submitted(cluster: Cluster, jobs: dict[str, Job], capsys: pytest.CaptureFixture[str]) -> None:
     """One node with two tasks, two nodes with one, arrays, limits: all at once, and the tests below wait for them."""
     two, apart, alone = cluster.config(2), cluster.config(1, nodes=2), cluster.config()
@@ -163,52 +154,47 @@ def test_jobs_are_submitted(cluster: Cluster, jobs: dict[str, Job], capsys: pyte
         jobs[name] = cluster.submit(*cluster.script(capsys, name, config, *options), **variables)
 
     # the controller looks at limits every 30 s, and its signal comes up to a minute early
-    send("limit", two, "--time", "1", "--signal-before", "10", STEP_SECONDS="0.5")
-    send("preempted", apart, "--partition", "low", **SLOW)
+    send("limit", alone, "--time", "1", "--signal-before", "10", STEP_SECONDS="0.5")
+    send("preempted", apart, "--partition", "low", **SLOWER)
+    script, run_dir = cluster.script(capsys, "terminated", alone, "--partition", "low")
+    unsignalled = "".join(line for line in script.splitlines(keepends=True) if "--signal" not in line)
+    jobs["terminated"] = cluster.submit(unsignalled, run_dir, **SLOWER)
     send("slow_rank", two, "--", "--wandb", "offline", RANK_SECONDS="0.08")
-    send("array", alone, "--array", "seeds=1,2", **SLOW)
+    send("array", alone, "--array", "seeds=1,2", **SLOWER)
     send("one_node", two)
     send("two_nodes", apart)
     send("cancelled", alone, STEP_SECONDS="0.5")
 
 
-def test_a_signal_while_one_rank_is_behind(cluster: Cluster, jobs: dict[str, Job], one_node: dict[str, Any]) -> None:
+def test_a_signal_while_one_rank_is_behind(cluster: Cluster, jobs: dict[str, Job]) -> None:
     job = jobs["slow_rank"]
     cluster.wait_for_step(job.id, 10)
     cluster.box.run("scancel", "--signal=USR1", job.id)
     cluster.box.wait(lambda: cluster.box.show(job.id)["Restarts"] == "1", 60, "restart")
     record = json.loads((job.run_dir / "run.json").read_text())
     assert record["status"] in ("preempted", "running") and (job.run_dir / "checkpoints" / "last.ckpt").exists()
-    assert ended(cluster, job) == one_node
+    assert ended(cluster, job) == ended(cluster, jobs["one_node"])
     was_interrupted(cluster, job)
     # both parts are the same run of Weights & Biases
     parts = sorted(path.name for path in job.run_dir.rglob("offline-run-*"))
     assert len(parts) == 2 and {name.rsplit("-", 1)[1] for name in parts} == {record["id"]}
 
 
-def test_a_job_makes_way_for_another_partition(
-    cluster: Cluster, jobs: dict[str, Job], two_nodes: dict[str, Any]
-) -> None:
-    job = jobs["preempted"]
-    cluster.wait_for_step(job.id, 10)
+def take_nodes(cluster: Cluster) -> str:
+    """A job on the partition that may take the nodes of the other one, both of them."""
     options = ("--partition=high", "--nodes=2", "--exclusive", "--parsable", "--output=/dev/null")
-    other = cluster.box.run("sbatch", *options, "--wrap", "sleep 2").strip()
-    assert cluster.box.wait_for_end(other, 60) == "COMPLETED"
-    assert ended(cluster, job) == two_nodes
-    was_interrupted(cluster, job)
+    return cluster.box.run("sbatch", *options, "--wrap", "sleep 1").strip()
 
 
-def test_preemption_by_sigterm(cluster: Cluster, two_nodes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a signal of its own a preempted job gets SIGTERM, and would be COMPLETED if it just stopped."""
-    script, run_dir = cluster.script(capsys, "terminated", cluster.config(1, nodes=2), "--partition", "low")
-    script = "".join(line for line in script.splitlines(keepends=True) if "--signal" not in line)
-    job = cluster.submit(script, run_dir, **SLOW)
-    cluster.wait_for_step(job.id, 10)
-    options = ("--partition=high", "--nodes=2", "--exclusive", "--parsable", "--output=/dev/null")
-    other = cluster.box.run("sbatch", *options, "--wrap", "sleep 1").strip()
-    assert cluster.box.wait_for_end(other, 60) == "COMPLETED"
-    assert ended(cluster, job) == two_nodes
-    was_interrupted(cluster, job)
+def test_jobs_make_way_for_another_partition(cluster: Cluster, jobs: dict[str, Job]) -> None:
+    """One gets the signal it has asked for, one SIGTERM, and would be COMPLETED if it just stopped."""
+    for name in ("preempted", "terminated"):
+        cluster.wait_for_step(jobs[name].id, 5)
+    assert cluster.box.wait_for_end(take_nodes(cluster), 90) == "COMPLETED"
+    assert ended(cluster, jobs["preempted"]) == ended(cluster, jobs["two_nodes"])
+    assert ended(cluster, jobs["terminated"]) == cluster.alone()
+    for name in ("preempted", "terminated"):
+        was_interrupted(cluster, jobs[name])
 
 
 def test_a_cancelled_job_is_saved_and_does_not_come_back(cluster: Cluster, jobs: dict[str, Job]) -> None:
@@ -224,16 +210,15 @@ def test_a_cancelled_job_is_saved_and_does_not_come_back(cluster: Cluster, jobs:
 def test_a_task_of_an_array_is_requeued_by_itself(cluster: Cluster, jobs: dict[str, Job]) -> None:
     array = jobs["array"]
     tasks = {seed: f"{array.id}_{seed - 1}" for seed in (1, 2)}
-    cluster.box.wait(lambda: cluster.box.state(tasks[1]) == "RUNNING", 60, "first task")
     own_id = cluster.box.show(tasks[1])["JobId"]
     cluster.wait_for_step(own_id, 10)
     cluster.box.run("scancel", "--signal=USR1", tasks[1])
+    found = {}
     for seed, task in tasks.items():
         log = array.run_dir.parent / f"{array.run_dir.name}-{task}.out"
-        found = ended(cluster, Job(task, array.run_dir / f"seed-{seed}", log))
-        assert found == cluster.alone(seed)
+        found[seed] = ended(cluster, Job(task, array.run_dir / f"seed-{seed}", log))
         assert ("preempted at step" in log.read_text()) is (seed == 1)
-    assert cluster.alone(1)["weights"] == cluster.alone(1)["weights"]
+    assert found[1] == cluster.alone() and found[1]["weights"] != found[2]["weights"]
 
 
 def test_a_task_count_that_is_not_the_trainers(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,7 +229,7 @@ def test_a_task_count_that_is_not_the_trainers(cluster: Cluster, capsys: pytest.
     assert not run_dir.exists()
 
 
-def test_a_run_longer_than_the_limit(cluster: Cluster, jobs: dict[str, Job], one_node: dict[str, Any]) -> None:
+def test_a_run_longer_than_the_limit(cluster: Cluster, jobs: dict[str, Job]) -> None:
     job = jobs["limit"]
-    assert ended(cluster, job) == one_node
+    assert ended(cluster, job) == cluster.alone()
     was_interrupted(cluster, job)
