@@ -8,7 +8,6 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lipdp_lightning.privacy.spending import Spending
 from lipdp_lightning.training.strategy import PrivateStrategy
 
 
@@ -25,13 +24,9 @@ class PrivacyAccountant(Callback):
 
     def __init__(self, log_every_n_steps: int | None = None) -> None:
         self._every = log_every_n_steps
-        self.spending: Spending | None = None
         self.epsilon = 0.0
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        strategy = _strategy(trainer)
-        assert strategy.plan is not None  # checked in set-up
-        self.spending = Spending(strategy.plan)
         self._show(trainer, pl_module, logs_now=False)
         self._stop_if_spent(trainer)
 
@@ -45,13 +40,14 @@ class PrivacyAccountant(Callback):
 
     def _show(self, trainer: lightning.Trainer, module: lightning.LightningModule, logs_now: bool) -> None:
         strategy = _strategy(trainer)
-        assert self.spending is not None and strategy.plan is not None
+        assert strategy.plan is not None  # checked in set-up
         if not strategy.plan.certified:
             return
         steps = strategy.branches.spent(trainer.global_step)
         # at the end the guarantee itself, not another accountant's bound on the same steps
         planned = strategy.plan.steps
-        self.epsilon = self.spending.guarantee().epsilon if steps == planned else self.spending.shown(steps)
+        spending = strategy.spending
+        self.epsilon = spending.guarantee().epsilon if steps == planned else spending.shown(steps)
         if logs_now:
             # as float64: a float32 could lie below the bound
             module.log("epsilon", torch.tensor(self.epsilon, dtype=torch.float64), prog_bar=True, logger=False)

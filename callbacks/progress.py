@@ -37,7 +37,7 @@ class PrivateProgressBar(TQDMProgressBar):
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
-        if trainer.training or trainer.validating and trainer.state.fn == "fit":
+        if trainer.training or (trainer.validating and trainer.state.fn == "fit"):
             self._line(trainer, pl_module)
 
     def _line(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:

@@ -15,11 +15,12 @@ from lightning.pytorch.callbacks import Callback
 from callbacks.accountant import _strategy
 from callbacks.gradient_noise import GradientNoiseMonitor
 from callbacks.private_curves import PrivateValidationCurves
-from lipdp_lightning.privacy.spending import Spending
+from lipdp_lightning.privacy.accountants import PrivacyBound
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures
 from lipdp_lightning.report.write import write_report
 from lipdp_lightning.training.facts import group_rows
+from lipdp_lightning.training.strategy import PrivateStrategy
 
 HELD_OUT = ("validation/", "test/")
 _PACKAGES = ("lipdp-lightning", "torch", "lightning", "opacus", "prv-accountant", "dp-accounting", "numpy")
@@ -46,22 +47,21 @@ class PrivacyReport(Callback):
         self.history: list[dict[str, Any]] = []
         self.paths: dict[str, Path] = {}
         self.facts: RunFacts | None = None
-        self._spending: Spending | None = None
+        self._taken: tuple[int, PrivacyBound] | None = None
+        self._trains = False
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        plan = _strategy(trainer).plan
-        assert plan is not None
-        self._spending = Spending(plan)
+        self._trains = True
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        if trainer.sanity_checking or self._spending is None:
+        if trainer.sanity_checking or not self._trains:
             return
         strategy = _strategy(trainer)
         steps = strategy.branches.spent(trainer.global_step)
         row: dict[str, Any] = {"step": trainer.global_step}
         assert strategy.plan is not None
         if strategy.plan.certified:
-            row["epsilon"] = self._spending.shown(steps)
+            row["epsilon"] = strategy.spending.shown(steps)
         row.update({k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("validation/")})
         if not self.history or self.history[-1]["step"] != row["step"]:
             self.history.append(row)
@@ -106,7 +106,7 @@ class PrivacyReport(Callback):
         strategy = _strategy(trainer)
         plan, mechanism, branches = strategy.plan, strategy.mechanism, strategy.branches
         assert plan is not None and mechanism is not None
-        spending = self._spending or Spending(plan)
+        spending = strategy.spending
         taken = branches.spent(trainer.global_step)
         planned = spending.guarantee() if plan.certified else None
         over = spending.exactly(taken) if plan.certified and taken > plan.steps else planned
@@ -124,7 +124,7 @@ class PrivacyReport(Callback):
             epsilon=None if over is None else over.epsilon,
             epsilon_lower=None if over is None else over.lower,
             epsilon_upper=None if over is None else over.upper,
-            epsilon_taken=spending.exactly(taken).epsilon if plan.certified else None,
+            epsilon_taken=self._exactly(strategy, taken).epsilon if plan.certified else None,
             delta=plan.delta,
             adjacency=plan.adjacency,
             noise_multiplier=plan.noise_multiplier,
@@ -152,6 +152,12 @@ class PrivacyReport(Callback):
             notes=notes,
             config=self.config,
         )
+
+    def _exactly(self, strategy: PrivateStrategy, steps: int) -> PrivacyBound:
+        """The epsilon of the steps taken; the last answer is kept, since a report is written more than once."""
+        if self._taken is None or self._taken[0] != steps:
+            self._taken = (steps, strategy.spending.exactly(steps))
+        return self._taken[1]
 
     def _merged_history(self, trainer: lightning.Trainer) -> list[dict[str, Any]]:
         """Validation rows, and the monitor's gradient-to-noise ratios between them."""

@@ -20,7 +20,9 @@ COMMANDS = {
     "report": "write the reports of a run directory again",
 }
 
-_USAGE = "usage: lipdp COMMAND [options]\n\nTrain networks with differential privacy by Lipschitz bounds.\n\ncommands:\n"
+_USAGE = (
+    "usage: lipdp COMMAND [options]\n\nTrain networks with differential privacy by Lipschitz bounds.\n\ncommands:\n"
+)
 
 
 def usage() -> str:

@@ -110,7 +110,9 @@ def fit(
     trainer = make_trainer(make_strategy(plan, directory, **strategy_options), *callbacks, **(trainer_options or {}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(module, datamodule=data, ckpt_path=None if checkpoint is None else str(checkpoint), weights_only=False)
+        trainer.fit(
+            module, datamodule=data, ckpt_path=None if checkpoint is None else str(checkpoint), weights_only=False
+        )
     return module, trainer
 
 

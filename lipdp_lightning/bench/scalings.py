@@ -52,7 +52,8 @@ def train(network: str, scaling: str, allocation: str, rate: float, seed: int, o
     data.setup()
     plan = PrivacyPlan.create(
         dataset_size=data.dataset_size, expected_batch_size=options.batch_size, epochs=options.epochs,
-        epsilon=options.epsilon, delta=1e-5, accountant="pld", scaling=scaling, allocation=allocation, max_norm=max_norm,
+        epsilon=options.epsilon, delta=1e-5, accountant="pld", scaling=scaling, allocation=allocation,
+        max_norm=max_norm,
     )  # fmt: skip
     module = PrivateModule(
         build(),
@@ -79,7 +80,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
         for scaling, allocation in COMBINATIONS:
             if network == "linear" and allocation != "global":
                 continue  # one group: every allocation is the same
-            chosen = max(rates, key=lambda r: train(network, scaling, allocation, r, 0, options))  # noqa: B023
+            chosen = max(rates, key=lambda r: train(network, scaling, allocation, r, 0, options))
             found = [train(network, scaling, allocation, chosen, seed, options) for seed in options.seeds]
             row = {
                 "network": network, "scaling": scaling, "allocation": allocation, "learning_rate": chosen,

@@ -173,13 +173,12 @@ def conv_norm(
 
     ``fast``: kappa s(kernel as c_out x (c_in k_h k_w)). ``tight``: largest singular value of the symbol over
     the frequencies of a sufficient torus, or over a fixed grid times a factor below 1.005 per axis (1.016 for
-    large kernels) when that
-    is smaller or ``input_size`` is None. ``size_free``: Gram iteration on the kernel (Delattre et al. 2024),
-    for every input size. ``exact``: the explicit matrix, for small inputs. ``auto``: the exact matrix if
-    small, else the cheaper of the tight ones by their operation counts; never above ``fast``. Reflect and
-    replicate padding multiply the bound for the padded input by sqrt(copies of a pixel), except in ``fast``
-    and ``exact``, which count through the padding. All methods take the maximum over groups and return 0.0
-    for a zero kernel.
+    large kernels) when that is smaller or ``input_size`` is None. ``size_free``: Gram iteration on the kernel
+    (Delattre et al. 2024), for every input size. ``exact``: the explicit matrix, for small inputs. ``auto``:
+    the exact matrix if small, else the cheaper of the tight ones by their operation counts; never above
+    ``fast``. Reflect and replicate padding multiply the bound for the padded input by sqrt(copies of a pixel),
+    except in ``fast`` and ``exact``, which count through the padding. All methods take the maximum over groups
+    and return 0.0 for a zero kernel.
     """
     convolution = build_convolution(kernel, stride, padding, dilation, groups, padding_mode, input_size, name)
     methods: dict[str, Callable[[Convolution], float]] = {

@@ -30,9 +30,10 @@ class Reference:
     factor: float = 1.0
 
     def fits(self, weight: Tensor) -> bool:
-        """Whether a difference from this weight can be bounded: same device and dtype, a moderate factor."""
-        same = weight.device == self.values.device and weight.dtype == self.values.dtype
-        return same and 2.0**-40 <= self.factor <= 2.0**40
+        """Whether a difference from this weight can be bounded: same device, dtype and shape, a moderate factor."""
+        if weight.shape != self.values.shape or not 2.0**-40 <= self.factor <= 2.0**40:
+            return False
+        return weight.device == self.values.device and weight.dtype == self.values.dtype
 
     def rounding(self) -> float:
         """What rounding adds to a difference, beside a relative error: factor and product are rounded once each."""

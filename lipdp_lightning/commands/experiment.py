@@ -140,7 +140,7 @@ class Experiment(LightningCLI):
         if too_many:
             raise ValueError(
                 f"the trainer is asked for {max(too_many)} steps, and the budget allows {self.plan.steps}. "
-                "HINT: set privacy.epochs or privacy.steps, to which the noise is calibrated, and leave trainer.max_epochs out."
+                "HINT: set privacy.epochs or privacy.steps, which the noise is calibrated to; leave max_epochs out."
             )
         return min([self.plan.steps, *wanted])
 

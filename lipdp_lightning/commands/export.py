@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from base64 import b64encode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     source, target = Path(args.run_dir), Path(args.output)
-    release = release_of(source, target)
-    _write(release, target)
+    release, secret = release_of(source, target)
+    _write(release, target, secret)
     report = release["privacy_report"]
     epsilon = "no epsilon is guaranteed" if report["epsilon"] is None else f"epsilon {report['epsilon']:.4g}"
     sys.stdout.write(f"{target}: {len(release['state_dict'])} tensors, {epsilon} at delta {report['delta']:g}\n")
     return 0
 
 
-def release_of(source: Path, target: Path) -> dict[str, Any]:
-    """What may be published of a run: an allow-list, so that new private state is never released by default."""
-    import torch
+def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
+    """What may be published of a run, and the secret that may not.
 
+    The first is an allow-list, so that new private state is never released by default.
+    """
+    from ..training.checkpoint_io import read_checkpoint
     from ..training.run_directory import RunDirectory
 
     directory = RunDirectory(source)
-    report_file = source / "privacy_report.json"
-    missing = [str(f) for f in (directory.checkpoint, report_file, source / "config.yaml") if not f.exists()]
+    report_file, plan_file = source / "privacy_report.json", source / "plan.json"
+    missing = [str(f) for f in (directory.checkpoint, report_file, plan_file, directory.config) if not f.exists()]
     problems = [f"{file} is missing. HINT: export a run that lipdp fit has finished or stopped." for file in missing]
     if target.exists():
         problems.append(f"{target} exists. HINT: name a new file.")
@@ -43,27 +46,52 @@ def release_of(source: Path, target: Path) -> dict[str, Any]:
         problems.append(f"{target.parent} is not a directory. HINT: create it first.")
     if problems:
         raise ValueError(" ".join(problems))
-    checkpoint = torch.load(directory.checkpoint, map_location="cpu", weights_only=False)
+    record, checkpoint = directory.record() or {}, read_checkpoint(directory.checkpoint)
+    if record.get("status") not in ("finished", "stopped") or record.get("steps") != checkpoint["global_step"]:
+        raise ValueError(
+            f"the run in {source} is {record.get('status', 'unknown')}, and its report is not of the checkpoint's step "
+            f"{checkpoint['global_step']}. HINT: let it end, or continue it with lipdp fit and stop it with Ctrl-C."
+        )
     report = json.loads(report_file.read_text())
     prefix = "network."
     weights = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
     return {
         "format": 1,
         "state_dict": weights,
-        "plan": json.loads((source / "plan.json").read_text()),
+        "plan": json.loads(plan_file.read_text()),
         "certificate": report["groups"],
         "privacy_report": report,
-        "config": (source / "config.yaml").read_text(),
-    }
+        "config": directory.config.read_text(),
+    }, checkpoint.get("lipdp", {}).get("secret", b"")
 
 
-def _write(release: dict[str, Any], target: Path) -> None:
+def traces(secret: bytes, content: bytes) -> list[str]:
+    """In which forms a secret of at least eight bytes is in a file: as it is, in hexadecimal, in base64."""
+    if len(secret) < 8:
+        return []
+    # the second is how torch.save writes bytes
+    as_text = secret.decode("latin-1").encode()
+    forms = {"as bytes": [secret, as_text], "in hexadecimal": [secret.hex().encode(), secret.hex().upper().encode()]}
+    # at each of three offsets in a longer text; the characters that depend on the neighbours are left out
+    forms["in base64"] = [
+        code(bytes(offset) + secret)[2 * offset : -4] for offset in range(3) for code in (b64encode, urlsafe_b64encode)
+    ]
+    forms["as a list of numbers"] = [", ".join(map(str, secret)).encode(), repr(secret)[2:-1].encode()]
+    return [name for name, texts in forms.items() if any(text in content for text in texts)]
+
+
+def _write(release: dict[str, Any], target: Path, secret: bytes) -> None:
     import torch
 
     assert set(release) == set(RELEASED_KEYS)
     temporary = target.with_suffix(target.suffix + ".part")
     try:
         torch.save(release, temporary)
+        if found := traces(secret, temporary.read_bytes()):
+            raise ValueError(
+                f"the run's secret is in what would be released, {' and '.join(found)}; nothing was written. "
+                "HINT: look for it in config.yaml; a fixed_secret is an option for tests."
+            )
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

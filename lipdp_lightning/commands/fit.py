@@ -130,7 +130,8 @@ def held_out_metrics(trainer: Any, module: Any, data: Any) -> dict[str, float]:
         return {}
     metrics: dict[str, float] = {}
     if validation:
-        metrics |= trainer.validate(module, datamodule=data, verbose=False)[0]
+        # no result where the trainer's limit_val_batches is 0, as for private validation rows
+        metrics |= (trainer.validate(module, datamodule=data, verbose=False) or [{}])[0]
     if not validation or test.dataset is not validation.dataset:
         metrics |= trainer.test(module, datamodule=data, verbose=False)[0]
     return {k: float(v) for k, v in metrics.items()}

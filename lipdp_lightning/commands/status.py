@@ -36,10 +36,9 @@ def describe(directory: Path) -> dict[str, Any]:
     """One run; files that are missing or cannot be read leave their columns empty."""
     record, plan = _read(directory / "run.json"), _read(directory / "plan.json")
     report, ledger = _read(directory / "privacy_report.json"), _read(directory / "ledger.json")
-    branches = ledger.get("branches", [])
-    reached = max((b.get("reached", 0) for b in branches), default=None)
+    branches, state = ledger.get("branches", []), record.get("status", "unreadable")
+    reached = _released(directory) if state == "running" else max((b.get("reached", 0) for b in branches), default=None)
     name, value = _metric(report)
-    state = record.get("status", "unreadable")
     return {
         "run": str(directory),
         "state": "running or interrupted" if state == "running" else state,
@@ -50,6 +49,17 @@ def describe(directory: Path) -> dict[str, Any]:
         "metric": name,
         "value": value,
     }
+
+
+def _released(directory: Path) -> int | None:
+    """Steps that a running run has taken: the ledger reserves more."""
+    try:
+        lines = (directory / "steps.txt").read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    words = [line.split() for line in lines if not line.endswith("settled") and not line.startswith("diverged")]
+    steps = [found[1] for found in words if len(found) == 3]
+    return max((int(step) + 1 for step in steps if step.isdigit()), default=0)
 
 
 def _metric(report: dict[str, Any]) -> tuple[str | None, float | None]:

@@ -107,7 +107,7 @@ def job_from(own: argparse.Namespace, extra: tuple[str, ...], environment: Mappi
         options=(*options, *site.get("options", [])),
         setup=tuple(site.get("setup", [])),
         command=site.get("command") or _command(own.container is not None),
-        extra=extra,
+        extra=(*extra, *_devices(trainer, nodes, tasks)),
     )
     return _sane(job).checked()
 
@@ -222,6 +222,12 @@ def _layout(own: argparse.Namespace, trainer: Mapping[str, Any]) -> tuple[int, i
     return nodes, tasks
 
 
+def _devices(trainer: Mapping[str, Any], nodes: int, tasks: int) -> list[str]:
+    """What the configuration leaves open. What it says is not repeated: a resumed run is one of the same words."""
+    told = [] if trainer.get("devices", "auto") not in ("auto", -1, "-1") else [f"--trainer.devices={tasks}"]
+    return told if trainer.get("num_nodes") is not None else [*told, f"--trainer.num_nodes={nodes}"]
+
+
 def _check(job: Job) -> None:
     """Find now what would otherwise be found after hours in the queue: the plan, the model and the run directory."""
     from ..training.run_directory import RunDirectory
@@ -229,7 +235,8 @@ def _check(job: Job) -> None:
     from .fit import split
 
     runs = job.runs()
-    for directory, arguments in (runs[0], *runs[1:][-1:]):
+    others = runs[1:][-1:]  # of an array the first and the last
+    for directory, arguments in (runs[0], *others):
         _, rest = split(arguments)
         here = ("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=1")
         experiment = parse_experiment([*rest, *here], None, "off")

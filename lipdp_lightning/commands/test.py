@@ -65,7 +65,7 @@ def _evaluate(experiment: Any, directory: Any) -> tuple[int, dict[str, float]]:
     metrics = held_out_metrics(trainer, module, data)
     if not metrics:
         raise ValueError(
-            f"{type(data).__name__} has no held-out rows. HINT: --data.init_args.validation_fraction 0.1 holds some out, "
-            "in training too."
+            f"{type(data).__name__} has no held-out rows. "
+            "HINT: --data.init_args.validation_fraction 0.1 holds some out, in training too."
         )
     return int(checkpoint["global_step"]), metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -42,7 +43,7 @@ class MLP(nn.Module):
         super().__init__()
         widths = [math.prod(input_shape), *hidden, outputs]
         layers: list[nn.Module] = [nn.Flatten()]
-        for i, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+        for i, (before, after) in enumerate(itertools.pairwise(widths)):
             if i:
                 layers.append(activation(activation_name))
             layers.append(nn.Linear(before, after, bias=bias))

@@ -60,5 +60,3 @@ class WideResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
-
-

@@ -50,7 +50,7 @@ class Job:
     """What a job needs; ``render`` writes it down.
 
     ``options`` are further lines for sbatch without ``#SBATCH``; ``setup`` are shell lines before srun.
-    ``container`` is an image, run by ``container_command``.
+    ``container`` is an image, run by ``container_command``; ``extra`` goes to `lipdp fit`.
     """
 
     config: str
@@ -102,8 +102,7 @@ class Job:
         ]
 
     def _arguments(self) -> tuple[str, ...]:
-        layout = (f"--trainer.devices={self.tasks_per_node}", f"--trainer.num_nodes={self.nodes}")
-        return ("--config", self.config, "--run_dir", self.run_dir, *self.extra, *layout)
+        return ("--config", self.config, "--run_dir", self.run_dir, *self.extra)
 
 
 def render(job: Job, header: str = "") -> str:

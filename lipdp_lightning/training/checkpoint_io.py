@@ -48,7 +48,9 @@ def read_checkpoint(path: Path, weights_only: bool = False) -> dict[str, Any]:
         raise
     except Exception as error:  # unpickling damaged bytes can raise almost anything
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise ValueError(f"the checkpoint {path} cannot be read, it is truncated or damaged ({reason}). {hint}") from error
+        raise ValueError(
+            f"the checkpoint {path} cannot be read, it is truncated or damaged ({reason}). {hint}"
+        ) from error
     if not isinstance(content, dict) or "state_dict" not in content:
         raise ValueError(f"the checkpoint {path} holds no model. {hint}")
     return content

@@ -35,7 +35,9 @@ def matching_modules(network: torch.nn.Module, patterns: tuple[tuple[str, float]
     for pattern, radius in patterns:
         names = [path for path in leaves if fnmatchcase(path, pattern)]
         if not names:
-            raise ValueError(f"cotangent_clip {pattern!r} matches no module. HINT: the modules are {', '.join(leaves)}.")
+            raise ValueError(
+                f"cotangent_clip {pattern!r} matches no module. HINT: the modules are {', '.join(leaves)}."
+            )
         for path in names:
             found.setdefault(path, radius)
     return found
@@ -54,7 +56,12 @@ def make_certifier(
 
 def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: Any) -> None:
     """Raise one ValueError that lists all that is wrong, each with its HINT."""
-    problems = [*_plan(trainer, strategy), *_trainer(trainer, strategy), *_loggers(trainer), *_callbacks(trainer, module)]
+    problems = [
+        *_plan(trainer, strategy),
+        *_trainer(trainer, strategy),
+        *_loggers(trainer),
+        *_callbacks(trainer, module),
+    ]
     problems += [*module_problems(module), *_data(data, module, strategy.plan)]
     if isinstance(module, PrivateModule) and strategy.plan is not None and _is_private_data(data):
         problems += _certificate(trainer, module, strategy.plan, data)
@@ -93,7 +100,9 @@ def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:
         )
     size = strategy.physical_batch_size
     if size is not None and not (isinstance(size, int) and size >= 1):
-        problems.append(f"physical_batch_size={size!r} is no number of examples. HINT: 256, or null for one micro-batch.")
+        problems.append(
+            f"physical_batch_size={size!r} is no number of examples. HINT: 256, or null for one micro-batch."
+        )
     elif trainer.accumulate_grad_batches not in (1, strategy.chunks):
         problems.append(
             f"accumulate_grad_batches={trainer.accumulate_grad_batches} disagrees with the sampler, which cuts a step "
@@ -108,7 +117,8 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
     precision = str(trainer.precision)
     if getattr(trainer.precision_plugin, "scaler", None) is not None or precision.startswith("16"):
         problems.append(
-            f"precision={precision!r} scales the loss by a factor that follows the data. HINT: 'bf16-mixed' or '32-true'."
+            f"precision={precision!r} scales the loss by a factor that follows the data. "
+            "HINT: 'bf16-mixed' or '32-true'."
         )
     elif precision not in PRECISIONS:
         problems.append(
@@ -124,10 +134,13 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
         problems.append("fast_dev_run cuts the run short in its own way. HINT: trainer.max_steps=2.")
     elif trainer.limit_train_batches not in (1.0, None):
         problems.append(
-            f"limit_train_batches={trainer.limit_train_batches} cuts logical steps apart. HINT: plan fewer steps instead."
+            f"limit_train_batches={trainer.limit_train_batches} cuts logical steps apart. "
+            "HINT: plan fewer steps instead."
         )
     if trainer.overfit_batches:
-        problems.append(f"overfit_batches={trainer.overfit_batches} repeats a sample. HINT: use a small public data set.")
+        problems.append(
+            f"overfit_batches={trainer.overfit_batches} repeats a sample. HINT: use a small public data set."
+        )
     if trainer._detect_anomaly:
         problems.append(
             "detect_anomaly=True ends the run when an example's gradient is not finite, which tells that the example "

@@ -15,7 +15,9 @@ FIXED_METHODS = ("forward", "training_step", "optimizer_step", "backward", "manu
 def module_problems(module: Any) -> list[str]:
     """Every reason not to train a module, each with its HINT."""
     if not isinstance(module, PrivateModule):
-        return [f"the module is a {type(module).__name__}. HINT: put the network into PrivateModule(network, loss=...)."]
+        return [
+            f"the module is a {type(module).__name__}. HINT: put the network into PrivateModule(network, loss=...)."
+        ]
     problems = [
         f"{type(module).__name__}.{name} replaces PrivateModule's, on which the certificate and the noise rest. "
         "HINT: put the computation into the network, or a subclass of lipdp_lightning.bounds.losses.Loss."

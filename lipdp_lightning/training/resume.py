@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 _SCHEDULED = ("lr", "initial_lr")
 
 
-def configured(optimizer: Optimizer) -> dict[str, Any]:
+def hyperparameters(optimizer: Optimizer) -> dict[str, Any]:
     """The optimizer's class, and per parameter group its hyper-parameters, before any state is restored."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     return {"class": type(optimizer).__name__, "groups": groups}

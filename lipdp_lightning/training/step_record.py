@@ -13,7 +13,7 @@ _DIVERGED = "diverged"
 
 @dataclass(frozen=True)
 class Replay:
-    """The steps of a branch that are on record: those before ``end`` are repeated, with norms settled where they were."""
+    """The steps of a branch on record: those before ``end`` are repeated, with norms settled where they were."""
 
     end: int = 0
     settled: frozenset[int] = frozenset()

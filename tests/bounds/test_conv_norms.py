@@ -23,6 +23,7 @@ from lipdp_lightning.bounds.norms import (
     kappa,
     output_size,
 )
+from lipdp_lightning.bounds.symbols import frequencies
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
@@ -326,6 +327,54 @@ def test_large_torus_is_sampled_and_stays_above() -> None:
     kernel = random_kernel(5, 2, 2, 3)
     bounds = [conv_norm_tight(kernel, padding=1, input_size=size) for size in (100, 200)]
     assert bounds[0] == bounds[1] >= truth(Case(kernel, (200,), 1, 1))
+
+
+def on_coarse_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lipdp_lightning.bounds.conv_norms._FINE_PRODUCTS", 0)
+
+
+def large_cases() -> list[Case]:
+    """Inputs far beyond the coarse grid; among them kernels that peak between its points."""
+    difference = torch.tensor([[[1.0, 0.0, -1.0]]], dtype=torch.float64)
+    square = difference.unsqueeze(-1) * difference.unsqueeze(-2)
+    return [
+        Case(difference, (300,), 1, 1),
+        Case(square, (40, 40), 1, 1),
+        Case(random_kernel(20, 2, 1, 3, 3), (30, 30), 1, 1),
+        Case(random_kernel(21, 1, 2, 3, 3), (30, 30), 2, 1),
+        Case(random_kernel(22, 2, 2, 5), (120,), 1, 2),
+        Case(random_kernel(23, 1, 2, 3), (200,), 1, 2, 2),
+    ]
+
+
+def test_coarse_grids_stay_above_the_truth_and_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = [by("tight")(case) for case in large_cases()]
+    on_coarse_grids(monkeypatch)
+    assert violations(by("tight"), [*REGULAR, *large_cases()]) == []
+    assert max(by("tight")(case) / truth(case) for case in REGULAR) <= 1.25
+    coarse = [by("tight")(case) for case in large_cases()]
+    assert coarse != fine
+    assert all(c <= 1.035 * f for c, f in zip(coarse, fine, strict=True))
+
+
+def test_coarse_grids_without_their_factor_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_coarse_grids(monkeypatch)
+
+    def no_factor(axis: Any, taps: int, per_tap: int) -> tuple[int, float]:
+        return frequencies(axis, taps, per_tap)[0], 1.0
+
+    monkeypatch.setattr("lipdp_lightning.bounds.conv_norms.frequencies", no_factor)
+    assert len(violations(by("tight"), large_cases())) >= 2
+
+
+def test_large_kernels_are_sampled_coarsely() -> None:
+    """The bound of many channels is at most 3 % above that of the same kernel on the fine grid."""
+    kernel = random_kernel(24, 96, 96, 3, 3)
+    coarse = conv_norm_tight(kernel, padding=1, input_size=64)
+    largest = torch.linalg.svdvals(
+        torch.fft.fftn(kernel, s=(24, 24), dim=(2, 3)).flatten(2)[:, :, :312].permute(2, 0, 1)
+    ).max()
+    assert float(largest) <= coarse <= 1.035 * float(largest) * 1.01
 
 
 def test_groups_take_the_maximum() -> None:

@@ -294,7 +294,9 @@ class _Detour(nn.Module):
         return self.second(x)
 
 
-@pytest.mark.parametrize("factors", [(1e30, 1e30, 1e-30, 1e-30), (1e-30, 1e-30, 1e30, 1e30)], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "factors", [(1e30, 1e30, 1e-30, 1e-30), (1e-30, 1e-30, 1e30, 1e30)], ids=["forward", "backward"]
+)
 def test_values_that_overflow_between_layers_are_refused(factors):
     with pytest.raises(CertificationError, match="overflows"):
         certify(_Detour(factors), (4,), 1.0, "cross_entropy")

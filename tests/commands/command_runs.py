@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 # Digits, twelve steps of a plan that one step of another accountant takes no time for
 SMALL = [
-    "--config", QUICKSTART, "--privacy.epsilon", "null", "--privacy.noise_multiplier", "1.5", "--privacy.epochs", "null",
-    "--privacy.steps", "12", "--privacy.accountant", "pld",
+    "--config", QUICKSTART, "--privacy.epsilon", "null", "--privacy.noise_multiplier", "1.5",
+    "--privacy.epochs", "null", "--privacy.steps", "12", "--privacy.accountant", "pld",
 ]  # fmt: skip
 # with budget for a second branch
 LONG = [*SMALL, "--privacy.steps", "120", "--trainer.max_steps", "12"]

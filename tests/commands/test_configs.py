@@ -11,6 +11,9 @@ import pytest
 import yaml
 from command_runs import ROOT, fit
 
+from lipdp_lightning.commands.experiment import parse_experiment
+from lipdp_lightning.privacy.accountants import get_accountant
+
 EMBEDDED = ("data_modules.Digits", "data_modules.Embedded")
 TWO_STEPS = ["--privacy.epochs", "null", "--privacy.steps", "2"]
 ON_ONE_CPU = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.num_nodes", "1"]
@@ -51,13 +54,23 @@ def test_a_configuration_on_embedded_data(tmp_path: Path, file: Path) -> None:
     check(run_two_steps(file, tmp_path), file)
 
 
+@pytest.mark.parametrize("file", LARGE, ids=lambda f: f.stem)
+def test_a_large_configuration_is_complete(file: Path) -> None:
+    """Everything but the data is built: network, plan with its calibrated noise, optimizer settings, trainer."""
+    experiment = parse_experiment(["--config", str(file), *ON_ONE_CPU], None, "off")
+    privacy, plan = contents(file)["privacy"], experiment.plan
+    assert plan.certified and plan.expected_batch_size == privacy["batch_size"]
+    bound = get_accountant("pld").epsilon(plan.events(), plan.delta, plan.adjacency).epsilon
+    assert 0.95 * privacy["epsilon"] <= bound <= privacy["epsilon"] * (1 + 1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("LIPDP_DATA" not in os.environ, reason="needs the data folder LIPDP_DATA")
-@pytest.mark.parametrize("file", LARGE, ids=lambda f: f.stem)
-def test_a_configuration_on_files(tmp_path: Path, file: Path) -> None:
-    """Two steps of the smallest batches."""
-    privacy = contents(file)["privacy"]
-    small = ["--privacy.batch_size", "8", "--trainer.limit_val_batches", "1", "--data.init_args.eval_batch_size", "8"]
-    if privacy.get("physical_batch_size") is not None:
+def test_a_wide_residual_network_trains(tmp_path: Path) -> None:
+    """Two steps of the smallest batches; the twelve files differ in depth and budget alone."""
+    file = ROOT / "configs" / "cifar10_wrn16_4_eps8.yaml"
+    small = ["--privacy.batch_size", "8", "--data.init_args.eval_batch_size", "8"]
+    limits = ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+    if contents(file)["privacy"].get("physical_batch_size") is not None:
         small += ["--privacy.physical_batch_size", "4"]
-    check(run_two_steps(file, tmp_path, *small), file)
+    check(run_two_steps(file, tmp_path, *small, *limits), file)

@@ -107,7 +107,13 @@ def test_the_secret_is_in_the_resume_checkpoint_and_nowhere_else(finished: tuple
     checkpoint = run_dir / "checkpoints" / "last.ckpt"
     secret = torch.load(checkpoint, weights_only=False)["lipdp"]["secret"]
     assert len(secret) == 16
-    forms = [secret, secret.hex().encode(), base64.b64encode(secret), repr(secret).encode(), repr(list(secret)).encode()]
+    forms = [
+        secret,
+        secret.hex().encode(),
+        base64.b64encode(secret),
+        repr(secret).encode(),
+        repr(list(secret)).encode(),
+    ]
     holders = [name for name, content in snapshot(run_dir).items() if any(form in content for form in forms)]
     assert set(holders) <= {"checkpoints/last.ckpt"}
     assert not any(form.decode("latin-1") in outcome.out + outcome.err for form in forms)
@@ -167,7 +173,10 @@ def test_a_foreign_directory_or_file_is_refused(tmp_path: Path) -> None:
 def test_a_directory_in_use_is_refused(stopped: Path, tmp_path: Path) -> None:
     run_dir = Path(shutil.copytree(stopped, tmp_path / "run"))
     before = snapshot(run_dir)
-    holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+    holder = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
+        "print('held', flush=True); input()"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", holder, str(run_dir / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -182,7 +191,9 @@ def test_a_directory_in_use_is_refused(stopped: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "overwritten", "empty"])
-def test_a_damaged_checkpoint_is_an_error_and_nothing_is_overwritten(stopped: Path, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_an_error_and_nothing_is_overwritten(
+    stopped: Path, tmp_path: Path, damage: str
+) -> None:
     run_dir = Path(shutil.copytree(stopped, tmp_path / "run"))
     checkpoint = run_dir / "checkpoints" / "last.ckpt"
     whole = checkpoint.read_bytes()
@@ -239,7 +250,10 @@ BAD = {
     "a negative rate": ([*SMALL, "--optimizer.init_args.lr", "-1"], "the optimizer cannot be made"),
     "an option of no optimizer": ([*SMALL, "--optimizer.init_args.rate", "1"], "rate"),
     "an unknown data module": ([*SMALL, "--data", "data_modules.Nowhere"], "data_modules.Nowhere"),
-    "a data folder that is not there": ([*SMALL, "--data", "data_modules.MNIST", "--data.root", "/nowhere"], "/nowhere"),
+    "a data folder that is not there": (
+        [*SMALL, "--data", "data_modules.MNIST", "--data.root", "/nowhere"],
+        "/nowhere",
+    ),
     "an unknown loss": ([*SMALL, "--model.loss", "mse"], "loss 'mse' is unknown"),
     "another input shape": ([*SMALL, "--model.network.init_args.input_shape", "[9]"], "shape"),
     "an uncertified scaling": ([*SMALL, "--privacy.scaling", "batch_max"], "scaling 'batch_max'"),

@@ -32,8 +32,9 @@ CALLBACKS = [
 
 def start(run_dir: Path) -> subprocess.Popen[str]:
     options = [
-        "--config", QUICKSTART, "--privacy.epochs", "null", "--privacy.steps", str(STEPS), "--privacy.accountant", "pld",
-        "--trainer.callbacks", json.dumps(CALLBACKS), "--privacy.physical_batch_size", "100",
+        "--config", QUICKSTART, "--privacy.epochs", "null", "--privacy.steps", str(STEPS),
+        "--privacy.accountant", "pld", "--trainer.callbacks", json.dumps(CALLBACKS),
+        "--privacy.physical_batch_size", "100",
         "--lr_scheduler", "torch.optim.lr_scheduler.StepLR", "--lr_scheduler.step_size", "2",
     ]  # fmt: skip
     return subprocess.Popen(

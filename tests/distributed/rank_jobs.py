@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import rank_mutants
 import torch
+from lightning.pytorch.callbacks import Callback
 from small_runs import SECRET, Blobs, Crash, fit, make_module, make_plan, weights
 from torch import Tensor, nn
 
 from callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint, RunFiles
-from lightning.pytorch.callbacks import Callback
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.mechanism.mechanism import Mechanism
 from lipdp_lightning.privacy.sampling import poisson_sample
@@ -143,7 +143,8 @@ def sample(world: World, expected: float, chunks: int, mutant: str = "") -> dict
 
 
 def noise(
-    world: World, path: str, mode: str = "distributed", chunks: int = 1, mutant: str = "", seed: int = 0, expected: int = 20
+    world: World, path: str, mode: str = "distributed", chunks: int = 1, mutant: str = "", seed: int = 0,
+    expected: int = 20,
 ) -> Any:  # fmt: skip
     """Write what this rank adds and what is released, minus the same without noise, at weights that never change."""
     runs = [_recorded(world, sigma, mode, chunks, mutant, seed, expected) for sigma in (0.0, 1.0)]
@@ -213,7 +214,9 @@ def _hash(module: nn.Module) -> str:
     return hashlib.sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()
 
 
-def agreement(world: World, mode: str, scaling: str = "joint", projection: str = "clip", precision: str = "32-true") -> Any:
+def agreement(
+    world: World, mode: str, scaling: str = "joint", projection: str = "clip", precision: str = "32-true"
+) -> Any:
     """Ranks that start from other weights and other buffers, without a fixed secret."""
     torch.manual_seed(world.rank)
     network = nn.Sequential(
@@ -222,7 +225,9 @@ def agreement(world: World, mode: str, scaling: str = "joint", projection: str =
     network[0].register_buffer("extra", torch.full((3,), float(world.rank)))
     network.to(memory_format=torch.channels_last)
     assert not network[2].weight.is_contiguous()
-    plan = make_plan(**SCALINGS[scaling] | ({"radius_noise_multiplier": 5.0} if scaling == "radius" else {}), projection=projection)
+    plan = make_plan(
+        **SCALINGS[scaling] | ({"radius_noise_multiplier": 5.0} if scaling == "radius" else {}), projection=projection
+    )
     module = make_module(rate=0.7, network=network)
     before, digests = _hash(module), Digests()
     _, trainer = world.fit(
@@ -294,12 +299,11 @@ def files(world: World, folder: str) -> list[str]:
     if world.rank == 0:
         root.mkdir()
     plan = make_plan(dataset_size=60)
-    callbacks = [
-        PrivacyAccountant(), ResumeCheckpoint(root / "checkpoints", every_n_steps=4), PrivacyReport(root), RunFiles(run),
-    ]  # fmt: skip
+    keeper = ResumeCheckpoint(root / "checkpoints", every_n_steps=4)
+    callbacks = [PrivacyAccountant(), keeper, PrivacyReport(root), RunFiles(run)]
     if world.rank == 0:
         run.claim(plan.digest().hex(), plan.to_dict(), "")
-    world.fit(plan, *callbacks, directory=root if world.rank == 0 else root, trainer={"limit_val_batches": None})
+    world.fit(plan, *callbacks, directory=root, trainer={"limit_val_batches": None})
     return sorted(set(opened))
 
 
@@ -391,12 +395,14 @@ class Slow(Callback):
             time.sleep(0.1)
 
 
-def killed(world: World, folder: str, slow: int | None = None, precision: str = "32-true", chunks: int = 1) -> dict[str, Any]:
+def killed(
+    world: World, folder: str, slow: int | None = None, precision: str = "32-true", chunks: int = 1
+) -> dict[str, Any]:
     """A run of 40 steps that keeps a checkpoint every 4; with ``slow`` it waits at that step to be killed."""
     directory = Path(folder)
     directory.mkdir(exist_ok=True)
     last = directory / "checkpoints" / "last.ckpt"
-    callbacks: list[Callback] = [PrivacyAccountant(), ResumeCheckpoint(directory / "checkpoints", every_n_steps=4)]
+    callbacks: list[Callback] = [ResumeCheckpoint(directory / "checkpoints", every_n_steps=4)]
     callbacks += [] if slow is None else [Slow(directory, slow)]
     module, trainer = world.fit(
         make_plan(steps=40), *callbacks, directory=directory, checkpoint=last if last.exists() else None,

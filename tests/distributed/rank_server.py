@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -17,15 +16,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import matplotlib.backends.backend_agg  # noqa: F401 - here once, and not in every rank
+import opacus.accountants  # noqa: F401
 import rank_jobs
+from worlds import free_port
 
 GRACE = 40.0  # seconds within which the others must end once one rank was killed or has failed
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def start(request: dict[str, Any], rank: int, port: int, folder: Path) -> int:

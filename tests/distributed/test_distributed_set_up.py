@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_server import free_port
-from worlds import THREADS, Worlds
+from worlds import THREADS, Worlds, free_port
 
 from lipdp_lightning.commands.experiment import parse_experiment
 
@@ -95,7 +94,9 @@ def test_a_failure_of_rank_0_in_training_ends_the_others(worlds: Worlds, tmp_pat
 
 
 @pytest.mark.parametrize("ranks", [[0], [1], [0, 1]])
-def test_kill_9_ends_the_job_and_a_resume_ends_with_the_same_bits(worlds: Worlds, tmp_path: Path, ranks: list[int]) -> None:
+def test_kill_9_ends_the_job_and_a_resume_ends_with_the_same_bits(
+    worlds: Worlds, tmp_path: Path, ranks: list[int]
+) -> None:
     folder = str(tmp_path / "run")
     outcome = worlds.attempt("killed", 2, folder=folder, slow=9, kill={"when": f"{folder}/reached", "ranks": ranks})
     assert [code == -9 for code in outcome.codes] == [rank in ranks for rank in (0, 1)], outcome.codes
@@ -152,7 +153,11 @@ def environment(**more: str) -> dict[str, str]:
 @pytest.mark.slow
 def test_lipdp_fit_starts_its_own_processes(tmp_path: Path) -> None:
     run = subprocess.run(
-        command(tmp_path / "run", "--privacy.epochs", "4"), env=environment(), capture_output=True, text=True, timeout=180
+        command(tmp_path / "run", "--privacy.epochs", "4"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=180,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "finished"

@@ -46,7 +46,10 @@ def test_scalings_agree(worlds: Worlds, scaling: str) -> None:
     one = reference(worlds, scaling=scaling)
     # the radius query has noise of 1e-9 votes in each world
     allowed = 1e-9 if scaling == "radius" else tolerance(one, "64-true")
-    runs = [*worlds.run("final_weights", 2, scaling=scaling, chunks=3), *worlds.run("final_weights", 4, scaling=scaling)]
+    runs = [
+        *worlds.run("final_weights", 2, scaling=scaling, chunks=3),
+        *worlds.run("final_weights", 4, scaling=scaling),
+    ]
     assert max(difference(run, one) for run in runs) <= allowed
 
 
@@ -102,7 +105,9 @@ def sample_complaints(ranks: list[dict[str, Any]], chunks: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("size", "expected", "chunks"), [(1, 1.0, 3), (2, 20.0, 1), (2, 1.0, 3), (4, 1.0, 3), (4, 20.0, 3)])
+@pytest.mark.parametrize(
+    ("size", "expected", "chunks"), [(1, 1.0, 3), (2, 20.0, 1), (2, 1.0, 3), (4, 1.0, 3), (4, 20.0, 3)]
+)
 def test_ranks_share_one_exact_poisson_sample(worlds: Worlds, size: int, expected: float, chunks: int) -> None:
     ranks = worlds.run("sample", size, expected=expected, chunks=chunks)
     assert not sample_complaints(ranks, chunks)
@@ -115,7 +120,7 @@ def test_ranks_share_one_exact_poisson_sample(worlds: Worlds, size: int, expecte
 
 @pytest.mark.parametrize("mutant", ["empty local batch dropped", "every rank samples alike"])
 def test_broken_samplers_are_found(worlds: Worlds, mutant: str) -> None:
-    assert sample_complaints(worlds.run("sample", 2, expected=4.0, chunks=1, mutant=mutant), 1)
+    assert sample_complaints(worlds.run("sample", 2, expected=1.0, chunks=1, mutant=mutant), 1)
 
 
 # ---- interruptions
@@ -153,7 +158,7 @@ def test_another_world_size_is_a_new_branch_and_agrees(worlds: Worlds, tmp_path:
 
 def test_another_world_size_after_a_clean_stop_costs_nothing(worlds: Worlds, tmp_path: Path) -> None:
     run = {"folder": str(tmp_path / "run"), "expected": ROWS}
-    stopped = worlds.run("final_weights", 2, steps=5, **run)[0]
+    stopped = worlds.run("final_weights", 2, steps=6, **run)[0]
     after = worlds.run("final_weights", 4, **run)[0]
     one = reference(worlds, folder=str(tmp_path / "whole"), expected=ROWS)
     assert (after["branches"], after["spent"], after["step"]) == (2, STEPS, STEPS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,12 @@ from typing import Any
 
 HERE = Path(__file__).parent
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @dataclass
@@ -37,7 +44,9 @@ class Worlds:
             stderr=self._errors, text=True, env=environment,
         )  # fmt: skip
 
-    def attempt(self, job: str, size: int, *, nodes: int = 1, timeout: float = 60, kill: Any = None, **options: Any) -> Outcome:
+    def attempt(
+        self, job: str, size: int, *, nodes: int = 1, timeout: float = 60, kill: Any = None, **options: Any
+    ) -> Outcome:
         """Run a job on ``size`` processes, however it ends."""
         self._count += 1
         request = {

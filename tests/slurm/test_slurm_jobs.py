@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 150
 RELEASED = re.compile(r"^[0-9a-f]{16} (\d+) [0-9a-f]{32}$", re.MULTILINE)
-SLOWER = {"STEP_SECONDS": "0.15"}
+SLOW = {"STEP_SECONDS": "0.15"}
 
 
 @dataclass
@@ -65,13 +67,14 @@ class Cluster:
             "WANDB_SILENT": "true", **variables,
         }  # fmt: skip
 
-    def script(self, capsys: pytest.CaptureFixture[str], name: str, config: Path, *options: str) -> tuple[str, Path]:
+    def script(self, name: str, config: Path, *options: str) -> tuple[str, Path]:
         run_dir = self.folder / "jobs with spaces" / name
         own, _, extra = " ".join(options).partition("-- ")
         words = ["--config", str(config), "--run_dir", str(run_dir), "--site", str(self.folder / "site.yaml")]
         after = extra.split() or ["--wandb", "off"]
-        assert submit([*words, "--no-check", "--dry-run", *own.split(), "--", *after]) == 0
-        return capsys.readouterr().out, run_dir
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert submit([*words, "--no-check", "--dry-run", *own.split(), "--", *after]) == 0
+        return printed.getvalue(), run_dir
 
     def submit(self, script: str, run_dir: Path, **variables: str) -> Job:
         file = self.folder / f"{run_dir.name}.sbatch"
@@ -84,8 +87,10 @@ class Cluster:
         file = self.marks / job
         return int(file.read_text() or 0) if file.exists() else 0
 
-    def wait_for_step(self, job: str, step: int) -> None:
-        self.box.wait(lambda: self.step(job) >= step, 150, f"step {step} of job {job}")
+    def take_nodes(self) -> str:
+        """A job on the partition that may take the nodes of the other one, both of them."""
+        options = ("--partition=high", "--nodes=2", "--exclusive", "--parsable", "--output=/dev/null")
+        return self.box.run("sbatch", *options, "--wrap", "sleep 1").strip()
 
     def alone(self) -> dict[str, Any]:
         """The run of one process without Slurm, uninterrupted."""
@@ -142,87 +147,82 @@ def cluster(box: Box, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
 
 @pytest.fixture(scope="module")
 def jobs(cluster: Cluster) -> dict[str, Job]:
-    """Filled by the first test, which submits what takes long."""
-    return {}
-
-
-def test_jobs_are_submitted(cluster: Cluster, jobs: dict[str, Job], capsys: pytest.CaptureFixture[str]) -> None:
-    """One node with two tasks, two nodes with one, arrays, limits: all at once, and the tests below wait for them."""
+    """All jobs, submitted at once and interrupted as soon as they are at a step; the tests wait for their ends."""
     two, apart, alone = cluster.config(2), cluster.config(1, nodes=2), cluster.config()
+    jobs: dict[str, Job] = {}
 
-    def send(name: str, config: Path, *options: str, **variables: str) -> None:
-        jobs[name] = cluster.submit(*cluster.script(capsys, name, config, *options), **variables)
+    def send(name: str, config: Path, *options: str, without: str = "", **variables: str) -> None:
+        script, run_dir = cluster.script(name, config, *options)
+        lines = [line for line in script.splitlines(keepends=True) if not without or without not in line]
+        jobs[name] = cluster.submit("".join(lines), run_dir, **variables)
 
     # the controller looks at limits every 30 s, and its signal comes up to a minute early
-    send("limit", alone, "--time", "1", "--signal-before", "10", STEP_SECONDS="0.5")
-    send("preempted", apart, "--partition", "low", **SLOWER)
-    script, run_dir = cluster.script(capsys, "terminated", alone, "--partition", "low")
-    unsignalled = "".join(line for line in script.splitlines(keepends=True) if "--signal" not in line)
-    jobs["terminated"] = cluster.submit(unsignalled, run_dir, **SLOWER)
-    send("slow_rank", two, "--", "--wandb", "offline", RANK_SECONDS="0.08")
-    send("array", alone, "--array", "seeds=1,2", **SLOWER)
+    send("limit", alone, "--time", "1", "--signal-before", "10", STEP_SECONDS="0.4")
+    send("preempted", apart, "--partition", "low", **SLOW)
+    send("terminated", alone, "--partition", "low", without="--signal", **SLOW)
+    send("slow_rank", two, "--", "--wandb", "offline", RANK_SECONDS="0.2")
+    send("array", alone, "--array", "seeds=1,2", **SLOW)
+    send("cancelled", alone, STEP_SECONDS="1")
     send("one_node", two)
     send("two_nodes", apart)
-    send("cancelled", alone, STEP_SECONDS="0.5")
+    task = f"{jobs['array'].id}_0"
+    interruptions: dict[tuple[str, ...], Callable[[], object]] = {
+        (jobs["slow_rank"].id,): lambda: cluster.box.run("scancel", "--signal=USR1", jobs["slow_rank"].id),
+        (task,): lambda: cluster.box.run("scancel", "--signal=USR1", task),
+        (jobs["cancelled"].id,): lambda: cluster.box.run("scancel", jobs["cancelled"].id),
+        (jobs["preempted"].id, jobs["terminated"].id): cluster.take_nodes,
+    }
+
+    def interrupt() -> bool:
+        for ids in [ids for ids in interruptions if all(cluster.step(id_) >= 5 for id_ in ids)]:
+            interruptions.pop(ids)()
+        return not interruptions
+
+    cluster.box.wait(interrupt, 240, "step 5 of every job")
+    return jobs
 
 
 def test_a_signal_while_one_rank_is_behind(cluster: Cluster, jobs: dict[str, Job]) -> None:
     job = jobs["slow_rank"]
-    cluster.wait_for_step(job.id, 10)
-    cluster.box.run("scancel", "--signal=USR1", job.id)
-    cluster.box.wait(lambda: cluster.box.show(job.id)["Restarts"] == "1", 60, "restart")
-    record = json.loads((job.run_dir / "run.json").read_text())
-    assert record["status"] in ("preempted", "running") and (job.run_dir / "checkpoints" / "last.ckpt").exists()
     assert ended(cluster, job) == ended(cluster, jobs["one_node"])
     was_interrupted(cluster, job)
     # both parts are the same run of Weights & Biases
     parts = sorted(path.name for path in job.run_dir.rglob("offline-run-*"))
-    assert len(parts) == 2 and {name.rsplit("-", 1)[1] for name in parts} == {record["id"]}
+    id_ = json.loads((job.run_dir / "run.json").read_text())["id"]
+    assert len(parts) == 2 and {name.rsplit("-", 1)[1] for name in parts} == {id_}
 
 
-def take_nodes(cluster: Cluster) -> str:
-    """A job on the partition that may take the nodes of the other one, both of them."""
-    options = ("--partition=high", "--nodes=2", "--exclusive", "--parsable", "--output=/dev/null")
-    return cluster.box.run("sbatch", *options, "--wrap", "sleep 1").strip()
-
-
-def test_jobs_make_way_for_another_partition(cluster: Cluster, jobs: dict[str, Job]) -> None:
-    """One gets the signal it has asked for, one SIGTERM, and would be COMPLETED if it just stopped."""
-    for name in ("preempted", "terminated"):
-        cluster.wait_for_step(jobs[name].id, 5)
-    assert cluster.box.wait_for_end(take_nodes(cluster), 90) == "COMPLETED"
+def test_a_job_makes_way_for_another_partition(cluster: Cluster, jobs: dict[str, Job]) -> None:
     assert ended(cluster, jobs["preempted"]) == ended(cluster, jobs["two_nodes"])
+    was_interrupted(cluster, jobs["preempted"])
+
+
+def test_a_job_makes_way_after_sigterm(cluster: Cluster, jobs: dict[str, Job]) -> None:
+    """Without a signal of its own a preempted job gets SIGTERM, and would be COMPLETED if it just stopped."""
     assert ended(cluster, jobs["terminated"]) == cluster.alone()
-    for name in ("preempted", "terminated"):
-        was_interrupted(cluster, jobs[name])
+    was_interrupted(cluster, jobs["terminated"])
 
 
 def test_a_cancelled_job_is_saved_and_does_not_come_back(cluster: Cluster, jobs: dict[str, Job]) -> None:
     job = jobs["cancelled"]
-    cluster.wait_for_step(job.id, 3)
-    cluster.box.run("scancel", job.id)
     assert cluster.box.wait_for_end(job.id, 60) == "CANCELLED"
     found = result(job.run_dir)
-    assert found["status"] == "stopped" and 3 <= found["step"] < STEPS
+    assert found["status"] == "stopped" and 5 <= found["step"] < STEPS
     assert cluster.box.show(job.id)["Restarts"] == "0"
 
 
 def test_a_task_of_an_array_is_requeued_by_itself(cluster: Cluster, jobs: dict[str, Job]) -> None:
-    array = jobs["array"]
-    tasks = {seed: f"{array.id}_{seed - 1}" for seed in (1, 2)}
-    own_id = cluster.box.show(tasks[1])["JobId"]
-    cluster.wait_for_step(own_id, 10)
-    cluster.box.run("scancel", "--signal=USR1", tasks[1])
-    found = {}
-    for seed, task in tasks.items():
-        log = array.run_dir.parent / f"{array.run_dir.name}-{task}.out"
-        found[seed] = ended(cluster, Job(task, array.run_dir / f"seed-{seed}", log))
-        assert ("preempted at step" in log.read_text()) is (seed == 1)
-    assert found[1] == cluster.alone() and found[1]["weights"] != found[2]["weights"]
+    array, found = jobs["array"], {}
+    for seed in (1, 2):
+        task = f"{array.id}_{seed - 1}"
+        job = Job(task, array.run_dir / f"seed-{seed}", array.run_dir.parent / f"{array.run_dir.name}-{task}.out")
+        found[seed] = ended(cluster, job)
+        assert cluster.box.show(task)["Restarts"] == str(int(seed == 1))
+    assert found[1]["weights"] != found[2]["weights"]
 
 
-def test_a_task_count_that_is_not_the_trainers(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    script, run_dir = cluster.script(capsys, "wrong", cluster.config(2))
+def test_a_task_count_that_is_not_the_trainers(cluster: Cluster) -> None:
+    script, run_dir = cluster.script("wrong", cluster.config(2))
     job = cluster.submit(script.replace("--ntasks-per-node=2", "--ntasks-per-node=1"), run_dir)
     assert cluster.box.wait_for_end(job.id) == "FAILED"
     assert "HINT: --trainer.devices=1, or --ntasks-per-node=2" in job.log.read_text()

@@ -172,7 +172,10 @@ MODULE_CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "forward": (lambda: make_module(kind=OwnForward), "OwnForward.forward replaces PrivateModule's"),
     "several optimizers": (lambda: make_module(kind=TwoOptimizers), "2 optimizers are configured"),
     "LBFGS": (lambda: make_module(optimizer=lbfgs), "LBFGS evaluates the gradient several times"),
-    "parameter not held": (lambda: make_module(kind=PartOfTheParameters), "the optimizer does not hold 2.weight, 2.bias"),
+    "parameter not held": (
+        lambda: make_module(kind=PartOfTheParameters),
+        "the optimizer does not hold 2.weight, 2.bias",
+    ),
     "parameter elsewhere": (lambda: make_module(kind=ParameterOutsideTheNetwork), "no bound covers temperature"),
     "foreign parameters": (lambda: make_module(kind=ForeignParameters), "no bound covers 1 tensors of other modules"),
     "optimizer options": (lambda: make_module(kind=NegativeRate), "configure_optimizers fails: Invalid learning rate"),
@@ -297,7 +300,8 @@ def test_data_that_the_sampler_cannot_drive(tmp_path: Path, monkeypatch: pytest.
 
 def test_all_problems_come_in_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = refusal(
-        tmp_path, monkeypatch, module=make_module(kind=PartOfTheParameters), strategy=make_strategy(make_plan(dataset_size=70)),
+        tmp_path, monkeypatch, module=make_module(kind=PartOfTheParameters),
+        strategy=make_strategy(make_plan(dataset_size=70)),
         use_distributed_sampler=True, overfit_batches=1,
     )  # fmt: skip
     for expected in ("use_distributed_sampler", "overfit_batches", "does not hold 2.weight", "N = 70"):

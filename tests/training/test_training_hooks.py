@@ -72,7 +72,9 @@ def test_every_hook_that_sees_gradients_sees_noise(kind: type[PrivateStrategy], 
     seen = Gradients()
     module = make_module(kind=ClipsGradients)
     module.seen = []
-    _, trainer = fit(make_plan(steps=1), seen, module=module, strategy_kind=kind, trainer_options={"gradient_clip_val": 1e9})
+    _, trainer = fit(
+        make_plan(steps=1), seen, module=module, strategy_kind=kind, trainer_options={"gradient_clip_val": 1e9}
+    )
     for found in (seen.before_step[0], module.seen[0]):
         assert all(0.5 < ratio < 1.6 for ratio in noise_in(found, raw, trainer))
     if kind is LateNoise:
@@ -118,7 +120,9 @@ class LayerNorms(Callback):
     def on_train_start(self, trainer: Any, pl_module: PrivateModule) -> None:
         for layer in pl_module.network:
             if isinstance(layer, nn.Linear):
-                layer.register_forward_pre_hook(lambda m, _: self.in_forward.append(float(torch.linalg.norm(m.weight, 2))))
+                layer.register_forward_pre_hook(
+                    lambda m, _: self.in_forward.append(float(torch.linalg.norm(m.weight, 2)))
+                )
 
     def on_train_batch_end(self, trainer: Any, pl_module: PrivateModule, *_: Any) -> None:
         self.at_end += [float(torch.linalg.norm(m.weight, 2)) for m in pl_module.network if isinstance(m, nn.Linear)]
@@ -199,7 +203,9 @@ def test_an_empty_sample_is_a_step_like_any_other(size: int | None) -> None:
     seen = Gradients()
     plan = make_plan(expected_batch_size=2, steps=40)
     module, trainer = fit(plan, seen, module=make_module(rate=0.01), physical_batch_size=size)
-    draws = [sum(len(trainer.datamodule._planned.draw(s, c)) for c in range(trainer.strategy.chunks)) for s in range(40)]
+    draws = [
+        sum(len(trainer.datamodule._planned.draw(s, c)) for c in range(trainer.strategy.chunks)) for s in range(40)
+    ]
     assert 0 in draws, "choose another secret: no sample was empty"
     assert trainer.global_step == 40 and len(seen.before_step) == 40
     assert all(g is not None and g.abs().max() > 0 for g in seen.before_step)

@@ -73,7 +73,9 @@ class Labels(Blobs):
         return x, (y > 0).long()
 
 
-@pytest.mark.parametrize(("data", "loss", "metric"), [(Targets, Huber(0.5), "mae"), (Labels, "binary_cross_entropy", "accuracy")])
+@pytest.mark.parametrize(
+    ("data", "loss", "metric"), [(Targets, Huber(0.5), "mae"), (Labels, "binary_cross_entropy", "accuracy")]
+)
 def test_other_tasks_train_and_report_their_metric(data: type[Blobs], loss: Any, metric: str) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))

@@ -1,0 +1,60 @@
+"""Sums under continual observation: after every step of a stream, its running sum with noise (004, theorem 6.3.2).
+
+Two streams are adjacent if they differ in one step. That shifts the sums from this step on, a suffix, by at most
+high - low: Laplace noise of scale suffix_cost (high - low) / epsilon, for base 2 ceil((L + 1) / 2) / epsilon on values
+in [0, 1] (the theorem does not say that values must be bounded; without a bound no scale is enough). The stream may
+be chosen in view of the sums released so far: the noise that explains the shift leaves the sums before it unchanged, so
+the argument holds at every output separately.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from lipdp_lightning.curves.accounting import CurveRelease, check_privacy
+from lipdp_lightning.curves.calibration import UNIT
+from lipdp_lightning.curves.noise import NoiseSource, discrete_laplace, exact_scale
+from lipdp_lightning.curves.tree import level_sizes, suffix_cost, uniform_fan_outs
+
+
+class ContinualSum:
+    """epsilon-DP running sums of at most `steps` values in [low, high], with one noise per level in memory.
+
+    Values are kept in fixed point, (high - low) / 2^16, so that the noise is exact.
+    """
+
+    def __init__(
+        self, steps: int, epsilon: float, source: NoiseSource, low: float = 0.0, high: float = 1.0, base: int = 2
+    ) -> None:
+        check_privacy(epsilon)
+        if steps < 1 or not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ValueError(f"{steps} steps of values in [{low}, {high}]. HINT: at least one step, and low < high.")
+        self.steps, self.epsilon, self.low, self.high = steps, epsilon, low, high
+        fan_outs = uniform_fan_outs(steps, base)
+        leaves = level_sizes(fan_outs)[-1]
+        self._spans = [leaves // size for size in level_sizes(fan_outs)]
+        self.cost = suffix_cost(fan_outs)
+        self.scale: Fraction = exact_scale(self.cost * UNIT, epsilon)
+        self._stream = source.stream()
+        self._noise = np.zeros(len(self._spans), dtype=np.int64)
+        self._time, self._sum = 0, 0
+
+    def add(self, value: float) -> float:
+        """Take the next value; returns the noisy sum of all so far."""
+        if self._time >= self.steps:
+            raise ValueError(f"the stream was declared to have {self.steps} steps. HINT: declare more.")
+        if not self.low <= value <= self.high:
+            raise ValueError(f"a value lies outside the declared [{self.low:g}, {self.high:g}]. HINT: clip it first.")
+        width = self.high - self.low
+        self._sum += round((value - self.low) / width * UNIT)
+        begins = [level for level, span in enumerate(self._spans) if self._time % span == 0]
+        self._noise[begins] = discrete_laplace(self._stream, len(begins), self.scale)
+        self._time += 1
+        return self.low * self._time + width * (self._sum + int(self._noise.sum())) / UNIT
+
+    def booking(self, name: str = "continual sum") -> CurveRelease:
+        text = f"discrete Laplace on a tree of {len(self._spans)} levels, sensitivity {self.cost}, {self.steps} steps"
+        return CurveRelease(name, text, self.epsilon, 0.0, "replace_one")
