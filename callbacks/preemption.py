@@ -64,8 +64,8 @@ class Preemption(Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if slurm.job_id() is not None and threading.current_thread() is threading.main_thread():
-            # only now, because Lightning wraps an earlier handler into one that broadcasts from the handler
-            self._handlers.setdefault(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+            # only now, because Lightning wraps an earlier handler into one that broadcasts from the handler; when
+            # training ends, it puts back what was there before it
             signal.signal(signal.SIGTERM, self._flag)
             self._flag.terminated |= trainer.received_sigterm
         self._stop_if_asked(trainer)

@@ -71,7 +71,17 @@ def run_python(path: Path, module: types.ModuleType) -> None:
 
 def test_no_page_with_code_is_left_out() -> None:
     """Pages whose code is run below, each by a test of its own."""
-    assert [name_of(p) for p in PAGES if list(blocks(p, "python"))] == ["README.md", "CONTRIBUTING.md"]
+    assert [name_of(p) for p in PAGES if list(blocks(p, "python"))] == [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/parties.md",
+    ]
+
+
+def test_the_python_example_of_parties_counts_scores(example: types.ModuleType) -> None:
+    run_python(ROOT / "docs/parties.md", example)
+    truth = [(example.scores > threshold).sum() for threshold in (63, 127, 191)]
+    assert all(abs(noised - exact) < 200 for noised, exact in zip(example.above, truth, strict=True))
 
 
 def test_the_python_examples_of_contributing_run(example: types.ModuleType) -> None:

@@ -18,6 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=3, help="passes per batch size; long ones are measured once")
     parser.add_argument("--threads", type=int, default=1, help="of torch; processor time if 1, else wall time")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument(
+        "--scaling", nargs="?", const="convnet-1.6m", metavar="MODEL",
+        help="instead: weak scaling of private steps, --processes against one, with the first --batch-size for each",
+    )  # fmt: skip
+    parser.add_argument("--processes", type=int, default=2, help="of --scaling, one thread each")
 
 
 def _problems(args: argparse.Namespace, known: list[str]) -> list[str]:
@@ -31,7 +36,37 @@ def _problems(args: argparse.Namespace, known: list[str]) -> list[str]:
     return problems
 
 
+def _scaling(args: argparse.Namespace) -> int:
+    from ..bench.certificate import MODELS
+    from ..bench.scaling import STEPS_PER_TURN, as_row, measure_scaling
+    from ..report.tables import render_table
+
+    problems = [] if args.scaling in MODELS else [f"--scaling {args.scaling} is not one of {', '.join(MODELS)}"]
+    if args.processes < 2:
+        problems.append(f"--processes {args.processes} is below 2")
+    if min(args.repeats, args.batch_size[0]) < 1:
+        problems.append(f"--repeats {args.repeats} or --batch-size {args.batch_size[0]} is not positive")
+    if problems:
+        raise ValueError("; ".join(problems) + ".\nHINT: `lipdp bench --scaling` takes about a minute.")
+    row = as_row(measure_scaling(args.scaling, args.batch_size[0], args.processes, args.repeats))
+    if args.json:
+        sys.stdout.write(json.dumps(row, indent=1) + "\n")
+        return 0
+    headers = ("model", "batch per process", "processes", "step on one s", "step on all s", "efficiency")
+    cells = tuple(row[k] for k in ("model", "batch_size", "processes", "one", "many", "efficiency"))
+    sys.stdout.write(render_table(headers, [cells], title="Weak scaling of private steps") + "\n")
+    sys.stdout.write(
+        f"wall time, medians of {row['steps']} steps in {row['turns']} alternating turns of {STEPS_PER_TURN}, one "
+        f"thread per process; processors: {row['processors']}, load average before: {row['load']:.1f}\n"
+    )
+    if row["processes"] + row["load"] > row["processors"] + 0.5:
+        sys.stdout.write("the processes had to share processors: this says nothing about their efficiency\n")
+    return 0
+
+
 def run(args: argparse.Namespace) -> int:
+    if args.scaling is not None:
+        return _scaling(args)
     import torch
 
     from ..bench.certificate import LONG_PASS, MICRO_BATCH, MODELS, as_rows, measure

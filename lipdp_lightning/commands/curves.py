@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind.add_argument("--positive", default="1", metavar="TEXT", help="value of the positive class (default 1)")
     hl.add_argument("--groups", type=int, default=10)
     hl.add_argument("--fitted", action="store_true", help="the model was fitted to these very records")
+    from ..curves import simulate
+
+    simulate.add_arguments(kinds.add_parser("simulate", help="what the protocols between parties send"))
     compare = kinds.add_parser("compare", help="errors and running times of the mechanisms on made-up data")
     compare.add_argument("--levels", type=int, default=12)
     compare.add_argument("--epsilon", type=float, default=1.0)
@@ -65,6 +68,10 @@ def _shared(kind: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0, with the files written; bad input raises before anything is drawn, written or charged."""
+    if args.kind == "simulate":
+        from ..curves import simulate
+
+        return simulate.run(args)
     if args.kind == "compare":
         return _compare(args)
     from ..curves.accounting import check_privacy

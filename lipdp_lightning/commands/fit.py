@@ -85,7 +85,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     with quiet():
         experiment = parse_experiment(rest, directory, own.wandb)
-        return train(experiment, directory.path)
+        code = train(experiment, directory.path)
+        _leave_group(experiment.trainer.world_size)
+        return code
 
 
 def train(experiment: Experiment, run_dir: Path) -> int:
@@ -118,6 +120,14 @@ def train(experiment: Experiment, run_dir: Path) -> int:
     finally:
         _close(experiment)
         experiment.release()
+
+
+def _leave_group(world_size: int) -> None:
+    """Before the interpreter ends: a thread of the group that is still there may abort the process."""
+    import torch
+
+    if world_size > 1 and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def held_out_metrics(trainer: Any, module: Any, data: Any) -> dict[str, float]:

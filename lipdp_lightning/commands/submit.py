@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     if not own.no_check:
         _check(job)
     shown = words[:cut] if own.run_dir is not None else [*words[:cut], "--run_dir", job.run_dir]
-    header = shlex.join(["lipdp", "submit", *(w for w in shown if w != "--dry-run"), *words[cut:]])
+    header = shlex.join(["lipdp", "submit", *(w for w in shown if w not in ("--dry-run", "--no-check")), *words[cut:]])
     script = render(job, header)
     if own.dry_run:
         sys.stdout.write(script)

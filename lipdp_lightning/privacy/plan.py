@@ -63,8 +63,8 @@ class PrivacyPlan:
     accountant: str = "prv"
     unit: str = "example"
     max_examples_per_unit: int = 1
-    scaling: str = "layerwise"
-    allocation: str = "equal"
+    scaling: str = "joint"
+    allocation: str = "optimal"
     group_weights: tuple[tuple[str, float], ...] = ()
     projection: str = "clip"
     max_norm: float | tuple[tuple[str, float], ...] | None = 1.0

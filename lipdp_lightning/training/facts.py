@@ -6,7 +6,7 @@ from typing import Any
 
 from ..mechanism.mechanism import Mechanism
 
-ON_BOUNDARY = 0.95  # a certified norm within 5 % of its maximum: the slack of cheap norm updates
+ON_BOUNDARY = 0.9  # a certified norm within 10 % of its maximum: the slack of cheap norm updates
 
 
 def group_rows(mechanism: Mechanism) -> list[dict[str, Any]]:

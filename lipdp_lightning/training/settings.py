@@ -47,7 +47,7 @@ class PrivacySettings:
         steps: int | None = None,
         batch_size: float = 256,
         scaling: Literal["worst_case", "layerwise", "joint", "radius", "batch_max"] = "joint",
-        allocation: Literal["equal", "global", "optimal", "custom"] = "global",
+        allocation: Literal["equal", "global", "optimal", "custom"] = "optimal",
         group_weights: dict[str, float] | None = None,
         projection: Literal["clip", "clip_singular", "fixed", "bjorck", "frobenius"] = "clip",
         max_norm: float | dict[str, float] | None = 1.0,

@@ -202,10 +202,12 @@ def test_it_stops_whatever_min_steps_says_and_without_another_validation(tmp_pat
     assert torch.load(tmp_path / LAST, weights_only=False)["global_step"] == 5 and Validations.count == 0
 
 
-def test_the_handlers_of_before_are_back_afterwards(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
+def test_the_handlers_of_before_are_back_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    numbers = (signal.SIGUSR1, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
     run(tmp_path)
-    assert signal.getsignal(signal.SIGUSR1) is before
+    assert [signal.getsignal(number) for number in numbers] == before
     flag, _ = listen([signal.SIGUSR1])
     run(tmp_path / "again")
     assert signal.getsignal(signal.SIGUSR1) is flag, "a flag of the command goes on listening"

@@ -202,6 +202,7 @@ def test_the_noise_of_continual_sums() -> None:
         total = ContinualSum(8, 1.0, NoiseSource(bytes([seed % 256, seed // 256]) * 8))
         runs.append([total.add(0.0) for _ in range(8)])
     noise = np.array(runs)
+    assert total.scale >= total.cost * 65536  # the cost of a suffix, in units of the fixed point, at epsilon 1
     one = discrete_laplace_variance(total.scale) / (1 << 32)
     assert noise.var(axis=0) == pytest.approx(np.full(8, 4 * one), rel=0.35)  # four levels at every step
     correlation = np.corrcoef(noise.T)

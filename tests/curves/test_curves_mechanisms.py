@@ -96,6 +96,24 @@ def test_gaussian_noise_on_the_tree_shifts_by_its_stated_norm(fan_outs: tuple[in
     assert worst <= tree_norm(fan_outs, adjacency, 2) <= worst * (1 + 1e-8)
 
 
+@pytest.mark.parametrize("name", ["gaussian", "factorization"])
+@pytest.mark.parametrize("adjacency", RELATIONS)
+@pytest.mark.parametrize("curves", [1, 2])
+def test_released_gaussian_noise_meets_its_epsilon_and_delta_exactly(name: str, adjacency: str, curves: int) -> None:
+    """From the covariance of what is released: the worst shift by one record has exactly the stated delta."""
+    mechanism = curve_mechanism(name, 4, 0.9, 1e-5, adjacency, curves)
+    unit = noise_matrix((2,) * 4) if name == "gaussian" else apply_square_root(np.eye(16)).T
+    rows = slice(0, 15 if mechanism.total_public else 16)
+    inverse = np.linalg.inv((unit @ unit.T)[rows, rows]) / float(mechanism.scale) ** 2
+    shifts = single_shifts(16, adjacency) if curves == 1 else pair_shifts(16, adjacency)
+    split = [np.split(s, curves) for s in shifts]
+    worst = max(math.sqrt(sum(float(d[rows] @ inverse @ d[rows]) for d in parts)) for parts in split)
+    # one tree whose last point is not released is a little better than `tree_norm` states
+    assert 0.85e-5 < gaussian_delta(0.9, 1 / worst) <= 1e-5
+    measured = mechanism.simulate(np.random.default_rng(0), 20_000)[:, 3].var()
+    assert measured == pytest.approx(float((unit @ unit.T)[3, 3]) * float(mechanism.scale) ** 2, rel=0.05)
+
+
 def test_rounding_in_the_norm_of_a_large_tree_goes_up(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = tree_norm((2,) * 9, "replace_one", 1)
     monkeypatch.setattr("lipdp_lightning.curves.tree_norm._BINS", 32)

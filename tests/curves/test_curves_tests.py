@@ -145,6 +145,24 @@ def test_without_noise_the_diagram_is_the_true_one() -> None:
     assert diagram.expected_error() < 0.04
 
 
+def test_every_number_of_the_diagram_has_noise_of_its_scale() -> None:
+    p, y = predictions(500)
+    exact = private_reliability(p, y, LOUD, NoiseSource(SECRET))
+    drawn = [private_reliability(p, y, 0.5, NoiseSource(bytes([s]) * 16)) for s in range(60)]
+    stated = math.sqrt(2) * float(reliability_cost(10, "replace_one")) / 0.5
+    for name in ("positives", "negatives", "centred"):
+        noise = np.array([getattr(d, name) - getattr(exact, name) for d in drawn])
+        assert noise.std() == pytest.approx(stated, rel=0.25), name
+
+
+def test_every_sum_of_the_groups_has_noise_of_its_scale() -> None:
+    p, y = predictions(500)
+    drawn = [private_hosmer_lemeshow(p, y, 2.0, NoiseSource(bytes([s]) * 16), levels=5) for s in range(60)]
+    for row in range(4):
+        noise = [d.sums[row] - group_sums(p, y.astype(bool), d.thresholds)[row] / UNIT for d in drawn]
+        assert np.concatenate(noise).std() == pytest.approx(math.sqrt(2) * 9 / 2.0, rel=0.25)
+
+
 def test_the_diagrams_interval_holds_the_true_shares() -> None:
     p, y = predictions()
     group = half_open(p, np.arange(11) / 10)

@@ -366,6 +366,9 @@ def refusals(world: World, folder: str) -> dict[str, str]:
     attempt("drift", Drift(world.size - 1), checksum_every_n_steps=2)
     attempt("drift unseen", Drift(world.size - 1), checksum_every_n_steps=None)
     attempt("nothing wrong")
+    kept = Path(folder) / "checkpoints"
+    attempt("stopped", ResumeCheckpoint(kept), trainer={"max_steps": 5})
+    attempt("a checkpoint that only rank 0 sees", checkpoint=None if world.rank else kept / "last.ckpt")
     return said
 
 

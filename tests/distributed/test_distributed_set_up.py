@@ -78,11 +78,12 @@ def test_what_one_rank_finds_wrong_all_refuse_without_waiting(worlds: Worlds, tm
         "a row changed on the last rank": "the training data", "another plan on the last rank": "the privacy plan",
         "another rate on the last rank": "the optimizer", "another network on the last rank": "the network",
         "a ledger of another plan": "another privacy plan", "batch_max": "one process", "drift": "drifted apart",
+        "a checkpoint that only rank 0 sees": "the checkpoint to continue from",
     }  # fmt: skip
     for rank in ranks:
         for name, message in expected.items():
             assert message in rank[name] and "HINT" in rank[name], (name, rank[name])
-        assert rank["drift unseen"] == rank["nothing wrong"] == "trained"
+        assert rank["drift unseen"] == rank["nothing wrong"] == rank["stopped"] == "trained"
     # steps are compared at 0, 2, 4: the drift after the fourth step is found before the fifth
     assert "before step 4 " in ranks[0]["drift"]
 

@@ -56,7 +56,7 @@ def test_every_field_is_in_the_digest():
         delta=1e-6,
         adjacency="replace_one",
         accountant="rdp",
-        scaling="joint",
+        scaling="layerwise",
         projection="fixed",
         max_norm=2.0,
         free_layers=("head",),
