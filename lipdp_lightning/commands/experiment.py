@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ DEFAULTS = {
     "enable_model_summary": False,
 }
 VALIDATIONS_PER_RUN = 20
+SAVES_PER_RUN = 100
 
 # losses are dataclasses, of which jsonargparse accepts subclasses only when told so
 set_parsing_settings(subclasses_enabled=[Loss])
@@ -147,6 +149,9 @@ class Experiment(LightningCLI):
     def _validate_every(self) -> int:
         return max(1, self.plan.steps // steps_per_epoch(self.plan) // VALIDATIONS_PER_RUN)
 
+    def _save_every(self) -> int:
+        return max(10, self.plan.steps // SAVES_PER_RUN)
+
     def _callbacks(self, given: list[Any], options: dict[str, Any]) -> list[Any]:
         """The callbacks of the configuration, and of the usual ones those that it does not configure itself."""
         usual: list[Any] = [PrivacyAccountant(), GradientNoiseMonitor()]
@@ -154,7 +159,9 @@ class Experiment(LightningCLI):
             title = f"{type(self.model.network).__name__} on {type(self.datamodule).__name__}"
             config = self.resolved()
             usual += [
-                ResumeCheckpoint(),
+                # at fixed steps: a checkpoint makes all norms exact, and a run that is killed must end with
+                # the bits of one that was not
+                ResumeCheckpoint(every_n_seconds=math.inf, every_n_steps=self._save_every()),
                 PrivacyReport(self._directory.path, title=title, config=config, publish=False),
                 RunFiles(self._directory, config),
                 Preemption(),
