@@ -175,7 +175,7 @@ def test_no_file_names_a_registry_or_a_place_on_one_machine() -> None:
 @pytest.mark.parametrize("text", ["--index-url https://" + REGISTRY_HOSTS[0] + "/simple", "open('/" + "home/ann/x')"])
 def test_a_registry_and_a_machine_path_are_found(text: str) -> None:
     assert forbidden_text(text)
-    assert not forbidden_text("framework/root/of squares, see docs/home/page and $HOME/x, ~/work/x")
+    assert not forbidden_text("framework/root/of squares, see docs/home/page and $HOME/x, ~/project/x")
 
 
 def test_the_top_level_is_as_it_should_be() -> None:
