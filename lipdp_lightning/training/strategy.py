@@ -21,6 +21,7 @@ from ..privacy.spending import Spending
 from .checkpoint_io import OwnerOnlyCheckpointIO
 from .context import context_of
 from .draws import planned_draws
+from .exact_products import require_exact_products
 from .guards import check_set_up, make_certifier, matching_modules, steps_per_epoch
 from .module_guards import LiveChecks
 from .partial_sums import PartialSums
@@ -131,6 +132,7 @@ class PrivateStrategy(ProcessStrategy):
         assert plan is not None and module is not None
         trainer.accumulate_grad_batches = self.chunks
         module.clip_loss(plan.loss_clip)
+        require_exact_products()
         super().setup(trainer)
         self.configured = [hyperparameters(o) for o in self.optimizers]
         norms = TrackedNorms()
