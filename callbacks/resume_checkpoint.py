@@ -81,7 +81,7 @@ class ResumeCheckpoint(Callback):
         by_steps = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         by_time = time.monotonic() - self._saved_at > self.every_n_seconds
         # ranks agree on rank 0's clock
-        if trainer.strategy.broadcast(by_steps or by_time) and not _strategy(trainer).replaying:
+        if trainer.strategy.broadcast(by_steps or by_time):
             # schedulers that follow a metric move after the last batch of an epoch
             self._due = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
             if not self._due:
@@ -122,10 +122,7 @@ class ResumeCheckpoint(Callback):
         self._loops = copy.deepcopy(checkpoint["loops"]["fit_loop"])
 
     def save(self, trainer: lightning.Trainer) -> None:
-        """Write last.ckpt, unless the run is still repeating steps that follow the one that is there."""
-        if _strategy(trainer).replaying and self.path.exists():
-            self._saved_at = time.monotonic()
-            return
+        """Write last.ckpt."""
         self._saving = True
         try:
             trainer.save_checkpoint(self.path, weights_only=False)

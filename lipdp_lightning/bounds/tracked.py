@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,15 @@ class TrackedNorms(NormSource):
         self._vector_bounds: list[float] = []
         self._next_operator = self._next_vector = 0
         self._walks = 0
+
+    def state(self) -> list[Any] | None:
+        """What a resume needs to go on with the same bounds; see :meth:`NormTracker.state`."""
+        return None if self.tracker is None else self.tracker.state()
+
+    def load_state(self, state: list[Any] | None) -> None:
+        if state is not None:
+            assert self.tracker is not None, "the tracker starts with the second walk"
+            self.tracker.load_state(state)
 
     def begin(self) -> None:
         self._walks += 1

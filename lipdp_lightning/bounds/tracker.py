@@ -59,6 +59,18 @@ class _Anchor:
         return replace(self, matrix=replace(self.matrix, factor=self.matrix.factor * factor))
 
 
+_Saved = tuple[Tensor, float, float, float]
+
+
+def _saved(anchor: _Anchor) -> _Saved:
+    return anchor.matrix.values, anchor.matrix.frobenius, anchor.matrix.factor, anchor.norm
+
+
+def _loaded(saved: _Saved, device: torch.device) -> _Anchor:
+    values, frobenius, factor, norm = saved
+    return _Anchor(Reference(values.to(device), frobenius, factor), norm)
+
+
 def _same(values: Tensor, weight: Tensor) -> bool:
     return values.device == weight.device and values.dtype == weight.dtype and torch.equal(values, weight)
 
@@ -189,6 +201,25 @@ class NormTracker:
         self._near[index] = _Anchor(Reference(values, frobenius), norm)
         self.tightenings += 1
         return norm
+
+    def state(self) -> list[tuple[_Saved, _Saved | None]]:
+        """All that later bounds depend on, besides the weights. Refers to tensors that may change in place."""
+        return [
+            (_saved(far), None if (near := self._near[index]) is far else _saved(near))
+            for index, far in self._far.items()
+        ]
+
+    def load_state(self, state: Sequence[tuple[_Saved, _Saved | None]]) -> None:
+        """Go on as the tracker did that gave ``state``; its values are taken over and may change in place.
+
+        A state of weights on another device is moved; one of other shapes or dtypes leads to exact norms.
+        """
+        assert len(state) == len(self.entries), "the state belongs to other weights"
+        for index, (far, near) in enumerate(state):
+            device = self.entries[index].weight.device
+            self._far[index] = _loaded(far, device)
+            self._near[index] = self._far[index] if near is None else _loaded(near, device)
+        self._deviations = None
 
     def update(self) -> list[float]:
         """Upper bounds on the norms of all weights as they are now."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,9 +158,7 @@ class Experiment(LightningCLI):
             title = f"{type(self.model.network).__name__} on {type(self.datamodule).__name__}"
             config = self.resolved()
             usual += [
-                # at fixed steps: a checkpoint makes all norms exact, and a run that is killed must end with
-                # the bits of one that was not
-                ResumeCheckpoint(every_n_seconds=math.inf, every_n_steps=self._save_every()),
+                ResumeCheckpoint(every_n_steps=self._save_every()),
                 PrivacyReport(self._directory.path, title=title, config=config, publish=False),
                 RunFiles(self._directory, config),
                 Preemption(),

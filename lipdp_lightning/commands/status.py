@@ -57,7 +57,7 @@ def _released(directory: Path) -> int | None:
         lines = (directory / "steps.txt").read_text(errors="replace").splitlines()
     except OSError:
         return None
-    words = [line.split() for line in lines if not line.endswith("settled") and not line.startswith("diverged")]
+    words = [line.split() for line in lines if not line.startswith("diverged")]
     steps = [found[1] for found in words if len(found) == 3]
     return max((int(step) + 1 for step in steps if step.isdigit()), default=0)
 

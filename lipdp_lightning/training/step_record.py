@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
-_LINE = re.compile(r"^([0-9a-f]{16}) (\d+) ([0-9a-f]{32}|settled)$")
-_SETTLED = "settled"
+_LINE = re.compile(r"^([0-9a-f]{16}) (\d+) ([0-9a-f]{32})$")
 _DIVERGED = "diverged"
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The steps of a branch on record: those before ``end`` are repeated, with norms settled where they were."""
-
-    end: int = 0
-    settled: frozenset[int] = frozenset()
 
 
 class StepRecord:
@@ -27,8 +17,8 @@ class StepRecord:
     :meth:`take` is called before the release, and raises where a step that is on record starts from
     another state. The branch is then marked: the next start continues from the checkpoint with a new secret.
 
-    Norms are kept by cheap updates that depend on when they were last exact. Checkpoints make them exact
-    (settle them), so where that happened is on record too, and a replay does it at the same steps.
+    Norms are kept by cheap updates that depend on when they were last exact; a checkpoint therefore holds what
+    they were last exact at.
 
     Lines are flushed to the operating system and survive the process's death. The digests are keyed
     by the secret and tell nothing without it.
@@ -37,7 +27,6 @@ class StepRecord:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[tuple[str, int], str] = {}
-        self._settled: set[tuple[str, int]] = set()
         self._torn = False
         self.divergences = 0
         if path is not None and path.exists():
@@ -50,21 +39,8 @@ class StepRecord:
             found = _LINE.match(line)
             if line.startswith(_DIVERGED):
                 self.divergences += 1
-            elif found and found[3] == _SETTLED:
-                self._settled.add((found[1], int(found[2])))
             elif found:
                 self._known[found[1], int(found[2])] = found[3]
-
-    def replay(self, branch: str) -> Replay:
-        """What a session of this branch repeats before it goes on."""
-        steps = [step for name, step in self._known if name == branch]
-        return Replay(max(steps, default=-1) + 1, frozenset(step for name, step in self._settled if name == branch))
-
-    def settle(self, branch: str, step: int) -> None:
-        """Norms were made exact before this step."""
-        if (branch, step) not in self._settled:
-            self._settled.add((branch, step))
-            self._write(f"{branch} {step} {_SETTLED}")
 
     def take(self, branch: str, step: int, digest: str) -> None:
         """Put a step on record before its release, or check it against what is there."""

@@ -27,7 +27,6 @@ from .module_guards import LiveChecks
 from .partial_sums import PartialSums
 from .processes import ProcessStrategy
 from .resume import apply_changes, check_fits, hyperparameters
-from .settling import Settling
 from .step_record import StepRecord
 
 
@@ -77,9 +76,10 @@ class PrivateStrategy(ProcessStrategy):
         self.public_context = b""
         self._secret = b""
         self.restored: ResumeState | None = None
+        self._restored_norms: list[Any] | None = None
         self._hooks: list[Any] = []
         self._branch = ""
-        self._settling: Settling | None = None
+        self._norms = TrackedNorms()
         self._micro_batches = 0
         self._partial_sums: PartialSums | None = None
         self._private_step = -1
@@ -135,8 +135,8 @@ class PrivateStrategy(ProcessStrategy):
         require_exact_products()
         super().setup(trainer)
         self.configured = [hyperparameters(o) for o in self.optimizers]
-        norms = TrackedNorms()
-        certifier = make_certifier(trainer, module, plan, data, norms)
+        self._norms = TrackedNorms()
+        certifier = make_certifier(trainer, module, plan, data, self._norms)
         self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))
         self._open_branch(context_of(self, trainer, module, data))
         place = Place(self.global_rank, self.world_size, self.noise_mode)  # type: ignore[arg-type]
@@ -147,13 +147,13 @@ class PrivateStrategy(ProcessStrategy):
             self.mechanism.project_()
         else:
             self.mechanism.load_state(self.restored.mechanism)
+            self._norms.load_state(self._restored_norms)
+            self._restored_norms = None
         # other branches of the run may leave fewer steps than the trainer was asked for
         trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
         self._micro_batches, self._partial_sums, self._private_step = 0, PartialSums(module), -1
         self._live = LiveChecks(module)
         self._branch = derive_key(self._secret, "branch on record")[:8].hex()
-        replay = self.ranks.from_first(lambda: self.record.replay(self._branch))
-        self._settling = Settling(norms, self.record, self._branch, replay, writes=self.is_global_zero)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
 
     def _open_branch(self, context: bytes) -> None:
@@ -187,12 +187,11 @@ class PrivateStrategy(ProcessStrategy):
 
     def _begin_step(self) -> None:
         mechanism, step = self.mechanism, self.lightning_module.trainer.global_step
-        assert mechanism is not None and self._live is not None and self._settling is not None
+        assert mechanism is not None and self._live is not None
         assert step < self.branches.limit(), f"step {step} is beyond the plan"
         self._live.check()
         if self.is_global_zero:
             self.branches.reserve(step)
-        self._settling.at_step(step)
         mechanism.begin_step(step, self.ranks.agree)
         every = self.checksum_every_n_steps
         if every is not None and self.world_size > 1 and step % every == 0:
@@ -242,17 +241,12 @@ class PrivateStrategy(ProcessStrategy):
         """Whether a checkpoint taken now holds whole steps."""
         return self._micro_batches == 0
 
-    @property
-    def replaying(self) -> bool:
-        """Whether the coming step repeats one of an earlier session; a checkpoint taken now would not be exact."""
-        return self._settling is not None and self._settling.replaying(self.lightning_module.trainer.global_step)
-
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Checkpoints to resume from carry the secret; weights-only ones never do."""
         if self.mechanism is not None and "optimizer_states" in checkpoint:
             step = self.lightning_module.trainer.global_step
-            assert self._settling is not None
-            self._settling.at_checkpoint(step)  # on every rank: their bounds stay the same
+            # bounds of later steps scale noise that is drawn from a fixed key: a replay must have the same
+            checkpoint["lipdp_norms"] = self._norms.state()
             if self.is_global_zero:  # the only one that writes, and that needs to see the run directory
                 checkpoint["lipdp"] = self.branches.state(step, self.mechanism.state()).to_dict()
             checkpoint["lipdp_optimizers"] = self.configured
@@ -262,6 +256,7 @@ class PrivateStrategy(ProcessStrategy):
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         saved = checkpoint.get("lipdp")
         self.restored = None if saved is None else ResumeState.from_dict(saved)
+        self._restored_norms = checkpoint.get("lipdp_norms")
         return checkpoint
 
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
