@@ -13,10 +13,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-slow test-all lint format clean
+.PHONY: help setup demo test test-slow test-slurm test-all lint format clean
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "variables: PYTHON=$(PYTHON) VENV=$(VENV) CONFIG=$(CONFIG) FIT_FLAGS JOBS=$(JOBS) PYTEST_FLAGS"
 
 setup: $(STAMP) ## install everything into .venv
@@ -37,6 +37,9 @@ test: $(STAMP) ## the fast tests
 
 test-slow: $(STAMP) ## the slow tests alone
 	$(PYTEST) -m "slow and not slurm"
+
+test-slurm: $(STAMP) ## jobs on a Slurm of one machine; needs root and Debian's slurm-wlm and munge
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slurm tests/slurm
 
 test-all: test test-slow ## the fast tests, then the slow ones
 

@@ -51,8 +51,11 @@ class Cluster:
         content = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
         content["privacy"] = {
             "noise_multiplier": 2.0, "delta": 1e-4, "steps": STEPS, "batch_size": 64, "accountant": "pld",
-            "max_norm": None,
+            "max_norm": 1.0,
         }  # fmt: skip
+        # layers whose norms are followed from step to step, and slowly: later noise depends on when they were exact
+        content["model"]["network"]["init_args"] |= {"hidden": [16], "zero_init": False}
+        content["optimizer"]["init_args"]["lr"] = 0.003
         content["trainer"] |= {
             "devices": devices, "num_nodes": nodes, "enable_progress_bar": False,
             "callbacks": [{"class_path": "slow_steps.SlowSteps"}],
