@@ -262,7 +262,7 @@ def _compare(args: Any) -> int:
     _table([{k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows])
     sys.stdout.write("\n")
     smoothing = [asdict(row) for row in compare_smoothing(args.levels, args.epsilon)]
-    _table([{k: f"{v:.3f}" if isinstance(v, float) else v for k, v in row.items()} for row in smoothing])
+    _table([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()} for row in smoothing])
     return 0
 
 

@@ -5,6 +5,10 @@ high - low: Laplace noise of scale suffix_cost (high - low) / epsilon, for base 
 in [0, 1] (the theorem does not say that values must be bounded; without a bound no scale is enough). The stream may
 be chosen in view of the sums released so far: the noise that explains the shift leaves the sums before it unchanged, so
 the argument holds at every output separately.
+
+With delta > 0 the noise is Gaussian, 1 / (2 z^2)-zCDP for z the deviation over the L2 norm of the least noise that
+explains a suffix: `tree_norm`, which is below the theorem's square root of ceil((L + 1) / 2). That holds for streams
+chosen in view of the sums, too: Gaussian noise may be rotated into a lower-triangular form (Denisov et al. 2022).
 """
 
 from __future__ import annotations
@@ -14,33 +18,53 @@ from fractions import Fraction
 
 import numpy as np
 
-from lipdp_lightning.curves.accounting import CurveRelease, check_privacy
+from lipdp_lightning.curves.accounting import CurveRelease, check_privacy, gaussian_noise_multiplier, zcdp
 from lipdp_lightning.curves.calibration import UNIT
-from lipdp_lightning.curves.noise import NoiseSource, discrete_laplace, exact_scale
+from lipdp_lightning.curves.noise import FloatArray, NoiseSource, discrete_laplace, exact_scale, gaussian_noise
 from lipdp_lightning.curves.tree import level_sizes, suffix_cost, uniform_fan_outs
+from lipdp_lightning.curves.tree_norm import tree_norm
 
 
 class ContinualSum:
-    """epsilon-DP running sums of at most `steps` values in [low, high], with one noise per level in memory.
+    """(epsilon, delta)-DP running sums of at most `steps` values in [low, high], with one noise per level in memory.
 
     Values are kept in fixed point, (high - low) / 2^16, so that the noise is exact.
     """
 
     def __init__(
-        self, steps: int, epsilon: float, source: NoiseSource, low: float = 0.0, high: float = 1.0, base: int = 2
+        self,
+        steps: int,
+        epsilon: float,
+        source: NoiseSource,
+        low: float = 0.0,
+        high: float = 1.0,
+        base: int = 2,
+        delta: float = 0.0,
     ) -> None:
-        check_privacy(epsilon)
+        check_privacy(epsilon, delta)
         if steps < 1 or not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ValueError(f"{steps} steps of values in [{low}, {high}]. HINT: at least one step, and low < high.")
         self.steps, self.epsilon, self.low, self.high = steps, epsilon, low, high
         fan_outs = uniform_fan_outs(steps, base)
         leaves = level_sizes(fan_outs)[-1]
         self._spans = [leaves // size for size in level_sizes(fan_outs)]
-        self.cost = suffix_cost(fan_outs)
-        self.scale: Fraction = exact_scale(self.cost * UNIT, epsilon)
+        self.delta = delta
+        self.cost = tree_norm(fan_outs, "add_remove", 1) if delta else float(suffix_cost(fan_outs))
+        self.scale: Fraction = self._scale()
         self._stream = source.stream()
-        self._noise = np.zeros(len(self._spans), dtype=np.int64)
+        self._noise = np.zeros(len(self._spans))
         self._time, self._sum = 0, 0
+
+    def _scale(self) -> Fraction:
+        if not self.delta:
+            return exact_scale(int(self.cost) * UNIT, self.epsilon)
+        return Fraction(self.cost * UNIT * gaussian_noise_multiplier(self.epsilon, self.delta) * (1 + 1e-12))
+
+    def _draw(self, count: int) -> FloatArray:
+        if not self.delta:
+            return discrete_laplace(self._stream, count, self.scale).astype(np.float64)
+        # the sum is rounded to the values' fixed point, and not each noise: that is post-processing
+        return gaussian_noise(self._stream, count) * float(self.scale)
 
     def add(self, value: float) -> float:
         """Take the next value; returns the noisy sum of all so far."""
@@ -51,10 +75,12 @@ class ContinualSum:
         width = self.high - self.low
         self._sum += round((value - self.low) / width * UNIT)
         begins = [level for level, span in enumerate(self._spans) if self._time % span == 0]
-        self._noise[begins] = discrete_laplace(self._stream, len(begins), self.scale)
+        self._noise[begins] = self._draw(len(begins))
         self._time += 1
-        return self.low * self._time + width * (self._sum + int(self._noise.sum())) / UNIT
+        return self.low * self._time + width * (self._sum + round(float(self._noise.sum()))) / UNIT
 
     def booking(self, name: str = "continual sum") -> CurveRelease:
-        text = f"discrete Laplace on a tree of {len(self._spans)} levels, sensitivity {self.cost}, {self.steps} steps"
-        return CurveRelease(name, text, self.epsilon, 0.0, "replace_one")
+        noise = "Gaussian" if self.delta else "discrete Laplace"
+        text = f"{noise} on a tree of {len(self._spans)} levels, sensitivity {self.cost:.6g}, {self.steps} steps"
+        rho = zcdp(float(self.scale) / (self.cost * UNIT)) if self.delta else None
+        return CurveRelease(name, text, self.epsilon, self.delta, "replace_one", rho)

@@ -109,7 +109,7 @@ def private_hosmer_lemeshow(
     share = 0.5 if delta else curve_cost / (curve_cost + cost)
     design = curve_mechanism(mechanism, levels, epsilon * share, delta, adjacency)
     curve = private_ecdf(data, Grid(0.0, 1.0, levels), design, source)
-    thresholds = _thresholds(curve.smoothed().fractions, curve.grid.edges, groups)
+    thresholds = thresholds_of(curve.smoothed().fractions, curve.grid.edges, groups)
     rest = epsilon - design.epsilon
     scale = exact_scale(cost, rest)
     exact = group_sums(data, positive, thresholds)
@@ -121,7 +121,7 @@ def private_hosmer_lemeshow(
     return PrivateHosmerLemeshow(thresholds, (exact + noise) / UNIT, scale, tuple(releases))
 
 
-def _thresholds(fractions: FloatArray, edges: FloatArray, groups: int) -> FloatArray:
+def thresholds_of(fractions: FloatArray, edges: FloatArray, groups: int) -> FloatArray:
     """0, the quantiles q / Q, 1; quantiles that coincide leave fewer groups."""
     inner = {float(edges[crossing(fractions, q / groups) + 1]) for q in range(1, groups)}
     return np.array([0.0, *sorted(t for t in inner if 0 < t < 1), 1.0])

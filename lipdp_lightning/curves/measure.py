@@ -65,7 +65,7 @@ def compare_errors(levels: int, epsilon: float, delta: float, repeats: int) -> l
 
 @dataclass(frozen=True)
 class SmoothingRow:
-    """Seconds, and the squared error after smoothing as a share of that before."""
+    """Processor seconds of one smoothing, and the squared error after it as a share of that before: means."""
 
     levels: int
     p: int
@@ -74,20 +74,21 @@ class SmoothingRow:
     error_ratio: float
 
 
-def compare_smoothing(levels: int, epsilon: float, slowest_levels: int = 12) -> list[SmoothingRow]:
-    """Every way to smooth one release of the Poisson data set; the linear program only up to `slowest_levels`."""
+def compare_smoothing(levels: int, epsilon: float, repeats: int = 20) -> list[SmoothingRow]:
+    """Every way to smooth releases of the Poisson data set."""
     mechanism = curve_mechanism("laplace", levels, epsilon)
     histogram = Grid(0.0, 1.0, levels).histogram(poisson_values(levels, 3.0))
     truth = np.cumsum(histogram).astype(np.float64)
-    counts = mechanism.release(histogram, NoiseSource())
-    before = float(np.mean((counts - truth) ** 2))
+    source = NoiseSource()
+    releases = [mechanism.release(histogram, source) for _ in range(repeats)]
+    before = [float(np.mean((counts - truth) ** 2)) for counts in releases]
     rows = []
     for metric in ("points", "tree"):
         for p in (2, 1):
-            if (metric, p) == ("tree", 1) and levels > slowest_levels:
-                continue
-            start = time.perf_counter()
-            smoothed = smooth(counts, p, metric, mechanism.fan_outs, float(truth[-1]))
-            seconds = time.perf_counter() - start
-            rows.append(SmoothingRow(levels, p, metric, seconds, float(np.mean((smoothed - truth) ** 2)) / before))
+            start = time.process_time()
+            smoothed = [smooth(counts, p, metric, mechanism.fan_outs, float(truth[-1])) for counts in releases]
+            seconds = (time.process_time() - start) / repeats
+            after = [float(np.mean((curve - truth) ** 2)) for curve in smoothed]
+            ratio = float(np.mean(np.array(after) / np.array(before)))
+            rows.append(SmoothingRow(levels, p, metric, seconds, ratio))
     return rows

@@ -25,6 +25,8 @@ from lipdp_lightning.curves.mechanism import CurveMechanism
 from lipdp_lightning.curves.noise import BoolArray, FloatArray, NoiseSource
 from lipdp_lightning.curves.smooth import smooth
 
+_ROUNDING = 1e-12  # of an area: without noise the interval still holds it
+
 
 def check_labels(labels: npt.ArrayLike, values: npt.ArrayLike) -> BoolArray:
     """Labels 0 and 1, one for every value."""
@@ -85,7 +87,8 @@ class PrivateROC:
         width = noise_width(self.mechanism, 1 - confidence, repeats, chance)
         low_1, high_1 = as_fractions(*count_band(self.positives, self.mechanism, width))
         low_0, high_0 = as_fractions(*count_band(self.negatives, self.mechanism, width))
-        return area_under_curve(high_1, low_0), area_under_curve(low_1, high_0)
+        low, high = area_under_curve(high_1, low_0), area_under_curve(low_1, high_0)
+        return max(low - _ROUNDING, 0.0), min(high + _ROUNDING, 1.0)
 
     def booking(self, name: str = "roc") -> CurveRelease:
         return self.mechanism.booking(name)

@@ -6,9 +6,9 @@ Two readings of "nearest", each for p = 1 and p = 2:
   medians for p = 1. Clipping the monotone solution to the range keeps it optimal, because the objective is a sum of
   convex functions of one point each.
 * `tree`: the thesis's problem, sum_v |nu_v|^p over the noises that explain the change, G = F + A nu. For p = 1 it is
-  the most likely curve under Laplace noise, for p = 2 under Gaussian noise. A linear program (HiGHS), and a quadratic
-  program solved by an interior-point method whose linear systems are sparse: with path sums as variables, the graph
-  of a step is a tree whose leaves are joined in a row, which factorises with almost no fill.
+  the most likely curve under Laplace noise, for p = 2 under Gaussian noise. Exact and near-linear as a network problem
+  between the gaps of the leaves: `lipdp_lightning.curves.gaps` (p = 2, any tree) and `gaps_l1` (p = 1, binary trees).
+  For p = 1 on other trees it is a general linear program, by HiGHS.
 
 `points` with p = 2 moves no value further from a monotone truth than the furthest one was: a band around the raw
 curve that holds the truth everywhere is as valid around the smoothed one.
@@ -23,7 +23,8 @@ import numpy as np
 from scipy.optimize import isotonic_regression, linprog
 from scipy.sparse import coo_array, csr_array, diags_array, eye_array, hstack, vstack
 
-from lipdp_lightning.curves.interior import solve_quadratic
+from lipdp_lightning.curves.gaps import least_squares_increments
+from lipdp_lightning.curves.gaps_l1 import least_absolute_increments
 from lipdp_lightning.curves.noise import FloatArray
 from lipdp_lightning.curves.tree import level_sizes
 
@@ -77,13 +78,30 @@ def isotonic_l1(values: FloatArray) -> FloatArray:
 
 def tree_l2(values: FloatArray, fan_outs: Sequence[int], upper: float = np.inf) -> FloatArray:
     """argmin over monotone G in [0, upper] of min{ ||nu||_2^2 : G = values + A nu }."""
-    edges, constraints, bounds = _tree_problem(values, fan_outs, upper)
-    paths = solve_quadratic((edges.T @ edges).tocsc(), constraints, bounds)
-    return _monotone(values + paths[-_padded(fan_outs) :][: len(values)], upper)
+    increments = least_squares_increments(_increments(values, upper), fan_outs, bool(np.isfinite(upper)))
+    return _summed(increments, upper)
 
 
 def tree_l1(values: FloatArray, fan_outs: Sequence[int], upper: float = np.inf) -> FloatArray:
-    """argmin over monotone G in [0, upper] of min{ ||nu||_1 : G = values + A nu }; one of them, by HiGHS."""
+    """argmin over monotone G in [0, upper] of min{ ||nu||_1 : G = values + A nu }; one of them."""
+    if any(fan_out != 2 for fan_out in fan_outs):
+        return tree_l1_program(values, fan_outs, upper)
+    increments = least_absolute_increments(_increments(values, upper), len(fan_outs), bool(np.isfinite(upper)))
+    return _summed(increments, upper)
+
+
+def _increments(values: FloatArray, upper: float) -> FloatArray:
+    """From 0 to the first point, between the points, and up to the public end; 0 where there is none."""
+    end = upper if np.isfinite(upper) else float(values[-1])
+    return np.diff(values, prepend=0.0, append=end)
+
+
+def _summed(increments: FloatArray, upper: float) -> FloatArray:
+    return np.clip(np.cumsum(np.maximum(increments[:-1], 0.0)), 0.0, upper)
+
+
+def tree_l1_program(values: FloatArray, fan_outs: Sequence[int], upper: float = np.inf) -> FloatArray:
+    """The same as `tree_l1`, for any tree, as a sparse linear program solved by HiGHS."""
     edges, constraints, bounds = _tree_problem(values, fan_outs, upper)
     nodes = edges.shape[0]
     identity = eye_array(nodes)
@@ -94,16 +112,9 @@ def tree_l1(values: FloatArray, fan_outs: Sequence[int], upper: float = np.inf) 
     limits = np.concatenate([np.zeros(2 * nodes), -bounds])
     result = linprog(cost, A_ub=inequalities, b_ub=limits, bounds=(None, None), method="highs-ipm")
     assert result.status == 0, result.message  # feasible: any constant is monotone
-    return _monotone(values + result.x[:nodes][-_padded(fan_outs) :][: len(values)], upper)
-
-
-def _padded(fan_outs: Sequence[int]) -> int:
-    return level_sizes(fan_outs)[-1]
-
-
-def _monotone(values: FloatArray, upper: float) -> FloatArray:
-    """Remove what the solvers' tolerance leaves of a decrease."""
-    return np.clip(np.maximum.accumulate(values), 0.0, upper)
+    path_sums = result.x[:nodes][-level_sizes(fan_outs)[-1] :][: len(values)]
+    # what the solver's tolerance leaves of a decrease is removed
+    return np.clip(np.maximum.accumulate(values + path_sums), 0.0, upper)
 
 
 def _tree_problem(values: FloatArray, fan_outs: Sequence[int], upper: float) -> tuple[csr_array, csr_array, FloatArray]:

@@ -17,9 +17,11 @@ from lipdp_lightning.curves import (
     private_ecdf,
     quantile,
 )
+from lipdp_lightning.curves.accounting import gaussian_delta
 from lipdp_lightning.curves.bands import as_fractions, count_band
 from lipdp_lightning.curves.noise import discrete_laplace_variance
 from lipdp_lightning.curves.quantiles import crossing
+from lipdp_lightning.curves.tree import noise_matrix
 
 SECRET = bytes(16)
 LOUD = 1e4  # an epsilon at which discrete noise is zero
@@ -208,6 +210,23 @@ def test_the_noise_of_continual_sums() -> None:
     correlation = np.corrcoef(noise.T)
     assert correlation[0, 1] == pytest.approx(0.75, abs=0.12)  # they share all but the leaf
     assert correlation[3, 4] == pytest.approx(0.25, abs=0.12)  # they share the root only
+
+
+def test_gaussian_noise_of_continual_sums_meets_its_epsilon_and_delta() -> None:
+    """Against the exact distance of two streams that differ in one step, at every step, and the measured noise."""
+    epsilon, delta = 0.8, 1e-5
+    total = ContinualSum(8, epsilon, NoiseSource(SECRET), low=-1.0, high=1.0, delta=delta)
+    matrix = noise_matrix((2, 2, 2))
+    deviation = float(total.scale) / 65536 * 2  # in units of the values
+    covariance = deviation**2 * matrix @ matrix.T
+    shifts = [np.where(np.arange(8) >= step, 2.0, 0.0) for step in range(8)]
+    farthest = max(float(np.sqrt(shift @ np.linalg.solve(covariance, shift))) for shift in shifts)
+    assert 0.99 * delta < gaussian_delta(epsilon, 1 / farthest) <= delta
+    assert gaussian_delta(epsilon, 0.9 / farthest) > delta
+    assert total.booking().rho == pytest.approx(farthest**2 / 2, rel=1e-6) and total.booking().delta == delta
+    streams = (ContinualSum(8, epsilon, NoiseSource(bytes([i]) * 16), -1.0, 1.0, delta=delta) for i in range(250))
+    noise = np.array([[stream.add(0.0) for _ in range(8)] for stream in streams])
+    assert noise.std(axis=0) == pytest.approx(np.full(8, 2 * deviation), rel=0.2)
 
 
 def test_a_stream_outside_its_bounds_is_refused() -> None:

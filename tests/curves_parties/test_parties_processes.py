@@ -26,6 +26,7 @@ RECORDS = np.array([[3, 1], [200, 1], [90, 0], [255, 1]])
 STATISTIC = ThresholdCounts(8, (0, 89, 199, 254))
 TRUTH = STATISTIC.contributions(RECORDS).sum(axis=0)
 NO_NOISE = 1e5
+PATIENT = 120.0  # seconds: on a busy machine processes start late
 
 
 def alive(process_id: int) -> bool:
@@ -45,7 +46,9 @@ def ended(session: ProcessSession) -> bool:
 @pytest.mark.parametrize("protocol", [TrustedCurator(), AdditiveSharing(3), ShamirSharing(3, 2), FunctionSharing()])
 def test_release_bytes_and_charge(protocol) -> None:
     charges = []
-    session = ProcessSession(protocol, STATISTIC, RECORDS, NO_NOISE, charge=charges.append, record_views=True)
+    session = ProcessSession(
+        protocol, STATISTIC, RECORDS, NO_NOISE, charge=charges.append, record_views=True, seconds=PATIENT
+    )
     with session:
         assert len(set(session.process_ids.values()) | {os.getpid()}) == len(session.process_ids) + 1
         assert np.array_equal(session.query(), TRUTH)
@@ -57,7 +60,7 @@ def test_release_bytes_and_charge(protocol) -> None:
 
 def test_function_sharing_answers_again_without_the_parties_and_charges_once() -> None:
     charges = []
-    with ProcessSession(FunctionSharing(), STATISTIC, RECORDS, 0.5, charge=charges.append) as session:
+    with ProcessSession(FunctionSharing(), STATISTIC, RECORDS, 0.5, charge=charges.append, seconds=PATIENT) as session:
         pids = [pid for name, pid in session.process_ids.items() if name.startswith("party")]
         assert not any(alive(pid) for pid in pids)
         first = session.query()
@@ -69,7 +72,7 @@ def test_function_sharing_answers_again_without_the_parties_and_charges_once() -
 
 
 def test_shares_of_sums_open_once() -> None:
-    with ProcessSession(AdditiveSharing(2), STATISTIC, RECORDS, 1.0) as session:
+    with ProcessSession(AdditiveSharing(2), STATISTIC, RECORDS, 1.0, seconds=PATIENT) as session:
         session.query()
         with pytest.raises(ValueError, match="HINT"):
             session.query()
@@ -80,7 +83,7 @@ def test_shares_of_sums_open_once() -> None:
 def test_two_sessions_have_different_noise() -> None:
     releases = []
     for _ in range(2):
-        with ProcessSession(AdditiveSharing(2), STATISTIC, RECORDS, 0.01) as session:
+        with ProcessSession(AdditiveSharing(2), STATISTIC, RECORDS, 0.01, seconds=PATIENT) as session:
             releases.append(session.query())
     assert not np.any(releases[0] == releases[1])
 
@@ -97,7 +100,9 @@ def test_two_sessions_have_different_noise() -> None:
 )
 def test_a_party_that_disappears(party) -> None:
     charges = []
-    session = ProcessSession(AdditiveSharing(2), STATISTIC, RECORDS, 1.0, charge=charges.append, party=party)
+    session = ProcessSession(
+        AdditiveSharing(2), STATISTIC, RECORDS, 1.0, charge=charges.append, party=party, seconds=PATIENT
+    )
     with pytest.raises(PartyLost, match=r"parties \[1\].*no budget was charged(.|\n)*HINT"), session:
         session.query()
     assert not charges
@@ -120,13 +125,25 @@ def test_a_silent_party_is_not_waited_for_longer_than_announced() -> None:
 def test_a_lost_server_ends_additive_sharing_but_not_shamir() -> None:
     charges = []
     session = ProcessSession(
-        AdditiveSharing(2), STATISTIC, RECORDS, 1.0, charge=charges.append, server=broken.server_1_never_starts
+        AdditiveSharing(2),
+        STATISTIC,
+        RECORDS,
+        1.0,
+        charge=charges.append,
+        server=broken.server_1_never_starts,
+        seconds=PATIENT,
     )
     with pytest.raises(ServerLost, match="no budget was charged"), session:
         session.query()
     assert not charges
     with ProcessSession(
-        ShamirSharing(3, 2), STATISTIC, RECORDS, NO_NOISE, charge=charges.append, server=broken.server_1_never_starts
+        ShamirSharing(3, 2),
+        STATISTIC,
+        RECORDS,
+        NO_NOISE,
+        charge=charges.append,
+        server=broken.server_1_never_starts,
+        seconds=PATIENT,
     ) as session:
         assert np.array_equal(session.query(), TRUTH)
     assert len(charges) == 1
@@ -142,6 +159,7 @@ def test_a_server_lost_in_the_opening(protocol) -> None:
         1.0,
         charge=charges.append,
         server=broken.server_1_vanishes_at_the_opening,
+        seconds=PATIENT,
     )
     with pytest.raises(ServerLost, match="no budget was charged"), session:
         session.query()

@@ -1,0 +1,90 @@
+"""``lipdp reproduce``: the papers' tables and figures again, with certified epsilons."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..reproduce.catalogue import Listed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to make; --list shows the names")
+    parser.add_argument("--list", action="store_true", help="names, sources and expected times")
+    parser.add_argument("--out", metavar="DIR", help="(default runs/reproduce, or runs/reproduce-quick)")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller cells: a check, not the experiment")
+    parser.add_argument("--seeds", type=int, metavar="N", help="repetitions of every cell (default: the entry's)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="J", help="worker processes, one thread each (default 1)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 with every cell finished, 1 where one failed, 130 after Ctrl-C; what is finished is kept every time."""
+    from ..reproduce.catalogue import catalogue, find
+    from ..reproduce.run import check_data
+
+    if args.list:
+        _list(catalogue())
+        return 0
+    problems = []
+    if not args.names:
+        problems.append("no NAME was given.")
+    problems += [f"--{name} {value} is below 1." for name, value in _counts(args) if value < 1]
+    if problems:
+        raise ValueError(" ".join(problems) + " HINT: `lipdp reproduce --list` shows the names, --help the options.")
+    chosen = [find(name) for name in args.names]
+    check_data([listed.entry for listed in chosen])
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _make(chosen, args)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _make(chosen: Sequence[Listed], args: argparse.Namespace) -> int:
+    from ..reproduce.entry import Options
+    from ..reproduce.run import reproduce
+
+    failed = 0
+    out = args.out or f"runs/reproduce{'-quick' * args.quick}"
+    for listed in chosen:
+        try:
+            made = reproduce(listed, out, Options(args.quick, args.seeds), args.jobs, _tell)
+        except KeyboardInterrupt:
+            sys.stderr.write(f"lipdp reproduce: interrupted. HINT: the same command continues {listed.entry.name}.\n")
+            return 130
+        _tell(str(made.page))
+        for row in made.failed:
+            sys.stderr.write(f"lipdp reproduce: a cell of {listed.entry.name} failed: {row['error']}\n")
+        failed += len(made.failed)
+    if failed:
+        sys.stderr.write(f"lipdp reproduce: {failed} failed. HINT: {out}/NAME.log has the details.\n")
+    return 1 if failed else 0
+
+
+def _counts(args: argparse.Namespace) -> list[tuple[str, int]]:
+    given = [("seeds", args.seeds), ("jobs", args.jobs)]
+    return [(name, value) for name, value in given if value is not None]
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _list(known: Mapping[str, Listed]) -> None:
+    rows = [("name", "expected time", "source")]
+    rows += [(name, listed.entry.expected_time, listed.entry.source) for name, listed in known.items()]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    for row in rows:
+        _tell("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,1 @@
+"""One module per table or figure, or per family of figures; each has `ENTRY` or `ENTRIES`."""
