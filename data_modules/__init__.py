@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from data_modules.android import Android as Android
     from data_modules.arrays import NpzArrays as NpzArrays
     from data_modules.base import PrivateDataModule as PrivateDataModule
     from data_modules.cifar import CIFAR10 as CIFAR10
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
     from data_modules.embedded import Digits as Digits
     from data_modules.embedded import EmbeddedBreastCancer as EmbeddedBreastCancer
     from data_modules.embedded import EmbeddedDiabetes as EmbeddedDiabetes
+    from data_modules.embedded import EmbeddedIris as EmbeddedIris
     from data_modules.embedded import EmbeddedWine as EmbeddedWine
+    from data_modules.features import Features as Features
+    from data_modules.hospitals import DiabetesHospitals as DiabetesHospitals
     from data_modules.idx_images import MNIST as MNIST
     from data_modules.idx_images import FashionMNIST as FashionMNIST
+    from data_modules.image_folder import ImageFolder as ImageFolder
+    from data_modules.mapped import MappedArrays as MappedArrays
     from data_modules.schema import TableSchema as TableSchema
     from data_modules.tables import Adult as Adult
-    from data_modules.tables import Android as Android
     from data_modules.tables import BreastCancer as BreastCancer
     from data_modules.tables import CaliforniaHousing as CaliforniaHousing
     from data_modules.tables import DefaultCredit as DefaultCredit
@@ -32,16 +37,20 @@ if TYPE_CHECKING:
     from data_modules.tables import WineQuality as WineQuality
 
 _HOME = {
+    "android": ("Android",),
     "arrays": ("NpzArrays",),
     "base": ("PrivateDataModule",),
     "cifar": ("CIFAR10",),
     "csv_table": ("CSVTable", "SchemaTable"),
-    "embedded": ("Digits", "EmbeddedBreastCancer", "EmbeddedDiabetes", "EmbeddedWine"),
+    "embedded": ("Digits", "EmbeddedBreastCancer", "EmbeddedDiabetes", "EmbeddedIris", "EmbeddedWine"),
+    "features": ("Features",),
+    "hospitals": ("DiabetesHospitals",),
     "idx_images": ("FashionMNIST", "MNIST"),
+    "image_folder": ("ImageFolder",),
+    "mapped": ("MappedArrays",),
     "schema": ("TableSchema",),
     "tables": (
         "Adult",
-        "Android",
         "BreastCancer",
         "CaliforniaHousing",
         "DefaultCredit",

@@ -55,12 +55,15 @@ class NpzArrays(PrivateDataModule):
         self.scale, self.offset = (self.high - self.low) / 255, self.low
         self.input_bound = box_norm(self.input_shape, self.low, self.high)
 
+    def where(self, part: str) -> str:
+        return f"{self.path}, {part} rows"
+
     def _arrays(self, *names: str) -> list[np.ndarray] | None:
         if not self.path.is_file():
             raise refusal(f"there is no file {self.path}", "check the path")
         if not zipfile.is_zipfile(self.path):
             with self.path.open("rb") as file:
-                found = kind_of(file.read(8)) or "not a zip archive of arrays"
+                found = kind_of(file.read(64)) or "not a zip archive of arrays"
             raise refusal(f"{self.path} is {found}", "write it with numpy.savez(path, x=x, y=y)")
         try:
             with np.load(self.path, allow_pickle=False) as archive:

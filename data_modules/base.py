@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from data_modules.checks import check_declarations, check_declared_size, check_rows
+from data_modules.checks import check_declarations
 from data_modules.files import refusal
 from data_modules.poisson import Batch, Draw, InMemoryRows, PlannedBatches, SequentialBatches, loader
-from data_modules.splits import Split, checked_split, hashed_split
+from data_modules.prepare import GroupedRows as GroupedRows
+from data_modules.prepare import Rows as Rows
+from data_modules.prepare import prepare
+from data_modules.splits import Split
+from data_modules.units import Grouping, Groups
 
-Rows = tuple[Tensor, Tensor]
+if TYPE_CHECKING:
+    from lipdp_lightning.privacy.statistics import Terms
 
 
 def box_norm(shape: tuple[int, ...], low: float, high: float) -> float:
@@ -34,6 +39,10 @@ class PrivateDataModule(lightning.LightningDataModule):
 
     Every batch, in training and in evaluation, is `(x, y, ids)`. Features are float32, or uint8 for images:
     those are turned into `x * scale + offset` on the device, batch by batch.
+
+    The unit of privacy is the row, or with a `grouping` all rows of one group (`data_modules.units`); then
+    `load_train` also returns the group of every row, and `declared_size` counts what is drawn: the rows left after the
+    excess rows of large groups are dropped, or the groups.
 
     Args:
         validation_fraction: share of the training rows to hold out, chosen record by record
@@ -55,6 +64,13 @@ class PrivateDataModule(lightning.LightningDataModule):
     scale: float = 1.0
     offset: float = 0.0
     heldout_share: float = 0.0
+    # share of the rows set aside for the test, in place of published ones, before the validation rows are chosen
+    test_fraction: float = 0.0
+    grouping: Grouping | None = None
+    # (label, noise multiplier) of what is estimated from the private rows, each released once and accounted for
+    preliminary: tuple[tuple[str, float], ...] = ()
+    # rows stay in their file, so they are never copied as a whole
+    mapped: bool = False
 
     def __init__(
         self,
@@ -72,12 +88,13 @@ class PrivateDataModule(lightning.LightningDataModule):
         self._validation: InMemoryRows | None = None
         self._test: InMemoryRows | None = None
         self._planned: PlannedBatches | None = None
+        self._groups: Groups | None = None
         self._fingerprint: bytes | None = None
 
     # ---- what a subclass provides
 
-    def load_train(self) -> Rows:
-        """The private rows `(x, y)`."""
+    def load_train(self) -> Rows | GroupedRows:
+        """The private rows `(x, y)`, and with a `grouping` the name of each row's group."""
         raise NotImplementedError(f"{type(self).__name__} must implement load_train() -> (x, y)")
 
     def load_validation(self) -> Rows | None:
@@ -88,6 +105,10 @@ class PrivateDataModule(lightning.LightningDataModule):
         """Rows published as held out, used by `test` and `predict`; without any, the validation rows are."""
         return None
 
+    def where(self, part: str) -> str:
+        """How errors name the training, test or validation rows: the file, where there is one."""
+        return f"{type(self).__name__}, {part} rows"
+
     def declarations(self) -> list[str]:
         """Further lines for `describe`: ranges, categories, constants."""
         return []
@@ -97,7 +118,22 @@ class PrivateDataModule(lightning.LightningDataModule):
     @property
     def dataset_size(self) -> int:
         """N of the plan: the declared number of training rows left after the declared held-out share."""
-        return round(self.declared_size * (1 - self.validation_fraction))
+        return round(self.declared_size * (1 - self.test_fraction) * (1 - self.validation_fraction))
+
+    @property
+    def unit(self) -> str:
+        """What the guarantee protects: `example`, or `group`."""
+        return "example" if self.grouping is None else "group"
+
+    @property
+    def samples_groups(self) -> bool:
+        """Whether the sampler draws groups, each standing for one of its rows, and N counts groups."""
+        return self.grouping is not None and self.grouping.sampling == "groups"
+
+    @property
+    def max_examples_per_unit(self) -> int:
+        """Examples that one unit may add to one step; the plan must say the same."""
+        return 1 if self.grouping is None else self.grouping.rows_per_unit
 
     @property
     def num_outputs(self) -> int:
@@ -119,9 +155,15 @@ class PrivateDataModule(lightning.LightningDataModule):
             f"{type(self).__name__}: {kind}, {self.declared_size} rows declared, N = {self.dataset_size}",
             f"input: shape {tuple(self.input_shape)}, norm bound {bound}",
             f"bytes become x * {self.scale:g} + {self.offset:g}; floats are used as they are",
-            held_out,
+            held_out + (f"; before that {self.test_fraction:g} for the test, likewise" if self.test_fraction else ""),
+            "unit of privacy: one row" if self.grouping is None else self.grouping.describe(),
             *self.declarations(),
-            "every constant above is declared; nothing was estimated from private data",
+            "every constant above is declared; "
+            + (
+                f"{', '.join(label for label, _ in self.preliminary)}: estimated with noise, in the plan's ledger"
+                if self.preliminary
+                else "nothing was estimated from private data"
+            ),
         ]
         return "\n".join(lines)
 
@@ -131,52 +173,16 @@ class PrivateDataModule(lightning.LightningDataModule):
         """Load, check and split once, whatever the stage."""
         if self._train is not None:
             return
-        name = type(self).__name__
         check_declarations(
-            name,
+            type(self).__name__,
             task=getattr(self, "task", None),
             num_classes=self.num_classes,
             target_bound=self.target_bound,
             declared_size=getattr(self, "declared_size", None),
             validation_fraction=self.validation_fraction,
+            test_fraction=self.test_fraction,
         )
-        x, y = self._checked(f"{name}, training rows", self.load_train())
-        check_declared_size(name, len(x), self.declared_size)
-        test = self.load_test()
-        self._test = None if test is None else InMemoryRows(*self._checked(f"{name}, test rows", test))
-        if self.validation_fraction > 0:
-            (x, y), validation = self._hold_out(x, y)
-            self._validation = InMemoryRows(*validation)
-        elif (published := self.load_validation()) is not None:
-            self._validation = InMemoryRows(*self._checked(f"{name}, validation rows", published))
-        else:
-            self._validation = self._test
-        self._train = InMemoryRows(x, y)
-
-    def _checked(self, name: str, rows: Rows) -> Rows:
-        check_rows(
-            name,
-            *rows,
-            input_shape=self.input_shape,
-            task=self.task,
-            num_classes=self.num_classes,
-            target_bound=self.target_bound,
-        )
-        return rows[0].contiguous(), rows[1].contiguous()
-
-    def _hold_out(self, x: Tensor, y: Tensor) -> tuple[Rows, Rows]:
-        share = self.validation_fraction
-        mask = checked_split(x, y, self.split) if self.split else hashed_split(x, share)
-        held_out, kept = int(mask.sum()), int((~mask).sum())
-        # N follows from the declared share: a custom split keeps to it, up to four standard deviations
-        slack = 0.05 * share * len(x) + 4 * math.sqrt(len(x) * share * (1 - share))
-        if not held_out or not kept or (self.split and abs(held_out - share * len(x)) > slack):
-            raise refusal(
-                f"{type(self).__name__}: the split holds out {held_out} of {len(x)} rows, "
-                f"and the declared share is {share:g}",
-                "set validation_fraction to the share the split holds out",
-            )
-        return (x[~mask], y[~mask]), (x[mask], y[mask])
+        self._train, self._validation, self._test, self._groups = prepare(self)
 
     def _ready(self) -> InMemoryRows:
         self.setup()
@@ -187,8 +193,9 @@ class PrivateDataModule(lightning.LightningDataModule):
 
     @property
     def rows(self) -> int:
-        """Training rows that exist. Private: only the Poisson sampler, which draws among them, reads it."""
-        return len(self._ready())
+        """Training rows (or groups) that exist. Private: only the Poisson sampler, which draws among them, reads it."""
+        ready = self._ready()
+        return len(ready) if self._groups is None else len(self._groups)
 
     def fingerprint(self) -> bytes:
         """SHA-256 of the training tensors and their public transform, computed once.
@@ -199,15 +206,25 @@ class PrivateDataModule(lightning.LightningDataModule):
         if self._fingerprint is None:
             rows = self._ready()
             digest = hashlib.sha256(repr((self.scale, self.offset)).encode())
-            for tensor in (rows.x, rows.y):
-                digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
-                digest.update(tensor.numpy().data)
+            rows.digest_into(digest)
+            if self._groups is not None:
+                digest.update(repr(self._groups.names).encode() + self._groups.codes.tobytes())
             self._fingerprint = digest.digest()
         return self._fingerprint
 
     def bind(self, draw: Draw, steps_per_epoch: int, chunks: int, start_step: Callable[[], int]) -> None:
         """Take the plan's sampler: `draw(step, chunk)` gives the row ids of a micro-batch, possibly none."""
-        self._planned = PlannedBatches(draw, steps_per_epoch, chunks, start_step)
+        self._planned = PlannedBatches(lambda t, c: self._rows_of(draw(t, c), t), steps_per_epoch, chunks, start_step)
+
+    def _rows_of(self, drawn: Tensor, step: int) -> Tensor:
+        return drawn if self._groups is None else self._groups.rows_at(drawn, step)
+
+    def statistic_terms(self, label: str) -> Terms:
+        """What the statistic of that label, one of `preliminary`, is the mean of: one vector per training row."""
+        raise NotImplementedError(f"{type(self).__name__} declares {label!r} and must implement statistic_terms")
+
+    def use_statistics(self, values: Mapping[str, Tensor]) -> None:
+        """Take the released statistics, before the first step or with the weights of a finished run."""
 
     # ---- loaders
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from data_modules.files import refusal
+from data_modules.poisson import slices
 
 TASKS = ("classification", "regression", "binary")
 
@@ -30,8 +31,14 @@ def _features(x: Tensor, input_shape: tuple[int, ...]) -> Iterator[str]:
         yield f"features are {x.dtype}; they must be float32, or uint8 for images"
     if tuple(x.shape[1:]) != tuple(input_shape):
         yield f"rows have shape {tuple(x.shape[1:])} and input_shape declares {tuple(input_shape)}"
-    if x.is_floating_point() and bool((bad := ~torch.isfinite(x)).any()):
-        row, position, count = _first(bad)
+    found, count = None, 0
+    for rows in slices(len(x), x) if x.is_floating_point() else ():
+        bad = ~torch.isfinite(x[rows])
+        if bool(bad.any()):
+            row, position, more = _first(bad)
+            found, count = found or (rows.start + row, position), count + more
+    if found is not None:
+        row, position = found
         column = position[0] if len(position) == 1 else position
         yield f"row {row}, column {column} is {x[(row, *position)].item()} ({count} such rows)"
 
@@ -87,6 +94,7 @@ def check_declarations(
     target_bound: float | None,
     declared_size: object,
     validation_fraction: float,
+    test_fraction: float = 0.0,
 ) -> None:
     """Raise one ValueError that lists every missing or impossible declaration of a data module."""
     problems: list[str] = []
@@ -98,16 +106,17 @@ def check_declarations(
         problems.append(f"target_bound is {target_bound}, a regression task needs a finite declared bound")
     if not isinstance(declared_size, int) or declared_size < 1:
         problems.append(f"declared_size is {declared_size!r}, not a positive integer")
-    if not 0 <= validation_fraction < 1:
-        problems.append(f"validation_fraction is {validation_fraction}, not in [0, 1)")
+    for part, share in (("validation", validation_fraction), ("test", test_fraction)):
+        if not 0 <= share < 1:
+            problems.append(f"{part}_fraction is {share}, not in [0, 1)")
     if problems:
         raise refusal(f"{name}: " + "; ".join(problems), "declare these as attributes of the data module class")
 
 
-def check_declared_size(name: str, rows: int, declared: int) -> None:
-    """N is a public constant and may differ from the number of rows, but by no more than 5 %."""
-    if abs(rows - declared) > 0.05 * declared:
+def check_declared_size(name: str, found: int, declared: int, what: str = "rows") -> None:
+    """N is a public constant and may differ from the number of rows (or groups), but by no more than 5 %."""
+    if abs(found - declared) > 0.05 * declared:
         raise refusal(
-            f"{name}: {declared} rows are declared and {rows} exist, more than 5 % apart",
+            f"{name}: {declared} {what} are declared and {found} exist, more than 5 % apart",
             "declare the size of the data set: the sample rate and the update divide by it",
         )

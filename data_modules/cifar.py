@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.files import cache_root, data_root, read_bytes, refusal
+from data_modules.downloads import fetched, how_to_get
+from data_modules.files import cache_root, data_root, kind_of, read_bytes, refusal
 from data_modules.splits import Split
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -101,7 +102,9 @@ def read_image_zip(path: Path, part: str) -> Arrays:
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
                 decoded = {name: _decode(archive, name, path) for name in ("train", "test")}
     except zipfile.BadZipFile:
-        raise refusal(f"{path} is named .zip and is not a zip archive", "fetch it again") from None
+        with path.open("rb") as file:
+            found = kind_of(file.read(64)) or "not a zip archive"
+        raise refusal(f"{path} is named .zip and is {found}", "fetch it again") from None
     flat = {f"{name}_{kind}": decoded[name][i] for name in decoded for i, kind in enumerate("xy")}
     try:
         _write_whole(cached, flat)
@@ -114,6 +117,10 @@ def read_image_zip(path: Path, part: str) -> Arrays:
 
 class CIFAR10(PrivateDataModule):
     """50000 colour images of ten classes, kept as bytes; pixels become [-1, 1] by public constants.
+
+    Args:
+        root: the data folder; LIPDP_DATA by default.
+        download: fetch the python batches if neither form is there.
 
     Looks under `root` for `cifar-10-batches-py/` (torchvision's) and then for `cifar-10/cifar10_images.zip`,
     whose members are `train|test/<class>/<index>.<ending>`. The published test images are the validation rows
@@ -131,17 +138,20 @@ class CIFAR10(PrivateDataModule):
     def __init__(
         self,
         root: str | None = None,
+        download: bool = False,
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
         pin_memory: bool = False,
     ) -> None:
         super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
-        self.root = root
+        self.root, self.download = root, download
 
     def _read(self, part: str) -> Rows:
         root = data_root(self.root)
         batches, images_zip = root / "cifar-10-batches-py", root / "cifar-10" / "cifar10_images.zip"
+        if self.download and not batches.is_dir() and not images_zip.is_file():
+            fetched(root, batches.name, "")
         if batches.is_dir():
             names = [f"data_batch_{i}" for i in range(1, 6)] if part == "train" else ["test_batch"]
             parts = [read_python_batch(batches / name) for name in names]
@@ -151,7 +161,7 @@ class CIFAR10(PrivateDataModule):
         else:
             raise refusal(
                 f"there is no folder {batches} and no file {images_zip}",
-                "torchvision.datasets.CIFAR10(root, download=True) writes the folder, at LIPDP_DATA",
+                f"{how_to_get(batches.name)}; or set LIPDP_DATA to the root of torchvision.datasets.CIFAR10",
             )
         return torch.from_numpy(images), torch.from_numpy(labels)
 

@@ -79,6 +79,41 @@ GERMAN_CATEGORIES: Categories = {
     "foreign_worker": _german(20, 1, 2),
 }
 
+HOSPITAL_RANGES: Ranges = {
+    "time_in_hospital": (1, 14),
+    "num_lab_procedures": (0, 150),
+    "num_procedures": (0, 6),
+    "num_medications": (0, 100),
+    "number_outpatient": (0, 50),
+    "number_emergency": (0, 100),
+    "number_inpatient": (0, 30),
+    "number_diagnoses": (0, 20),
+}
+_DOSES = _words("No Steady Up Down")
+_DRUGS = _words(
+    "metformin repaglinide nateglinide chlorpropamide glimepiride acetohexamide glipizide glyburide tolbutamide "
+    "pioglitazone rosiglitazone acarbose miglitol troglitazone tolazamide examide citoglipton insulin "
+    "glyburide-metformin glipizide-metformin glimepiride-pioglitazone metformin-rosiglitazone metformin-pioglitazone"
+)
+HOSPITAL_CATEGORIES: Categories = {
+    "race": _words("Caucasian AfricanAmerican Asian Hispanic Other"),
+    "gender": ("Female", "Male", "Unknown/Invalid"),
+    "age": tuple(f"[{low}-{low + 10})" for low in range(0, 100, 10)),
+    "admission_type_id": tuple(map(str, range(1, 9))),
+    "discharge_disposition_id": tuple(map(str, range(1, 31))),
+    "admission_source_id": tuple(map(str, range(1, 27))),
+    "max_glu_serum": _words("None Norm >200 >300"),
+    "A1Cresult": _words("None Norm >7 >8"),
+    **dict.fromkeys(_DRUGS, _DOSES),
+    "change": ("No", "Ch"),
+    "diabetesMed": ("No", "Yes"),
+}
+HOSPITAL_IGNORED = _words("encounter_id weight payer_code medical_specialty diag_1 diag_2 diag_3")
+
+CALIFORNIA_COLUMNS = _words(
+    "longitude latitude housing_median_age total_rooms total_bedrooms population households median_income"
+)
+
 WINE_RANGES: Ranges = {
     "fixed acidity": (4, 16),
     "volatile acidity": (0, 2),

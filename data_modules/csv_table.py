@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from data_modules.base import PrivateDataModule, Rows
-from data_modules.encoding import RawTable, encode, match_columns
+from data_modules.base import GroupedRows, PrivateDataModule, Rows
+from data_modules.encoding import RawTable, encode, group_names, match_columns
 from data_modules.files import kind_of, read_text, refusal
 from data_modules.schema import ClassLabel, TableSchema
 from data_modules.schema_yaml import load_schema
@@ -28,7 +29,10 @@ def read_csv(path: Path, schema: TableSchema) -> RawTable:
         numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise refusal(f"{path}, row {reader.line_num}: {error}", "check the quotes around that row") from None
-    header = [name.strip() for name in numbered.pop(0)[1]] if schema.names is None and numbered else schema.names
+    header: Sequence[str] | None = schema.names
+    first = [name.strip() for name in numbered[0][1]] if numbered else []
+    if numbered and (header is None or first == list(header)):  # some copies of a file have a header, others do not
+        header, numbered = first, numbered[1:]
     if not numbered:
         raise refusal(f"{path} has no rows", "the download or export was cut off: fetch it again")
     assert header is not None
@@ -79,7 +83,7 @@ class SchemaTable(PrivateDataModule):
 
     def adopt(self, schema: TableSchema) -> None:
         """Take shapes, task and bounds from the schema."""
-        self.schema = schema
+        self.schema, self.grouping = schema, schema.grouping
         self.input_shape = (schema.width,)
         self.input_bound = schema.input_bound
         if isinstance(schema.label, ClassLabel):
@@ -91,13 +95,22 @@ class SchemaTable(PrivateDataModule):
     def read(self, path: Path) -> Rows:
         return encode(read_table(path, self.schema), self.schema)
 
+    def read_units(self, path: Path) -> Rows | GroupedRows:
+        """The training rows, with their groups where the schema declares them."""
+        table = read_table(path, self.schema)
+        rows = encode(table, self.schema)
+        return rows if self.schema.grouping is None else (*rows, group_names(table, self.schema))
+
     def declarations(self) -> list[str]:
         label = self.schema.label
         if isinstance(label, ClassLabel):
             target = f"label {label.name}: " + ", ".join("/".join(value) for value in label.values)
         else:
             target = f"target {label.name} in [{label.low:g}, {label.high:g}], mapped onto [-1, 1]"
-        return [f"columns: {'; '.join(column.describe() for column in self.schema.columns)}", target]
+        lines = [f"columns: {'; '.join(column.describe() for column in self.schema.columns)}", target]
+        if self.schema.crosses:
+            lines.append("joint categories of: " + ", ".join(" and ".join(pair) for pair in self.schema.crosses))
+        return lines
 
 
 class CSVTable(SchemaTable):
@@ -105,15 +118,17 @@ class CSVTable(SchemaTable):
 
     Args:
         path: the table of training rows.
-        schema: the YAML file that declares its columns, label and number of rows.
+        schema: what declares its columns, label and number of rows: a YAML file, or the same keys in place.
         heldout_path: a second table, of rows published as held out; without it a fifth of the rows is.
+        test_fraction: share of the rows to set aside for the test; settings are then chosen on the validation rows.
     """
 
     def __init__(
         self,
         path: str,
-        schema: str,
+        schema: str | dict[str, Any],
         heldout_path: str | None = None,
+        test_fraction: float = 0.0,
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
@@ -122,12 +137,16 @@ class CSVTable(SchemaTable):
         if validation_fraction is None and heldout_path is not None:
             validation_fraction = 0.0
         super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        self.test_fraction = test_fraction
         self.path, self.heldout_path = Path(path), None if heldout_path is None else Path(heldout_path)
         declared, self.declared_size = load_schema(schema)
         self.adopt(declared)
 
-    def load_train(self) -> Rows:
-        return self.read(self.path)
+    def where(self, part: str) -> str:
+        return str(self.heldout_path if part == "test" else self.path)
+
+    def load_train(self) -> Rows | GroupedRows:
+        return self.read_units(self.path)
 
     def load_test(self) -> Rows | None:
         return None if self.heldout_path is None else self.read(self.heldout_path)

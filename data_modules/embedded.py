@@ -171,3 +171,20 @@ class EmbeddedDiabetes(EmbeddedTable):
         "s5": (2, 7),
         "s6": (40, 200),
     }
+
+
+class EmbeddedIris(EmbeddedTable):
+    """150 flowers of three species; lengths in centimetres."""
+
+    input_shape = (4,)
+    task = "classification"
+    num_classes = 3
+    declared_size = 150
+    input_bound = math.sqrt(4)
+    load = _loader("load_iris")
+    ranges: ClassVar[Ranges] = {
+        "sepal length (cm)": (4, 8),
+        "sepal width (cm)": (2, 5),
+        "petal length (cm)": (0, 8),
+        "petal width (cm)": (0, 3),
+    }

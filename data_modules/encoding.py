@@ -27,6 +27,8 @@ def match_columns(path: Path, names: list[str], schema: TableSchema) -> list[str
     """The declared name of each column of the file; all disagreements are reported at once."""
     names = [schema.aliases.get(name, name) for name in names]
     declared = [column.name for column in schema.columns] + [schema.label.name]
+    if schema.grouping is not None and schema.grouping.column not in declared:
+        declared.append(schema.grouping.column)
     problems = [f"column {name!r} appears twice" for name in sorted({n for n in names if names.count(n) > 1})]
     problems += [f"declared column {name!r} is missing" for name in declared if name not in names]
     known = {*declared, *schema.ignore}
@@ -85,13 +87,11 @@ def encode(table: RawTable, schema: TableSchema) -> tuple[Tensor, Tensor]:
             raise ColumnProblem(int(np.argmax(missing)), "the value is missing")
         return column.encode(table.columns[column.name], missing, schema.scale, schema.bucket)
 
-    start = 0
+    spans = schema.spans()
     for index, column in enumerate(schema.columns):
-        end = start + column.width(schema.bucket)
         block = attempt(column.name, lambda index=index: feature(index))  # type: ignore[misc]
         if block is not None:
-            x[:, start:end] = block
-        start = end
+            x[:, spans[column.name]] = block
     label = attempt(schema.label.name, lambda: schema.label.encode(table.columns[schema.label.name]))
     y = y if label is None else label
     if problems:
@@ -99,4 +99,33 @@ def encode(table: RawTable, schema: TableSchema) -> tuple[Tensor, Tensor]:
             "; ".join(problems),
             "correct the file or the declared ranges and categories; a missing marker goes under missing",
         )
+    _add_crosses(x, schema)
     return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def _add_crosses(x: np.ndarray, schema: TableSchema) -> None:
+    """Behind the columns, the one-hot block of each pair: a function of one row and of the declaration."""
+    spans, named = schema.spans(), {column.name: column for column in schema.columns}
+    start = sum(column.width(schema.bucket) for column in schema.columns)
+    for first, second in schema.crosses:
+        left, right = (named[name].block(x[:, spans[name]]) for name in (first, second))
+        end = start + schema.cross_width((first, second))
+        x[:, start:end] = (left[:, :, None] * right[:, None, :]).reshape(len(x), -1)
+        start = end
+
+
+def group_names(table: RawTable, schema: TableSchema) -> list[str]:
+    """The group of every row that `encode` keeps; a missing one is an error, not a group of its own."""
+    assert schema.grouping is not None
+    column = schema.grouping.column
+    if schema.missing_policy == "drop":
+        table = _drop(table, schema)
+    names = table.columns[column]
+    gone = _missing(table, schema, column)
+    if gone.any():
+        line = table.lines[int(np.argmax(gone))]
+        raise refusal(
+            f"{table.path}, row {line}, column {column!r}: the group is missing ({int(gone.sum())} such rows)",
+            "give every row its group: without it nobody can say whose rows they are",
+        )
+    return names

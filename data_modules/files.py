@@ -25,6 +25,8 @@ def refusal(problem: str, hint: str) -> ValueError:
 
 def kind_of(head: bytes) -> str | None:
     """What a file's first bytes say it is, or None for plain text and unknown formats."""
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html")):
+        return "an HTML page"
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from data_modules.base import PrivateDataModule, Rows, box_norm
+from data_modules.downloads import fetched, how_to_get
 from data_modules.files import data_root, find_file, read_bytes, refusal
 from data_modules.splits import Split
 
@@ -36,6 +37,10 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
 class IdxImages(PrivateDataModule):
     """Ten classes of 28 x 28 grey images, kept as bytes; pixels become [0, 1] by the public factor 1/255.
 
+    Args:
+        root: the data folder; LIPDP_DATA by default.
+        download: fetch the files that are missing, and check the checksums of those that are there.
+
     The published test images are the validation rows when `validation_fraction` is 0: do not select on them.
     """
 
@@ -50,21 +55,32 @@ class IdxImages(PrivateDataModule):
     def __init__(
         self,
         root: str | None = None,
+        download: bool = False,
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
         pin_memory: bool = False,
     ) -> None:
         super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
-        self.root = root
+        self.root, self.download = root, download
+
+    def _file(self, name: str) -> Path:
+        root, place = data_root(self.root), f"{self.folder}/raw/{name}-ubyte"
+        hint = f"{how_to_get(f'{place}.gz')}; or set LIPDP_DATA to the root of torchvision.datasets.{self.folder}"
+        if self.download and not (root / place).is_file():
+            return fetched(root, f"{place}.gz", hint)
+        return find_file(root, place, hint)
+
+    def where(self, part: str) -> str:
+        return f"{type(self).__name__}, {part} images"
 
     def _read(self, part: str) -> Rows:
-        raw = data_root(self.root) / self.folder / "raw"
-        hint = f"torchvision.datasets.{self.folder}(root, download=True) writes it; set LIPDP_DATA to that root"
-        images = read_idx(find_file(raw, f"{part}-images-idx3-ubyte", hint), 3)
-        labels = read_idx(find_file(raw, f"{part}-labels-idx1-ubyte", hint), 1)
+        place = self._file(f"{part}-images-idx3")
+        images, labels = read_idx(place, 3), read_idx(self._file(f"{part}-labels-idx1"), 1)
         if len(images) != len(labels):
-            raise refusal(f"{raw}: {len(images)} {part} images and {len(labels)} labels", "fetch both files again")
+            raise refusal(
+                f"{place.parent}: {len(images)} {part} images and {len(labels)} labels", "fetch both files again"
+            )
         return images.unsqueeze(1), labels.long()
 
     def load_train(self) -> Rows:

@@ -21,20 +21,43 @@ Draw = Callable[[int, int], Tensor]
 
 
 class InMemoryRows(Dataset[Batch]):
-    """Rows addressed by a LongTensor of ids or by a slice; one item is a whole batch `(x, y, ids)`."""
+    """Rows addressed by a LongTensor of ids or by a slice; one item is a whole batch `(x, y, ids)`.
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
+    Args:
+        x: features, in memory or mapped from a file: a batch reads the rows it holds and no others.
+        y: labels.
+        index: which rows of x and y belong to this set; None for all. A mapped x is then never copied.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, index: Tensor | None = None) -> None:
         assert len(x) == len(y), "features and labels have different lengths"
-        self.x, self.y = x, y
+        self.x, self.y, self.index = x, y, index
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.x) if self.index is None else len(self.index)
 
     def __getitem__(self, rows: Tensor | slice) -> Batch:
         if isinstance(rows, slice):
-            return self.x[rows], self.y[rows], torch.arange(*rows.indices(len(self.x)))
+            ids = torch.arange(*rows.indices(len(self)))
+            if self.index is None:
+                return self.x[rows], self.y[rows], ids
+            rows = ids
         assert rows.dtype == torch.int64 and rows.dim() == 1, "rows must be a one-dimensional LongTensor"
-        return self.x.index_select(0, rows), self.y.index_select(0, rows), rows
+        places = rows if self.index is None else self.index.index_select(0, rows)
+        return self.x.index_select(0, places), self.y.index_select(0, places), rows
+
+    def digest_into(self, digest: Any) -> None:
+        """Feed types, shapes and every value to a hash, some rows at a time."""
+        for part, tensor in enumerate((self.x, self.y)):
+            digest.update(repr((str(tensor.dtype), (len(self), *tensor.shape[1:]))).encode())
+            for rows in slices(len(self), tensor):
+                digest.update(self[rows][part].contiguous().numpy().data)
+
+
+def slices(rows: int, like: Tensor) -> Iterator[slice]:
+    """Cover `rows` rows in pieces of about 64 MB."""
+    size = max(1, 2**26 // max(1, like[:1].nbytes))
+    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
 class PlannedBatches(Sampler[Tensor]):

@@ -7,11 +7,14 @@ ledger.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+
+from data_modules.units import Grouping
 
 SCALES = {"unit": (0.0, 1.0), "symmetric": (-1.0, 1.0)}
 MISSING_POLICIES = ("error", "bucket", "drop")
@@ -62,30 +65,53 @@ def parse_numbers(values: Sequence[str]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Numeric:
-    """A number clipped to the declared [low, high]; `log` spreads a long upper tail."""
+    """A number clipped to the declared [low, high]; `log` spreads a long upper tail.
+
+    With `bins`, the declared range (in its logarithm where `log` is set) is cut into that many equal parts, and the
+    number is followed by a one-hot block that tells the part.
+    """
 
     name: str
     low: float
     high: float
     log: bool = False
+    bins: int = 0
 
     def problems(self) -> list[str]:
+        problems = []
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            return [f"column {self.name!r}: low = {self.low} and high = {self.high} are not a finite range"]
-        return []
+            problems.append(f"column {self.name!r}: low = {self.low} and high = {self.high} are not a finite range")
+        if isinstance(self.bins, bool) or not isinstance(self.bins, int) or self.bins < 0 or self.bins == 1:
+            problems.append(f"column {self.name!r}: bins is {self.bins!r}, not 0 or a whole number from 2")
+        return problems
 
     def width(self, missing_bucket: bool) -> int:
-        return 1
+        return 1 + self.bins
+
+    def squared_norm(self) -> int:
+        """The number is within [-1, 1], and one entry of the block is 1."""
+        return 1 + (self.bins > 0)
+
+    def block(self, encoded: np.ndarray) -> np.ndarray:
+        """The one-hot part of the encoded column, empty without bins."""
+        return encoded[:, 1:]
 
     def encode(self, values: Sequence[str], missing: np.ndarray, scale: str, missing_bucket: bool) -> np.ndarray:
         middle = repr((self.low + self.high) / 2)
         if missing.any():
             # a public constant, so that a missing value says nothing about the other rows
             values = [middle if gone else value for value, gone in zip(values, missing, strict=True)]
-        return scale_declared(parse_numbers(values), self.low, self.high, scale, self.log)[:, None]
+        numbers = parse_numbers(values)
+        number = scale_declared(numbers, self.low, self.high, scale, self.log)[:, None]
+        if not self.bins:
+            return number
+        share = scale_declared(numbers, self.low, self.high, "unit", self.log)
+        part = np.minimum((share * self.bins).astype(np.int64), self.bins - 1)
+        return np.hstack([number, np.eye(self.bins)[part]])
 
     def describe(self) -> str:
-        return f"{self.name} in [{self.low:g}, {self.high:g}]" + (", log" if self.log else "")
+        cut = f", {self.bins} equal parts" if self.bins else ""
+        return f"{self.name} in [{self.low:g}, {self.high:g}]" + (", log" if self.log else "") + cut
 
 
 @dataclass(frozen=True)
@@ -103,6 +129,14 @@ class Categorical:
 
     def width(self, missing_bucket: bool) -> int:
         return len(self.categories) + self.other + missing_bucket
+
+    def squared_norm(self) -> int:
+        """One entry is 1."""
+        return 1
+
+    def block(self, encoded: np.ndarray) -> np.ndarray:
+        """The one-hot part: all of it."""
+        return encoded
 
     def encode(self, values: Sequence[str], missing: np.ndarray, scale: str, missing_bucket: bool) -> np.ndarray:
         unknown = len(self.categories) if self.other else -1
@@ -171,6 +205,7 @@ class TableSchema:
         missing: markers of a missing value.
         missing_policy: `error`; `bucket` (a category of its own, the middle of a numeric range); or `drop`
             (the row is left out, which is decided by that row alone).
+        crosses: pairs of columns whose joint category is one-hot coded behind the columns; a number needs `bins`.
         ignore: columns of the file that are not used.
         aliases: other names under which the header may list a column, as {name in the file: declared name}.
     """
@@ -183,14 +218,19 @@ class TableSchema:
     missing: tuple[str, ...] = ("",)
     missing_policy: str = "error"
     scale: str = "unit"
+    crosses: tuple[tuple[str, str], ...] = ()
     ignore: tuple[str, ...] = ()
     aliases: dict[str, str] = field(default_factory=dict)
+    grouping: Grouping | None = None
 
     def __post_init__(self) -> None:
         problems = [problem for part in (*self.columns, self.label) for problem in part.problems()]
         used = [column.name for column in self.columns] + [self.label.name]
         problems += [f"{name!r} is declared twice" for name in sorted({n for n in used if used.count(n) > 1})]
         problems += [f"{name!r} is both declared and ignored" for name in used if name in self.ignore]
+        problems += self._cross_problems()
+        if self.grouping is not None and self.grouping.column in self.ignore:
+            problems.append(f"{self.grouping.column!r} names the group and is ignored")
         if not self.columns:
             problems.append("no feature column is declared")
         if self.names is not None and len(set(self.names)) != len(self.names):
@@ -204,16 +244,50 @@ class TableSchema:
         if problems:
             raise ValueError("table schema: " + "; ".join(problems) + "\nHINT: correct the schema")
 
+    def _cross_problems(self) -> list[str]:
+        named = {column.name: column for column in self.columns}
+        problems = []
+        for pair in self.crosses:
+            unknown = [name for name in pair if name not in named]
+            if len(pair) != 2 or pair[0] == pair[1] or unknown:
+                problems.append(f"cross {list(pair)} is not a pair of two declared columns")
+                continue
+            bare = [name for name in pair if isinstance(named[name], Numeric) and not named[name].bins]  # type: ignore[union-attr]
+            problems += [f"cross {list(pair)}: {name!r} is a number without bins" for name in bare]
+        return problems
+
     @property
     def bucket(self) -> bool:
         return self.missing_policy == "bucket"
 
+    def spans(self) -> dict[str, slice]:
+        """Where each column's numbers stand in an encoded row."""
+        spans, start = {}, 0
+        for column in self.columns:
+            spans[column.name] = slice(start, start := start + column.width(self.bucket))
+        return spans
+
+    def cross_width(self, pair: tuple[str, str]) -> int:
+        """Length of a cross's block."""
+        named = {column.name: column for column in self.columns}
+        return math.prod(
+            column.width(self.bucket) - isinstance(column, Numeric) for column in (named[name] for name in pair)
+        )
+
     @property
     def width(self) -> int:
         """Length of an encoded row."""
-        return sum(column.width(self.bucket) for column in self.columns)
+        return sum(c.width(self.bucket) for c in self.columns) + sum(self.cross_width(pair) for pair in self.crosses)
 
     @property
     def input_bound(self) -> float:
-        """A column adds at most 1 to a row's squared norm: a number in [-1, 1] or a one-hot block."""
-        return math.sqrt(len(self.columns))
+        """A column adds its squared norm, a number in [-1, 1] or a one-hot block 1 each; a cross adds 1."""
+        return math.sqrt(sum(column.squared_norm() for column in self.columns) + len(self.crosses))
+
+
+def expanded(schema: TableSchema, bins: int = 0, crosses: bool = False) -> TableSchema:
+    """The schema with every number cut into `bins` parts, and with the joint category of every pair of columns."""
+    columns = tuple(replace(c, bins=bins) if bins and isinstance(c, Numeric) else c for c in schema.columns)
+    blocks = [c.name for c in columns if isinstance(c, Categorical) or c.bins]
+    pairs = tuple(itertools.combinations(blocks, 2)) if crosses else schema.crosses
+    return replace(schema, columns=columns, crosses=pairs)

@@ -1,6 +1,6 @@
 """A `TableSchema` from YAML, strictly: an unknown key or a value of the wrong kind is an error that names it.
 
-`delimiter`, `missing`, `scale`, `ignore` and `aliases` are optional; `names` is for a file without a header line.
+`rows`, `columns` and `label` are needed; `names` is for a file without a header line, and the others have defaults.
 
     rows: 32561                    # declared number of records
     delimiter: ","
@@ -11,13 +11,16 @@
     aliases: {Age: age}
     columns:
       - {name: age, low: 17, high: 90}
-      - {name: gain, low: 0, high: 99999, log: true}
+      - {name: gain, low: 0, high: 99999, log: true, bins: 8}
       - {name: sex, categories: [Female, Male], other: true}
+    crosses: [[gain, sex]]         # joint categories of two columns
+    group: {column: patient, max_rows: 3, sampling: rows, excess: drop}
     label: {name: income, values: ["<=50K", ">50K"]}      # or {name: price, low: 0, high: 500001}
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,12 @@ import yaml
 
 from data_modules.files import read_text, refusal
 from data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric, TableSchema
+from data_modules.units import Grouping
 
-_TOP = {"rows", "delimiter", "names", "comment", "missing", "scale", "ignore", "aliases", "columns", "label"}
+_TOP = {
+    "rows", "delimiter", "names", "comment", "missing", "scale", "ignore", "aliases",
+    "columns", "crosses", "group", "label",
+}  # fmt: skip
 
 
 class _Reader:
@@ -78,11 +85,30 @@ class _Reader:
             return Categorical(
                 str(entry.get("name")), categories, self.flag(f"{where}: other", entry.get("other", False))
             )
-        entry = self.keys(where, value, {"name", "low", "high", "log"}, {"name", "low", "high"})
+        entry = self.keys(where, value, {"name", "low", "high", "log", "bins"}, {"name", "low", "high"})
         if not {"name", "low", "high"} <= set(entry):
             return None
         low, high = (self.number(f"{where}: {end}", entry[end]) for end in ("low", "high"))
-        return Numeric(self.text(where, entry["name"]), low, high, self.flag(f"{where}: log", entry.get("log", False)))
+        log = self.flag(f"{where}: log", entry.get("log", False))
+        return Numeric(self.text(where, entry["name"]), low, high, log, entry.get("bins", 0))
+
+    def group(self, value: Any) -> Grouping | None:
+        entry = self.keys("group", value, {"column", "max_rows", "sampling", "excess"}, {"column", "max_rows"})
+        if not {"column", "max_rows"} <= set(entry):
+            return None
+        try:
+            options = {name: entry[name] for name in ("sampling", "excess") if name in entry}
+            return Grouping(self.text("group: column", entry["column"]), entry["max_rows"], **options)
+        except ValueError as error:
+            self.problems.append(str(error).split("\n")[0])
+            return None
+
+    def crosses(self, value: Any) -> tuple[tuple[str, str], ...]:
+        pairs = [self.texts("crosses", pair) for pair in value] if isinstance(value, list) else None
+        if pairs is None or any(len(pair) != 2 for pair in pairs):
+            self.problems.append(f"crosses is {value!r}, not a list of pairs of columns")
+            return ()
+        return tuple((pair[0], pair[1]) for pair in pairs)
 
     def label(self, value: Any) -> ClassLabel | NumberLabel | None:
         if isinstance(value, dict) and "values" in value:
@@ -97,16 +123,12 @@ class _Reader:
         return NumberLabel(self.text("label", entry["name"]), low, high)
 
 
-def load_schema(path: str | Path) -> tuple[TableSchema, int]:
-    """The schema in a YAML file, and the number of rows it declares."""
-    path = Path(path)
-    try:
-        content = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        row = f", row {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise refusal(f"{path}{row}: {problem}", "correct the YAML") from None
+def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, int]:
+    """The schema in a YAML file, or the content of one, and the number of rows it declares."""
+    if isinstance(source, Mapping):
+        path, content = "the schema", dict(source)
+    else:
+        path, content = str(source), _content(Path(source))
     reader = _Reader()
     top = reader.keys("schema", content, _TOP, {"rows", "columns", "label"})
     rows = top.get("rows", 0)
@@ -125,6 +147,8 @@ def load_schema(path: str | Path) -> tuple[TableSchema, int]:
         "ignore": reader.texts("ignore", top.get("ignore", [])),
         "missing": reader.texts("missing: markers", missing.get("markers", [""])),
         "aliases": {str(key): str(value) for key, value in aliases.items()},
+        "crosses": reader.crosses(top.get("crosses", [])),
+        "grouping": reader.group(top["group"]) if "group" in top else None,
     }
     for key, value in (("delimiter", ","), ("comment", None), ("scale", "unit")):
         given = top.get(key, value)
@@ -142,3 +166,13 @@ def load_schema(path: str | Path) -> tuple[TableSchema, int]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return schema, rows
+
+
+def _content(path: Path) -> Any:
+    try:
+        return yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        row = f", row {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise refusal(f"{path}{row}: {problem}", "correct the YAML") from None

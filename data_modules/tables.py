@@ -7,14 +7,16 @@ clipped. Long code lists are in `data_modules.codes`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from data_modules import codes
-from data_modules.base import Rows
+from data_modules.base import GroupedRows, Rows
 from data_modules.csv_table import SchemaTable
+from data_modules.downloads import fetched, how_to_get
 from data_modules.embedded import CELL_RANGES
 from data_modules.files import data_root, find_file
-from data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric, TableSchema
+from data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric, TableSchema, expanded
 from data_modules.splits import Split
 
 
@@ -23,6 +25,10 @@ class NamedTable(SchemaTable):
 
     Args:
         root: the data folder; LIPDP_DATA by default.
+        bins: cut the declared range of every number into so many equal parts, one-hot coded behind the number.
+        crosses: one-hot code the joint category of every pair of categories, or binned numbers, too.
+        download: fetch a file that is missing, if a source with a known checksum exists, and check one that is there.
+        test_fraction: share of the rows to set aside for the test; settings are then chosen on the validation rows.
     """
 
     file: str
@@ -32,24 +38,33 @@ class NamedTable(SchemaTable):
     def __init__(
         self,
         root: str | None = None,
+        bins: int = 0,
+        crosses: bool = False,
+        download: bool = False,
+        test_fraction: float = 0.0,
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
         pin_memory: bool = False,
     ) -> None:
         super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
-        self.root = root
-        self.adopt(self.schema)
+        self.root, self.download, self.test_fraction = root, download, test_fraction
+        self.adopt(expanded(self.schema, bins, crosses))
 
-    def _file(self, name: str) -> Rows:
-        hint = f"{type(self).__name__} is published by {self.source}; put the file there or set LIPDP_DATA"
-        return self.read(find_file(data_root(self.root) / "tabular", name, hint))
+    def _place(self, name: str) -> Path:
+        place = f"tabular/{name}"
+        hint = f"{type(self).__name__} is published by {self.source}; {how_to_get(place)}, or set LIPDP_DATA"
+        root = data_root(self.root)
+        return fetched(root, place, hint) if self.download else find_file(root, place, hint)
 
-    def load_train(self) -> Rows:
-        return self._file(self.file)
+    def where(self, part: str) -> str:
+        return f"{type(self).__name__}, {self.heldout_file if part == 'test' else self.file}"
+
+    def load_train(self) -> Rows | GroupedRows:
+        return self.read_units(self._place(self.file))
 
     def load_test(self) -> Rows | None:
-        return None if self.heldout_file is None else self._file(self.heldout_file)
+        return None if self.heldout_file is None else self.read(self._place(self.heldout_file))
 
 
 class Adult(NamedTable):
@@ -137,13 +152,19 @@ class Dropout(NamedTable):
         self,
         root: str | None = None,
         target: Literal["three", "dropout"] = "three",
+        bins: int = 0,
+        crosses: bool = False,
+        download: bool = False,
+        test_fraction: float = 0.0,
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
         pin_memory: bool = False,
     ) -> None:
         self.schema = TableSchema(delimiter=";", columns=self.columns, label=ClassLabel("Target", self.labels[target]))
-        super().__init__(root, validation_fraction, split, eval_batch_size, pin_memory)
+        super().__init__(
+            root, bins, crosses, download, test_fraction, validation_fraction, split, eval_batch_size, pin_memory
+        )
 
 
 class GermanCredit(NamedTable):
@@ -180,22 +201,6 @@ class Nursery(NamedTable):
     )
 
 
-class Android(NamedTable):
-    """NATICUSdroid: 86 permissions an application asks for; 1 is malware. The labelled part of a split.
-
-    Many applications share one vector of permissions. The held-out rows are chosen by a hash of the features,
-    so that equal vectors are never on both sides.
-    """
-
-    declared_size = 20_531
-    file = "naticusdroid/training.csv"
-    schema = TableSchema(
-        ignore=("index",),
-        columns=tuple(Numeric(name, 0, 1) for name in codes.ANDROID_PERMISSIONS),
-        label=ClassLabel("Result", (("0",), ("1",))),
-    )
-
-
 class WineQuality(NamedTable):
     """Red vinho verde (winequality.names): the tasters' score from 0 to 10.
 
@@ -215,13 +220,19 @@ class WineQuality(NamedTable):
         self,
         root: str | None = None,
         target: Literal["score", "good"] = "score",
+        bins: int = 0,
+        crosses: bool = False,
+        download: bool = False,
+        test_fraction: float = 0.0,
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
         pin_memory: bool = False,
     ) -> None:
         self.schema = TableSchema(delimiter=";", scale="symmetric", columns=self.columns, label=self.labels[target])
-        super().__init__(root, validation_fraction, split, eval_batch_size, pin_memory)
+        super().__init__(
+            root, bins, crosses, download, test_fraction, validation_fraction, split, eval_batch_size, pin_memory
+        )
 
 
 class CaliforniaHousing(NamedTable):
@@ -231,6 +242,7 @@ class CaliforniaHousing(NamedTable):
     file = "california_housing/cal_housing.data"
     source = "StatLib (Pace and Barry, 1997)"
     schema = TableSchema(
+        names=(*codes.CALIFORNIA_COLUMNS, "median_house_value"),
         scale="symmetric",
         columns=(
             Numeric("longitude", -125, -114),

@@ -240,3 +240,15 @@ def test_base_stays_short_enough_to_read() -> None:
     import data_modules.base
 
     assert len(inspect.getsource(data_modules.base).splitlines()) < 300
+
+
+def test_test_rows_set_aside_are_the_same_with_and_without_validation_rows() -> None:
+    whole, nested = Grid(), Grid(validation_fraction=0.25)
+    for module in (whole, nested):
+        module.test_fraction, module.declared_size = 0.3, 100
+        module.setup()
+        assert module.dataset_size == round(70 * (1 - module.validation_fraction))
+    parts = [{float(x) for x in part.x[:, 0]} for part in (nested._train, nested._validation, nested._test) if part]
+    assert len(parts) == 3 and sum(map(len, parts)) == 100 and len(set().union(*parts)) == 100
+    assert {float(x) for x in whole._test.x[:, 0]} == parts[2]  # type: ignore[union-attr]
+    assert 10 < len(parts[1]) < 30 and 20 < len(parts[2]) < 45

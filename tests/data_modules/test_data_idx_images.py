@@ -82,7 +82,9 @@ def test_bad_files_are_named(case: str, tmp_path: Path) -> None:
 def test_a_missing_file_is_named_with_the_way_to_get_it(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(ValueError, match=r"t10k-labels-idx1-ubyte.*\nHINT: torchvision.datasets.MNIST\(root"):
+    with pytest.raises(
+        ValueError, match=r"t10k-labels-idx1-ubyte.*\nHINT: download: true fetches it .*torchvision.datasets.MNIST"
+    ):
         Small(root=str(tmp_path)).setup()
 
 

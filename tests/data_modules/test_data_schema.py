@@ -19,6 +19,7 @@ from data_modules.schema import (
     NumberLabel,
     Numeric,
     TableSchema,
+    expanded,
     parse_numbers,
     scale_declared,
 )
@@ -167,3 +168,55 @@ def test_a_schema_that_cannot_work_tells_everything_at_once() -> None:
     assert [part for part in expected if part not in message] == []
     with pytest.raises(ValueError, match="no feature column"):
         TableSchema((), LABEL)
+
+
+def test_bins_and_crosses_are_one_hot_and_within_the_bound() -> None:
+    schema = TableSchema(
+        columns=(Numeric("age", 0, 100, bins=4), Numeric("gain", 0, 1000, log=True), Categorical("sex", ("F", "M"))),
+        label=ClassLabel("y", (("0",), ("1",))),
+        crosses=(("age", "sex"),),
+        missing_policy="bucket",
+    )
+    columns = {
+        "age": ["0", "24.9", "25", "100", ""],
+        "gain": ["0", "0", "0", "1000", "0"],
+        "sex": ["F", "M", "F", "", "M"],
+    }
+    x, _ = encode(RawTable(Path("t"), {**columns, "y": ["0"] * 5}, list(range(5))), schema)
+    assert x.shape == (5, schema.width) and schema.width == 1 + 4 + 1 + 3 + 4 * 3
+    parts, sexes = x[:, 1:5].argmax(1).tolist(), x[:, 6:9].argmax(1).tolist()
+    assert parts == [0, 0, 1, 3, 2] and sexes == [0, 1, 0, 2, 1]
+    assert x[:, 9:].argmax(1).tolist() == [3 * part + sex for part, sex in zip(parts, sexes, strict=True)]
+    assert (x[:, 9:].sum(1) == 1).all()
+    assert schema.input_bound == math.sqrt(5), "attained by the row with every number at its end"
+    assert float(x.norm(dim=1).max()) == pytest.approx(schema.input_bound)
+
+
+def test_expanded_cuts_every_number_and_crosses_every_pair() -> None:
+    plain = TableSchema(
+        columns=(Numeric("a", 0, 1), Categorical("b", ("x", "y")), Categorical("c", ("u", "v", "w"))),
+        label=ClassLabel("y", (("0",), ("1",))),
+    )
+    assert expanded(plain, crosses=True).crosses == (("b", "c"),)
+    both = expanded(plain, bins=3, crosses=True)
+    assert both.crosses == (("a", "b"), ("a", "c"), ("b", "c"))
+    assert both.width == 4 + 2 + 3 + 6 + 9 + 6 and both.input_bound == math.sqrt(2 + 1 + 1 + 3)
+
+
+@pytest.mark.parametrize(
+    "crosses, message",
+    [((("a", "b"),), "'a' is a number without bins"), ((("b", "z"),), "not a pair"), ((("b", "b"),), "not a pair")],
+)
+def test_impossible_crosses_are_refused(crosses: tuple[tuple[str, str], ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TableSchema(
+            columns=(Numeric("a", 0, 1), Categorical("b", ("x", "y"))),
+            label=ClassLabel("y", (("0",), ("1",))),
+            crosses=crosses,
+        )
+
+
+@pytest.mark.parametrize("bins", [1, -2, 2.5, True])
+def test_impossible_bins_are_refused(bins: object) -> None:
+    with pytest.raises(ValueError, match="bins is"):
+        TableSchema(columns=(Numeric("a", 0, 1, bins=bins),), label=ClassLabel("y", (("0",), ("1",))))  # type: ignore

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from data_modules import schema_yaml
+from data_modules.csv_table import CSVTable
 from data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric
 from data_modules.schema_yaml import load_schema
+from data_modules.units import Grouping
 
 GOOD = """
 rows: 100
@@ -99,3 +101,40 @@ def test_all_problems_of_a_schema_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
         load_schema(write(tmp_path, text))
     assert all(part in str(caught.value) for part in ("rows is 0", "log is 1", "'extra'"))
+
+
+def test_groups_bins_and_crosses(tmp_path: Path) -> None:
+    text = (
+        "rows: 5\ncolumns: [{name: a, low: 0, high: 1, bins: 4}, {name: b, categories: [x, y]}]\n"
+        "label: {name: price, low: 0, high: 9}\ncrosses: [[a, b]]\n"
+    )
+    schema, _ = load_schema(write(tmp_path, text + "group: {column: house, max_rows: 3, sampling: groups}\n"))
+    assert schema.columns[0] == Numeric("a", 0, 1, bins=4) and schema.crosses == (("a", "b"),)
+    assert schema.grouping == Grouping("house", 3, "groups")
+    for bad, message in {
+        "group: {column: house}": "group: 'max_rows' is missing",
+        "group: {column: house, max_rows: 0}": "max_rows is 0",
+        "group: [house]": "group is .* not a mapping",
+        "ignore: [house]\ngroup: {column: house, max_rows: 2}": "'house' names the group and is ignored",
+        "crosses: [[a]]": "crosses is .* not a list of pairs",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            load_schema(write(tmp_path, text.replace("crosses: [[a, b]]\n", "") + bad))
+
+
+def test_a_table_with_a_group_column(tmp_path: Path) -> None:
+    """From the file to the plan's unit; a row without its group is refused by file and row."""
+    schema = (
+        "rows: 40\ncolumns: [{name: a, low: 0, high: 99}]\nlabel: {name: y, values: ['0', '1']}\n"
+        "group: {column: house, max_rows: 2}\n"
+    )
+    lines = [f"{i // 3},{i},{i % 2}" for i in range(60)]
+    for text, refused in ((lines, False), ([*lines[:7], ",7,1", *lines[8:]], True)):
+        (tmp_path / "t.csv").write_text("\n".join(["house,a,y", *text]))
+        module = CSVTable(str(tmp_path / "t.csv"), str(write(tmp_path, schema)), validation_fraction=0.0)
+        if refused:
+            with pytest.raises(ValueError, match=r"t\.csv, row 9, column 'house': the group is missing"):
+                module.setup()
+            continue
+        module.setup()
+        assert (module.rows, module.unit, module.max_examples_per_unit) == (40, "group", 2)

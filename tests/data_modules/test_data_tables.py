@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_modules import tables
+import data_modules as tables
 from data_modules.schema import ClassLabel, Numeric, TableSchema
 from data_modules.tables import NamedTable
 
@@ -144,3 +144,24 @@ def test_held_out_rows_of_a_table_full_of_copies_share_none_with_training() -> N
     shared = sum(row.numpy().tobytes() in training for row in module._validation.x)
     assert len(training) < module.rows / 2, "this table is known for its copies"
     assert shared == 0
+
+
+@needs_data
+def test_applications_apart_are_split_row_by_row_and_test_rows_stay_out() -> None:
+    module, inner = tables.Android(identical="apart"), tables.Android(identical="apart", validation_fraction=0.2)
+    for made in (module, inner):
+        made.setup()
+    assert module._test is not None and abs(module.rows - module.dataset_size) < 0.05 * module.dataset_size
+    assert module.rows + len(module._test) == 20_531
+    assert inner.rows + len(inner._validation) == module.rows and len(inner._test) == len(module._test)  # type: ignore
+
+
+@needs_data
+def test_a_patient_is_on_one_side_and_has_no_more_stays_than_declared() -> None:
+    by_patient, by_stay = tables.DiabetesHospitals(), tables.DiabetesHospitals(sampling="rows")
+    for module in (by_patient, by_stay):
+        module.setup()
+        assert abs(module.rows - module.dataset_size) < 0.05 * module.dataset_size
+    assert (by_patient.max_examples_per_unit, by_stay.max_examples_per_unit) == (1, 2)
+    assert by_patient._groups is not None and int(by_patient._groups.counts.max()) == 2
+    assert len(by_patient._groups.codes) == by_stay.rows

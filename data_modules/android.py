@@ -1,0 +1,70 @@
+"""Permissions of Android applications, many of which ask for the same ones."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from data_modules import codes
+from data_modules.base import GroupedRows, Rows
+from data_modules.csv_table import read_table
+from data_modules.encoding import encode
+from data_modules.schema import ClassLabel, Numeric, TableSchema
+from data_modules.splits import Split
+from data_modules.tables import NamedTable
+from data_modules.units import hashed_names
+
+
+class Android(NamedTable):
+    """NATICUSdroid: 86 permissions an application asks for; 1 is malware. The labelled part of a split.
+
+    Many applications share one vector of permissions. The held-out rows are chosen by a hash of the features,
+    so that equal vectors are never on both sides.
+
+    Args:
+        identical: `together`, as above; or `apart`: a fifth of the rows is set aside for the test by a hash of the
+            column `index`, so that equal vectors fall on both sides, as with the random splits of the literature.
+    """
+
+    declared_size = 20_531
+    file = "naticusdroid/training.csv"
+    set_aside = 0.2
+    schema = TableSchema(
+        ignore=("index",),
+        columns=tuple(Numeric(name, 0, 1) for name in codes.ANDROID_PERMISSIONS),
+        label=ClassLabel("Result", (("0",), ("1",))),
+    )
+
+    def __init__(
+        self,
+        root: str | None = None,
+        identical: Literal["together", "apart"] = "together",
+        bins: int = 0,
+        crosses: bool = False,
+        download: bool = False,
+        test_fraction: float = 0.0,
+        validation_fraction: float | None = None,
+        split: Split | None = None,
+        eval_batch_size: int = 1024,
+        pin_memory: bool = False,
+    ) -> None:
+        self.apart = identical == "apart"
+        if self.apart:
+            self.declared_size = round(self.declared_size * (1 - self.set_aside))
+            validation_fraction = validation_fraction or 0.0
+        super().__init__(
+            root, bins, crosses, download, test_fraction, validation_fraction, split, eval_batch_size, pin_memory
+        )
+
+    def _halves(self) -> tuple[Rows, Rows]:
+        table = read_table(self._place(self.file), self.schema)
+        x, y = encode(table, self.schema)
+        test = torch.tensor(hashed_names(table.columns["index"], self.set_aside))
+        return (x[~test], y[~test]), (x[test], y[test])
+
+    def load_train(self) -> Rows | GroupedRows:
+        return self._halves()[0] if self.apart else super().load_train()
+
+    def load_test(self) -> Rows | None:
+        return self._halves()[1] if self.apart else super().load_test()
