@@ -4,14 +4,15 @@ from .activations import GroupSort, Householder, MaxMin, TemperedSigmoid
 from .convert import make_private
 from .cotangents import CotangentClip, scale_cotangent
 from .dropout import KeyedDropout
+from .frozen import FrozenFeatures
 from .input import BoundedInput
-from .normalization import GroupNorm, InstanceNorm, LayerNorm
+from .normalization import Centre, GroupNorm, InstanceNorm, LayerNorm
 from .pooling import ScaledL2Pool2d
 from .residual import Residual
 from .scaled import ScaledConv1d, ScaledConv2d, ScaledLayer, ScaledLinear
 
 __all__ = [
-    "BoundedInput", "CotangentClip", "GroupNorm", "GroupSort", "Householder", "InstanceNorm", "KeyedDropout",
-    "LayerNorm", "MaxMin", "Residual", "ScaledConv1d", "ScaledConv2d", "ScaledL2Pool2d", "ScaledLayer",
-    "ScaledLinear", "TemperedSigmoid", "make_private", "scale_cotangent",
+    "BoundedInput", "Centre", "CotangentClip", "FrozenFeatures", "GroupNorm", "GroupSort", "Householder",
+    "InstanceNorm", "KeyedDropout", "LayerNorm", "MaxMin", "Residual", "ScaledConv1d", "ScaledConv2d", "ScaledL2Pool2d",
+    "ScaledLayer", "ScaledLinear", "TemperedSigmoid", "make_private", "scale_cotangent",
 ]  # fmt: skip

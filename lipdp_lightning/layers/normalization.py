@@ -63,6 +63,19 @@ class InstanceNorm(GroupNorm):
         return x.shape[1]
 
 
+class Centre(nn.Module):
+    """Takes each example's own mean over all its entries away: an orthogonal projection."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = widened(x).flatten(1)
+        return (wide - wide.mean(1, keepdim=True)).reshape(x.shape).to(x.dtype)
+
+
+@rule(Centre)
+def centre(op: Operation, x: Value) -> Bound:
+    return Bound(x.norm, 1.0)
+
+
 @rule(GroupNorm, LayerNorm, InstanceNorm)
 def group_norm(op: Operation, x: Value) -> Bound:
     assert isinstance(op.module, GroupNorm)

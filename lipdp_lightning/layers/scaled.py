@@ -19,26 +19,42 @@ from torch import Tensor, nn
 from ..bounds.geometry import coverage, output_size
 from ..bounds.registry import rule
 from ..bounds.rules.linear import conv_module, linear_module
+from .exact_norms import Contribution
 from .precision import widened
-from .scaled_functions import scaled_conv, scaled_linear
+from .scaled_functions import Keep, scaled_conv, scaled_linear
 
 GradientScaler = Callable[[Tensor], Tensor | None]
+GradientKeeper = Callable[[Contribution], None]
 
 
 class ScaledLayer(nn.Module):
     """What the mechanism attaches to: ``gradient_scaler`` maps the norms n_ik of a batch to factors c_ik.
 
-    A scaler that returns None leaves the gradient unscaled (it only wanted to see the norms).
+    A scaler that returns None leaves the gradient unscaled (it only wanted to see the norms). A
+    ``gradient_keeper`` receives, in the backward pass, what the layer's gradient is made of; the layer then adds
+    nothing to ``grad`` itself.
     """
 
     scales_gradient = True
     gradient_scaler: GradientScaler | None = None
+    gradient_keeper: GradientKeeper | None = None
 
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
         if self.gradient_scaler is None or not torch.is_grad_enabled() or not any(self._trains):
             return None
         with torch.no_grad():
             return self.gradient_scaler(norms())
+
+    def _keep(self, options: tuple[Any, ...] | None) -> Keep | None:
+        keeper, trains = self.gradient_keeper, self._trains
+        if keeper is None or not torch.is_grad_enabled() or not any(trains):
+            return None
+        weight: Any = self.weight
+
+        def keep(inputs: Tensor, cotangent: Tensor) -> None:
+            keeper(Contribution(inputs.detach(), cotangent.detach(), weight.detach(), trains, options))
+
+        return keep
 
     @property
     def _trains(self) -> tuple[bool, bool]:
@@ -64,10 +80,10 @@ class ScaledLinear(ScaledLayer, nn.Linear):
     """nn.Linear; an input of shape (batch, positions..., features) counts P positions."""
 
     def forward(self, input: Tensor) -> Tensor:
-        factor = self._factor(lambda: self.example_norms(input))
-        if factor is None and not under_autocast(input):
+        factor, keep = self._factor(lambda: self.example_norms(input)), self._keep(None)
+        if factor is None and keep is None and not under_autocast(input):
             return F.linear(input, self.weight, self.bias)
-        return scaled_linear(input, self.weight, self.bias, factor)
+        return scaled_linear(input, self.weight, self.bias, factor, keep)
 
     def example_norms(self, input: Tensor) -> Tensor:
         with_weight, with_bias = self._trains
@@ -97,12 +113,12 @@ class _ScaledConv(ScaledLayer):
         padded, padding = self._padded(input)
         factor = self._factor(lambda: self._norms_of_padded(padded, padding))
         layer: Any = self
-        if factor is None and not under_autocast(padded):
+        options = (list(layer.stride), list(padding), list(layer.dilation), layer.groups)
+        keep = self._keep(options)
+        if factor is None and keep is None and not under_autocast(padded):
             function = F.conv1d if layer.weight.dim() == 3 else F.conv2d
-            return function(padded, layer.weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups)
-        return scaled_conv(
-            padded, layer.weight, layer.bias, factor, layer.stride, padding, layer.dilation, layer.groups
-        )
+            return function(padded, layer.weight, layer.bias, *options)
+        return scaled_conv(padded, layer.weight, layer.bias, factor, options, keep)
 
     def example_norms(self, input: Tensor) -> Tensor:
         return self._norms_of_padded(*self._padded(input))
@@ -137,6 +153,11 @@ class ScaledConv1d(_ScaledConv, nn.Conv1d):
 
 class ScaledConv2d(_ScaledConv, nn.Conv2d):
     """nn.Conv2d whose parameter gradient can be scaled by example."""
+
+
+def hands_over(layer: ScaledLayer) -> bool:
+    """Whether all of the layer's gradient goes to its ``gradient_keeper``: its forward pass is one of this module."""
+    return type(layer).forward in (ScaledLinear.forward, _ScaledConv.forward)
 
 
 # The same operators as torch's own layers, whatever the scaler does to the parameters' gradient.

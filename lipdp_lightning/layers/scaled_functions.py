@@ -1,7 +1,8 @@
 """Linear and convolution whose parameter gradient weighs each example by a factor; the input gradient does not.
 
 The gradient of the weight is sum_i c_i g_i, computed as one product with the rows of the cotangent or of
-the input, whichever is smaller, multiplied by c: no per-sample gradient exists at any time.
+the input, whichever is smaller, multiplied by c: no per-sample gradient exists at any time. With ``keep``, the
+backward pass hands (input, cotangent) over in place of that sum, which is then formed when all c_i are known.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Backward = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
+Keep = Callable[[Tensor, Tensor], None]
 
 
 def _in_full_precision(backward: Backward) -> Backward:
@@ -44,8 +46,16 @@ def _weigh(cotangent: Tensor, inputs: Tensor, factor: Tensor | None) -> tuple[Te
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        factor: Tensor | None,
+        keep: Keep | None,
+    ) -> Tensor:
         ctx.save_for_backward(inputs, weight, factor)
+        ctx.keep = keep
         return F.linear(inputs, weight, bias)
 
     @staticmethod
@@ -53,18 +63,15 @@ class _Linear(torch.autograd.Function):
     @_in_full_precision
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, factor = ctx.saved_tensors
-        to_input, to_weight, to_bias, _ = ctx.needs_input_grad
+        to_input, to_weight, to_bias, *_ = ctx.needs_input_grad
         grad_input = grad_weight = grad_bias = None
         if to_input:
             grad_input = (cotangent @ weight.to(cotangent.dtype)).to(inputs.dtype)
-        if to_weight or to_bias:
-            full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
-            left, right = _weigh(full, x, factor)
-            if to_weight:
-                grad_weight = left.reshape(-1, left.shape[-1]).t() @ right.reshape(-1, right.shape[-1])
-            if to_bias:
-                grad_bias = _weighted_bias(full, left, factor, channel=-1)
-        return grad_input, grad_weight, grad_bias, None
+        if ctx.keep is not None:
+            ctx.keep(inputs, cotangent)
+        elif to_weight or to_bias:
+            grad_weight, grad_bias = weighted_gradients(inputs, cotangent, weight, factor, (to_weight, to_bias), None)
+        return grad_input, grad_weight, grad_bias, None, None
 
 
 def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: int) -> Tensor:
@@ -84,10 +91,11 @@ class _Conv(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         factor: Tensor | None,
+        keep: Keep | None,
         options: tuple[Any, ...],
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight, factor)
-        ctx.options = options
+        ctx.keep, ctx.options = keep, options
         stride, padding, dilation, groups = options
         function = F.conv1d if weight.dim() == 3 else F.conv2d
         return function(inputs, weight, bias, stride, padding, dilation, groups)
@@ -102,14 +110,30 @@ class _Conv(torch.autograd.Function):
         if to_input:
             grad_input = _conv_gradient(cotangent, inputs, weight.to(cotangent.dtype), ctx.options, which=0)
             grad_input = grad_input.to(inputs.dtype)
-        if to_weight or to_bias:
-            full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
-            left, right = _weigh(full, x, factor)
-            if to_weight:
-                grad_weight = _conv_gradient(left, right, weight, ctx.options, which=1)
-            if to_bias:
-                grad_bias = _weighted_bias(full, left, factor, channel=1)
-        return grad_input, grad_weight, grad_bias, None, None
+        if ctx.keep is not None:
+            ctx.keep(inputs, cotangent)
+        elif to_weight or to_bias:
+            trains = to_weight, to_bias
+            grad_weight, grad_bias = weighted_gradients(inputs, cotangent, weight, factor, trains, ctx.options)
+        return grad_input, grad_weight, grad_bias, None, None, None
+
+
+def weighted_gradients(
+    inputs: Tensor, cotangent: Tensor, weight: Tensor, factor: Tensor | None, trains: tuple[bool, bool],
+    options: tuple[Any, ...] | None,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """sum_i c_i g_i for the weight and the bias, where they are trained; ``options`` are those of a convolution."""
+    full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
+    left, right = _weigh(full, x, factor)
+    grad_weight = grad_bias = None
+    if trains[0]:
+        if options is None:
+            grad_weight = left.reshape(-1, left.shape[-1]).t() @ right.reshape(-1, right.shape[-1])
+        else:
+            grad_weight = _conv_gradient(left, right, weight, options, which=1)
+    if trains[1]:
+        grad_bias = _weighted_bias(full, left, factor, channel=-1 if options is None else 1)
+    return grad_weight, grad_bias
 
 
 def _conv_gradient(cotangent: Tensor, inputs: Tensor, weight: Tensor, options: tuple[Any, ...], which: int) -> Tensor:
@@ -134,15 +158,19 @@ def _conv_gradient(cotangent: Tensor, inputs: Tensor, weight: Tensor, options: t
     return gradients[which]
 
 
-def scaled_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None) -> Tensor:
-    """linear(inputs), with example i's gradient in (weight, bias) multiplied by factor[i], or by 1."""
-    return _Linear.apply(inputs, weight, bias, factor)
+def scaled_linear(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, keep: Keep | None = None
+) -> Tensor:
+    """linear(inputs), with example i's gradient in (weight, bias) multiplied by factor[i], or by 1, or handed over."""
+    return _Linear.apply(inputs, weight, bias, factor, keep)
 
 
 def scaled_conv(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None,
-    stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], groups: int,
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, options: tuple[Any, ...],
+    keep: Keep | None = None,
 ) -> Tensor:  # fmt: skip
-    """Convolution with zero padding, with example i's gradient in (weight, bias) multiplied by factor[i], or by 1."""
-    options = (list(stride), list(padding), list(dilation), groups)
-    return _Conv.apply(inputs, weight, bias, factor, options)
+    """Convolution with zero padding; its gradient in (weight, bias) as that of ``scaled_linear``.
+
+    ``options`` are stride, padding, dilation and groups.
+    """
+    return _Conv.apply(inputs, weight, bias, factor, keep, options)

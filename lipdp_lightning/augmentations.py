@@ -1,0 +1,153 @@
+"""Augmentations whose randomness belongs to the example: a function of (secret, step, example id, view)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from .layers.dropout import mixed_bits
+
+_LOW_53_BITS = (1 << 53) - 1
+
+
+class Draws:
+    """Random numbers for the rows of a batch.
+
+    Guarantee: what a row draws is a function of its key, of its id and of how often was drawn before; no other row
+    enters, nor the row's place in the batch. So removing an example leaves the views of all others as they are.
+    """
+
+    def __init__(self, key: int, rows: Tensor) -> None:
+        self._key, self._rows, self._count = key, rows, 0
+
+    def bits(self, count: int) -> Tensor:
+        """(rows, count) integers of 64 random bits."""
+        text = f"{self._key} {self._count}".encode()
+        self._count += 1
+        key = int.from_bytes(hashlib.sha256(text).digest()[:8], "big", signed=True)
+        return mixed_bits(key, self._rows, count)
+
+    def uniform(self, count: int = 1) -> Tensor:
+        """(rows, count) float64 numbers in [0, 1)."""
+        return ((self.bits(count) >> 11) & _LOW_53_BITS).to(torch.float64) * 2.0**-53
+
+    def integers(self, low: int, high: int, count: int = 1) -> Tensor:
+        """(rows, count) whole numbers from low to high, both included."""
+        return low + (self.uniform(count) * (high - low + 1)).floor().to(torch.int64)
+
+
+class Augmentation(nn.Module):
+    """A module that maps (rows, *shape) to the same shape, row by row, with random numbers from ``draws`` alone."""
+
+    def forward(self, x: Tensor, draws: Draws) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must implement forward(x, draws)")
+
+
+class HorizontalFlip(Augmentation):
+    """Mirrors an image's last axis with the given probability."""
+
+    def __init__(self, probability: float = 0.5) -> None:
+        super().__init__()
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability={probability} is not in [0, 1]. HINT: 0.5.")
+        self.probability = float(probability)
+
+    def forward(self, x: Tensor, draws: Draws) -> Tensor:
+        _require_images(self, x)
+        chosen = draws.uniform() < self.probability
+        return torch.where(chosen.reshape(-1, *(1,) * (x.dim() - 1)), x.flip(-1), x)
+
+    def extra_repr(self) -> str:
+        return f"probability={self.probability}"
+
+
+class ShiftedCrop(Augmentation):
+    """An image moved by up to ``padding`` pixels each way: a crop, at random, of the padded image.
+
+    ``mode``: 'reflect' mirrors what lies beyond the border, 'zeros' leaves it empty.
+    """
+
+    def __init__(self, padding: int = 4, mode: str = "reflect") -> None:
+        super().__init__()
+        problems = []
+        if not (isinstance(padding, int) and padding >= 0):
+            problems.append(f"padding={padding!r} is no number of pixels. HINT: 4")
+        if mode not in ("reflect", "zeros"):
+            problems.append(f"mode={mode!r} is unknown. HINT: 'reflect' or 'zeros'")
+        if problems:
+            raise ValueError("; ".join(problems))
+        self.padding, self.mode = padding, mode
+
+    def forward(self, x: Tensor, draws: Draws) -> Tensor:
+        _require_images(self, x)
+        height, width = x.shape[-2:]
+        if self.mode == "reflect" and self.padding >= min(height, width):
+            raise ValueError(
+                f"an image of {height} x {width} has no {self.padding} pixels to reflect. "
+                f"HINT: a padding below {min(height, width)}, or mode 'zeros'."
+            )
+        shift = draws.integers(-self.padding, self.padding, 2)
+        down, inside_rows = self._source(height, shift[:, 0], x.device)
+        right, inside_columns = self._source(width, shift[:, 1], x.device)
+        # one index per pixel of a row, for all of its channels: a gather reads it without a copy for each
+        source = (down.unsqueeze(2) * width + right.unsqueeze(1)).flatten(1).unsqueeze(1)
+        planes = x.reshape(len(x), -1, height * width)
+        moved = planes.gather(2, source.expand_as(planes))
+        if self.mode == "zeros":
+            inside = (inside_rows.unsqueeze(2) & inside_columns.unsqueeze(1)).flatten(1).unsqueeze(1)
+            moved = torch.where(inside, moved, 0.0)
+        return moved.reshape(x.shape)
+
+    def _source(self, size: int, shift: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """For each row, which pixel of an axis comes to each place, and whether it is one of the image."""
+        last = size - 1
+        source = torch.arange(size, device=device) + shift.unsqueeze(1)
+        inside = (source >= 0) & (source <= last)
+        reflected = last - (last - source.abs()).abs() if self.mode == "reflect" else source.clamp(0, last)
+        return reflected, inside
+
+    def extra_repr(self) -> str:
+        return f"padding={self.padding}, mode={self.mode!r}"
+
+
+class PerExample(Augmentation):
+    """Any module, applied to one row at a time, with torch's generator seeded by the example and the view.
+
+    For modules that draw by the row of the batch. It costs a call per row.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor, draws: Draws) -> Tensor:
+        seeds = draws.bits(1).flatten().tolist()
+        rows = []
+        for i, seed in enumerate(seeds):
+            with seeded(seed, x.device):
+                rows.append(self.module(x[i : i + 1]))
+        return torch.cat(rows) if rows else x
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's generator of the processor and of ``device``, and put both back afterwards."""
+    accelerated = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if accelerated else []):
+        torch.default_generator.manual_seed(seed)
+        if accelerated:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def _require_images(module: nn.Module, x: Tensor) -> None:
+    if x.dim() < 3:
+        raise ValueError(
+            f"{type(module).__name__} was given rows of shape {tuple(x.shape[1:])}. "
+            "HINT: it is for images (channels, height, width)."
+        )

@@ -1,0 +1,11 @@
+"""Fixed feature extractors: computed once per example, never trained on private data."""
+
+from .deskewed import Deskewed
+from .extractor import FeatureExtractor
+from .gabor import Gabor
+from .mirrored import MirroredScattering
+from .patches import Patches
+from .scattering import Scattering
+from .timm_backbone import TimmFeatures
+
+__all__ = ["Deskewed", "FeatureExtractor", "Gabor", "MirroredScattering", "Patches", "Scattering", "TimmFeatures"]

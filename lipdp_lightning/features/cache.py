@@ -1,0 +1,189 @@
+"""Features on disk: computed once, and never used for another extractor, other rows, or after damage.
+
+Features of private rows are private: the directory and its files are readable by their owner alone. A file's name is a
+digest of the extractor's identity and of the rows; what it holds is stated in a JSON file beside it, written last, with
+a SHA-256 of the content. Everything is compared when the file is opened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .extractor import FeatureExtractor
+
+_FORMAT = 1
+_SIGNATURE = 8  # projections of the probe's features
+_ROUNDING = 1e-3
+_PIECE = 1 << 24  # bytes hashed at a time
+_LARGE = 5000  # rows whose features take long enough to say so
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows to compute features of: how many, a digest of their content, and how to read a slice of them."""
+
+    rows: int
+    digest: bytes
+    read: Callable[[slice], Tensor]
+
+
+@dataclass(frozen=True)
+class _Contents:
+    format: int
+    extractor: str
+    identity: str
+    source: str
+    shape: list[int]
+    sha256: str
+    signature: list[float]
+
+
+def cached_features(
+    directory: Path, extractor: FeatureExtractor, source: Source, batch_size: int = 256, device: str = "cpu"
+) -> Tensor:
+    """The features (rows, *feature_shape) of every row, float32, mapped from a file.
+
+    The file is made where there is none. One that does not hold what its name says is refused, not replaced: what else
+    uses the directory may be at fault.
+    """
+    name = hashlib.sha256(extractor.identity() + source.digest + source.rows.to_bytes(8, "big")).hexdigest()[:40]
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(directory / f"{name}.lock"):  # several processes want the same features at the same time
+            if not (directory / f"{name}.json").exists():
+                _compute(directory, name, extractor, source, batch_size, device)
+            return _open(directory, name, extractor, source)
+    except OSError as error:
+        raise ValueError(
+            f"the feature cache {directory} cannot be used: {error.strerror or error}. HINT: set LIPDP_CACHE, or the "
+            "option cache_dir, to a folder of your own with room for the features."
+        ) from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compute(
+    directory: Path, name: str, extractor: FeatureExtractor, source: Source, batch_size: int, device: str
+) -> None:
+    extractor.check_frozen()
+    shape = (source.rows, *extractor.feature_shape)
+    if source.rows >= _LARGE:  # their number is private, and not said
+        sys.stderr.write(f"computing {type(extractor).__name__} features once, for {directory}\n")
+    for left in directory.glob(f".{name}.*.part"):  # by a process that was killed; this one holds the lock
+        left.unlink(missing_ok=True)
+    temporary = directory / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.part"
+    try:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        kept = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
+        moved = extractor.to(device)
+        with torch.no_grad():
+            for start in range(0, source.rows, batch_size):
+                rows = slice(start, min(start + batch_size, source.rows))
+                kept[rows] = moved(source.read(rows).to(device)).to("cpu", torch.float32).numpy()
+        extractor.to("cpu")
+        kept.flush()
+        del kept
+        contents = _Contents(
+            _FORMAT, type(extractor).__name__, extractor.identity().hex(), source.digest.hex(), list(shape),
+            _sha256(temporary), signature(extractor),
+        )  # fmt: skip
+        os.replace(temporary, directory / f"{name}.npy")
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    beside = directory / f".{name}.json.part"
+    with open(os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as file:
+        json.dump(asdict(contents), file, indent=1)
+    os.replace(beside, directory / f"{name}.json")
+
+
+def _open(directory: Path, name: str, extractor: FeatureExtractor, source: Source) -> Tensor:
+    data, beside = directory / f"{name}.npy", directory / f"{name}.json"
+    contents = _read_contents(beside)
+    problems = []
+    if contents.get("identity") != extractor.identity().hex():
+        problems.append(f"it holds features of another extractor ({contents.get('extractor', 'unknown')})")
+    if contents.get("source") != source.digest.hex():
+        problems.append("it belongs to other rows")
+    expected = [source.rows, *extractor.feature_shape]
+    if contents.get("shape") != expected:
+        problems.append(f"its shape is {contents.get('shape')} and not {expected}")
+    if contents.get("format") != _FORMAT:
+        problems.append("it was written in another format")
+    if not problems and not _alike(contents.get("signature"), signature(extractor)):
+        problems.append("the extractor gives other features than when it was written")
+    if not problems and (damage := _damage(data, expected, str(contents.get("sha256")))):
+        problems.append(damage)
+    if problems:
+        raise ValueError(
+            f"the cached features {data} cannot be used: {'; '.join(problems)}. HINT: delete that file and "
+            f"{beside.name} beside it; the features are then computed again."
+        )
+    return torch.from_numpy(np.load(data, mmap_mode="c"))
+
+
+def signature(extractor: FeatureExtractor) -> list[float]:
+    """A few numbers that follow the features of a fixed noise image: code that changes, and not its settings, changes
+    them."""
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.rand(2, *extractor.input_shape, generator=generator)
+    with torch.no_grad():
+        features = extractor(probe).flatten().double()
+    signs = torch.randint(0, 2, (_SIGNATURE, features.numel()), generator=generator).double() * 2 - 1
+    return [float(features.norm()), *(signs @ features).tolist()]
+
+
+def _alike(stored: Any, found: list[float]) -> bool:
+    """Up to the rounding of another processor."""
+    if not isinstance(stored, list) or len(stored) != len(found):
+        return False
+    tolerance = _ROUNDING * max(1e-9, found[0])
+    return all(isinstance(a, float) and abs(a - b) <= tolerance for a, b in zip(stored, found, strict=True))
+
+
+def _read_contents(path: Path) -> dict[str, Any]:
+    try:
+        contents = json.loads(path.read_text())
+    except ValueError:
+        return {}
+    return contents if isinstance(contents, dict) else {}
+
+
+def _damage(data: Path, shape: list[int], sha256: str) -> str | None:
+    """What is wrong with the file, if anything."""
+    if not data.exists():
+        return "it is missing"
+    try:
+        kept = np.load(data, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        return f"it is truncated or damaged ({str(error).splitlines()[0]})"
+    if list(kept.shape) != shape or kept.dtype != np.float32:
+        return f"it holds {kept.dtype} of shape {list(kept.shape)}"
+    return None if _sha256(data) == sha256 else "its content has changed since it was written"
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,154 @@
+"""Exact norms of each example's gradient in one layer, and its weighted sum, without a gradient per example kept.
+
+One use of a layer adds g_i = sum_p d_ip (x_ip, 1)^T for example i, over output positions p, with patches x_ip and
+cotangents d_ip. Its squared norm comes from whichever takes fewer multiplications:
+
+    the product    ||sum_p d_p x_p^T||_F^2, formed for a few examples at a time and dropped;
+    Gram matrices  sum_{p,q} <d_p, d_q> <x_p, x_q>.
+
+Norms are upper bounds in spite of rounding. With u = 2^-24, any order of summation and inner products of length n,
+a computed product is within n u / (1 - n u) of the exact one, relative to the product of the factors' absolute
+values (Higham, Accuracy and Stability of Numerical Algorithms, 3.5). With E = sum over channel groups of
+||d||_F^2 (||x||_F^2 + P):
+
+    product   every entry is a sum of P terms, so ||computed - exact|| <= P u' sqrt(E), and the norm of what was
+              computed is itself off by a relative m u', m the number of terms of its two-stage sum; u' = 2 u
+              pays for the denominator and for evaluating these expressions;
+    Gram      inner products of length o and F and a two-stage sum over P x P: within (o + F + 2 P + 2) u' of the
+              exact square, relative to (sum_p ||d_p|| ||x_p||)^2 <= E.
+
+A second P u' sqrt(E) pays for the same rounding where the contribution itself is summed. The result is also kept
+above sqrt(E) / LARGEST_CANCELLATION: positions that cancel further than that leave rounding and not signal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .scaled_functions import weighted_gradients
+
+LARGEST_CANCELLATION = 64.0
+LARGEST_INTERMEDIATE = 2**22  # numbers held for one group of examples; a performance knob
+_ROUNDING = 2.0**-23  # u'
+_TERMS = 2**20  # m u' stays below 1/8, as the margins assume
+
+
+@dataclass
+class Contribution:
+    """What one backward pass through one use of a layer adds to the layer's gradient, not yet summed over examples.
+
+    ``inputs`` are already padded as ``options`` (stride, padding, dilation, groups) of a convolution expect it;
+    ``options`` is None for a linear layer. ``trains`` says whether weight and bias are trained.
+    """
+
+    inputs: Tensor
+    cotangent: Tensor
+    weight: Tensor
+    trains: tuple[bool, bool]
+    options: tuple[Any, ...] | None
+
+    @property
+    def rows(self) -> int:
+        return self.cotangent.shape[0]
+
+    def norms(self, views: int = 1) -> Tensor:
+        """At least ||g_i|| of every example, in the weight's precision; NaN or infinite where g_i is.
+
+        With several ``views``, rows that follow each other, g_i is their mean: they are further positions.
+        """
+        with torch.autocast(self.weight.device.type, enabled=False):
+            found = [self._norms(x, d) for x, d in self._parts(views)]
+        return torch.cat(found) / views if found else self.weight.new_zeros(0)
+
+    def gradients(self, factor: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """sum_i factor_i g_i over rows, for weight and bias. A row of factor zero is left out, even if not finite."""
+        inputs, cotangent, kept = self.inputs, self.cotangent, factor != 0
+        if not bool(kept.all()):  # zero times infinity would not be zero
+            inputs, cotangent = _only(kept, inputs), _only(kept, cotangent)
+        with torch.autocast(self.weight.device.type, enabled=False):
+            return weighted_gradients(inputs, cotangent, self.weight, factor, self.trains, self.options)
+
+    def _parts(self, views: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(patches, cotangents) of a few examples at a time: (examples, groups, entries or outputs, positions)."""
+        inputs, cotangent = self.inputs.to(self.weight.dtype), self.cotangent.to(self.weight.dtype)
+        rows = views * max(1, LARGEST_INTERMEDIATE // max(1, self._intermediate(views)))
+        for first in range(0, self.rows, rows):
+            x, d = self._unfolded(inputs[first : first + rows], cotangent[first : first + rows])
+            yield _side_by_side(x, views), _side_by_side(d, views)
+
+    def _intermediate(self, views: int) -> int:
+        outputs, entries = self.weight.shape[0], math.prod(self.weight.shape[1:])
+        positions = views * max(1, self.cotangent[:1].numel() // outputs)
+        groups = 1 if self.options is None else int(self.options[3])
+        return max(groups * entries * positions, min(groups * positions**2, outputs * entries))
+
+    def _unfolded(self, x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+        if self.options is None:
+            flat_x, flat_d = (t.reshape(len(t), -1, t.shape[-1]).transpose(1, 2).unsqueeze(1) for t in (x, d))
+            return flat_x, flat_d
+        stride, padding, dilation, groups = self.options
+        patches = _patches(x, tuple(self.weight.shape[2:]), stride, padding, dilation)
+        return torch.unflatten(patches, 1, (groups, -1)), torch.unflatten(d.flatten(2), 1, (groups, -1))
+
+    def _norms(self, x: Tensor, d: Tensor) -> Tensor:
+        with_weight, with_bias = self.trains
+        entries, outputs, positions = x.shape[2], d.shape[2], x.shape[3]
+        terms = entries + outputs + 2 * positions + x.shape[1] + 4
+        assert terms < _TERMS, "the rounding of sums this long is not bounded"
+        sizes = _row_norms(x).square() * with_weight + positions * with_bias
+        envelope = (_row_norms(d).square() * sizes).sum(1).sqrt()
+        bias = d.sum(3).square().sum(2).sum(1) if with_bias else 0.0
+        if not with_weight:
+            return _above(bias + torch.zeros_like(envelope), envelope, terms)
+        if positions == 1:
+            product = (_row_norms(x) * _row_norms(d)).square().sum(1)
+        elif positions * (entries + outputs) < entries * outputs:
+            grams = torch.matmul(d.mT, d) * torch.matmul(x.mT, x)
+            rounding = terms * _ROUNDING * envelope.square()
+            product = grams.sum(3).sum(2).sum(1).clamp_min(0.0) + rounding
+        else:
+            product = _row_norms(torch.matmul(d, x.mT)).square().sum(1)
+        return _above(product + bias, envelope, terms)
+
+
+def _patches(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    """(examples, channels x taps, positions) of a zero-padded input of one or two axes; faster than unfold."""
+    padded = F.pad(x, [p for side in reversed(padding) for p in (side, side)]).contiguous()
+    shape = zip(padded.shape[2:], kernel, stride, dilation, strict=True)
+    positions = [(size - step * (taps - 1) - 1) // jump + 1 for size, taps, jump, step in shape]
+    inner = padded.stride()[2:]
+    strides = [n * step for n, step in zip(inner, dilation, strict=True)]
+    strides += [n * jump for n, jump in zip(inner, stride, strict=True)]
+    windows = padded.as_strided((*padded.shape[:2], *kernel, *positions), (*padded.stride()[:2], *strides))
+    return windows.reshape(len(x), x.shape[1] * math.prod(kernel), math.prod(positions))
+
+
+def _side_by_side(parts: Tensor, views: int) -> Tensor:
+    """Positions of all views of an example in one axis."""
+    if views == 1:
+        return parts
+    return torch.unflatten(parts, 0, (-1, views)).permute(0, 2, 3, 1, 4).flatten(3)
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    """(examples, groups): Frobenius norms in two stages, which keeps the rounding at the length of one axis."""
+    return torch.linalg.vector_norm(torch.linalg.vector_norm(rows, dim=3), dim=2)
+
+
+def _above(square: Tensor, envelope: Tensor, terms: int) -> Tensor:
+    rounding = terms * _ROUNDING
+    size = square.sqrt() * (1 + rounding) + 2 * rounding * envelope
+    return torch.maximum(size, envelope / LARGEST_CANCELLATION)
+
+
+def _only(rows: Tensor, values: Tensor) -> Tensor:
+    return torch.where(rows.reshape(-1, *(1,) * (values.dim() - 1)), values, torch.zeros_like(values))
