@@ -1,7 +1,9 @@
 """What watches a private run."""
 
 from callbacks.accountant import PrivacyAccountant
+from callbacks.augmentation_multiplicity import AugmentationMultiplicity
 from callbacks.gradient_noise import GradientNoiseMonitor
+from callbacks.parameter_averaging import ParameterAveraging
 from callbacks.preemption import Preempted, Preemption
 from callbacks.private_curves import PrivateValidationCurves
 from callbacks.progress import PrivateProgressBar
@@ -10,7 +12,9 @@ from callbacks.resume_checkpoint import ResumeCheckpoint
 from callbacks.run_files import RunFiles
 
 __all__ = [
+    "AugmentationMultiplicity",
     "GradientNoiseMonitor",
+    "ParameterAveraging",
     "Preempted",
     "Preemption",
     "PrivacyAccountant",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from callbacks.accountant import _strategy
+from callbacks.parameter_averaging import averaging_of
 from lipdp_lightning.curves import (
     Grid,
     NoiseSource,
@@ -94,6 +96,9 @@ class PrivateValidationCurves(Callback):
         task = getattr(pl_module, "task", None)
         if task not in ("binary", "classification"):
             problems.append(f"curves need class probabilities, and the task is {task!r}.")
+        plan = _strategy(trainer).plan
+        if plan is not None and plan.unit != "example":
+            problems.append("a curve's noise covers one row, and the plan protects a group of rows.")
         if not self._rows(trainer):
             problems.append("the data has no validation rows; set validation_fraction.")
         if trainer.limit_val_batches != 0 and not self.exact_metrics:
@@ -127,7 +132,9 @@ class PrivateValidationCurves(Callback):
     def _release(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> dict[str, Any]:
         plan = _strategy(trainer).plan
         assert plan is not None
-        scores, labels, binary = self._predictions(trainer, module)
+        averaging = averaging_of(trainer)
+        with nullcontext() if averaging is None else averaging.averaged(module):  # what is evaluated, and released
+            scores, labels, binary = self._predictions(trainer, module)
         wanted = [name for name in self.curves if name != "roc" or binary]
         if not wanted:
             raise ValueError("an ROC curve needs two classes. HINT: curves=['reliability', 'hosmer_lemeshow'].")

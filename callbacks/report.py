@@ -13,9 +13,12 @@ import numpy as np
 from lightning.pytorch.callbacks import Callback
 
 from callbacks.accountant import _strategy
+from callbacks.augmentation_multiplicity import AugmentationMultiplicity
 from callbacks.gradient_noise import GradientNoiseMonitor
+from callbacks.parameter_averaging import ParameterAveraging, averaging_of
 from callbacks.private_curves import PrivateValidationCurves
 from lipdp_lightning.privacy.accountants import PrivacyBound
+from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures
 from lipdp_lightning.report.write import write_report
@@ -110,13 +113,17 @@ class PrivacyReport(Callback):
         taken = branches.spent(trainer.global_step)
         planned = spending.guarantee() if plan.certified else None
         over = spending.exactly(taken) if plan.certified and taken > plan.steps else planned
-        notes = []
+        notes = [
+            f"{label}: estimated from all training rows before the first step, once, with noise multiplier {level:g}; "
+            "epsilon covers it together with the steps"
+            for label, level in plan.preliminary
+        ]
         if branches.count > 1:
             notes.append(f"{branches.count} branches of this run count together: {taken} steps")
         if strategy.fixed_secret is not None:
             notes.append("the secret was fixed for a test: whoever knows it can remove the noise")
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, PrivateValidationCurves):
+            if isinstance(callback, PrivateValidationCurves | AugmentationMultiplicity | ParameterAveraging):
                 notes += callback.report_notes()
         return RunFacts(
             title=self.title,
@@ -136,16 +143,20 @@ class PrivacyReport(Callback):
             accountant=plan.accountant if over is None else over.accountant,
             scaling=plan.scaling,
             allocation=plan.allocation,
-            projection=plan.projection,
+            projection=None if plan.max_norm is None else plan.projection,
+            clipping=plan.clipping,
+            clip_norm=plan.clip_norm,
+            switch=_switch(plan),
             loss_clip=plan.loss_clip,
             unit=plan.unit,
             secret_fixed=branches.secret_fixed,
-            not_certified_because=None if plan.certified else "the scaling depends on the whole private batch",
+            not_certified_because=_uncertified(plan),
             groups=group_rows(mechanism),
+            averaged_groups=[] if (averaging := averaging_of(trainer)) is None else averaging.certificate(),
             metrics=metrics,
             metric_sources=dict.fromkeys(metrics, "validation"),
             primary_metric=next((k for k in metrics if k.endswith(("accuracy", "mae"))), None),
-            nonprivate_released=_released(module),
+            nonprivate_released=_released(module, plan),
             versions=_versions(),
             history=self._merged_history(trainer),
             ledger=_ledger(plan, taken),
@@ -184,14 +195,33 @@ def summary_of(facts: RunFacts) -> dict[str, Any]:
     return summary
 
 
-def _released(module: Any) -> list[str]:
+def _uncertified(plan: PrivacyPlan) -> str | None:
+    if plan.certified:
+        return None
+    if plan.scaling == "batch_max":
+        return "the scaling depends on the whole private batch"
+    return "No noise was added." if plan.scaling != "none" else "Nothing was clipped and no noise was added."
+
+
+def _switch(plan: PrivacyPlan) -> str | None:
+    return None if plan.switch_at is None else f"{plan.switch_to} from step {plan.first_switched_step} on"
+
+
+def _released(module: Any, plan: PrivacyPlan) -> list[str]:
+    released = []
     if getattr(module, "log_nonprivate", False):
-        return ["nonprivate/loss: the training loss of every step, logged on request"]
-    return []
+        released.append("nonprivate/loss: the training loss of every step, logged on request")
+    if plan.noise_multiplier == 0:
+        released += [
+            "the weights after every step: checkpoints and exports hold functions of the private rows without noise",
+            "the gradient of every step: callbacks, loggers and the optimizer's state see it without noise",
+        ]
+    return released
 
 
 def _ledger(plan: Any, taken: int) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(dataclasses.replace(entry, count=taken)) for entry in plan.events()] if taken else []
+    """What was released: the statistics before the first step, and so many steps."""
+    return [dataclasses.asdict(entry) for entry in plan.events(taken)]
 
 
 def _versions() -> dict[str, str]:

@@ -85,7 +85,7 @@ class Harness:
         self.mechanism = kind(self.module.network, certifier, plan, secret, place=place, context=context)
         if project:
             self.mechanism.project_()
-        strategy = SimpleNamespace(mechanism=self.mechanism, dropout_key=lambda layer: 7919 * layer + 1)
+        strategy = SimpleNamespace(mechanism=self.mechanism, dropout_key=lambda layer: 7919 * layer + 1, clipper=None)
         self.module.trainer = SimpleNamespace(strategy=strategy, accumulate_grad_batches=chunks)
 
     def accumulate(self, batch: Batch, step: int = 0) -> None:
@@ -104,15 +104,17 @@ class Harness:
         return self.gradients()
 
     def gradients(self) -> dict[str, Tensor]:
-        named = dict(self.module.network.named_parameters())
+        """The sums in ``grad``, and what a scaling still keeps apart from it."""
+        named, apart = dict(self.module.network.named_parameters()), self.mechanism.scaling.take_sums()
         return {
-            group.name: torch.cat([_gradient(named[n]).double().flatten() for n in group.parameters])
+            group.name: torch.cat([_gradient(named[n], apart).flatten() for n in group.parameters])
             for group in self.mechanism.certificate.groups
         }
 
 
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+def _gradient(parameter: Tensor, apart: Mapping[int, Tensor]) -> Tensor:
+    kept = apart.get(id(parameter), torch.zeros_like(parameter, dtype=torch.float64))
+    return kept if parameter.grad is None else kept + parameter.grad
 
 
 def mahalanobis(first: Mapping[str, Tensor], second: Mapping[str, Tensor], deviations: Mapping[str, float]) -> float:

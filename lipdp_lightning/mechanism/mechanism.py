@@ -10,7 +10,6 @@ and the certificate that calibrates the noise is that of the weights the gradien
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -23,9 +22,10 @@ from ..bounds.certifier import Certifier
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import numeric_environment, state_digest
 from .allocation import Allocation, allocate, joint_thresholds
+from .choice import make_scaling, scaling_at
 from .noise import Mode, NoisePrefetcher, NoiseSource
 from .projector import Projector
-from .scaling import BatchMax, Joint, Radius, make_scaling, quantile_step
+from .scaling import BatchMax, Radii, quantile_step
 
 
 def sum_margin(expected_batch_size: float) -> float:
@@ -68,13 +68,17 @@ class Mechanism:
         *,
         place: Place | None = None,
         context: bytes = b"",
+        views: int = 1,
     ) -> None:
-        self.model, self.plan, self.place = model, plan, place or Place()
+        """``views``: rows per example in the sum of gradients, each bounded by itself; their mean is released."""
+        assert views >= 1
+        self.model, self.plan, self.place, self.views = model, plan, place or Place(), views
         self._certifier = certifier
         self._allocation = cast(Allocation, plan.allocation)  # checked by the plan
         self._context = context
         self.certificate = certifier.certify()
         self.scaling = make_scaling(plan, self.certificate)
+        self.scaling.views = views
         self.scaling.attach(model)
         named = dict(model.named_parameters())
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
@@ -109,6 +113,7 @@ class Mechanism:
         self._step = step
         self.refresh_certificate()
         self._check_trained()
+        self.scaling = scaling_at(step, self.scaling, self.plan, self.certificate, self.model)
         self._thresholds = self._joint_thresholds()
         self.scaling.begin(self.certificate, self._thresholds)
         self._drawn = 0
@@ -120,7 +125,8 @@ class Mechanism:
         self._noise.start(step, self._sizes(), self.place.rank, self.place.world_size, self.place.mode, self.digest)
 
     def count_examples(self, drawn: int) -> None:
-        """How many examples a micro-batch holds: read by batch_max alone, which divides by it as printed."""
+        """Begin a micro-batch. batch_max alone reads how many examples it holds, and divides by it, as printed."""
+        self.scaling.settle()
         self._drawn += drawn
 
     def refresh_certificate(self) -> Certificate:
@@ -162,9 +168,12 @@ class Mechanism:
 
     def sensitivities(self) -> dict[str, float]:
         """Delta_k of every group under the plan's scaling, with the margin for float32 sums."""
-        margin = sum_margin(self.plan.expected_batch_size)
-        if isinstance(self.scaling, Joint):
-            return {name: value * margin for name, value in self._joint_thresholds().items()}
+        # views are rows that are added, too
+        margin = sum_margin((self.plan.expected_batch_size + self.scaling.partial_sums) * self.views)
+        if self.scaling.joint:
+            thresholds = self._joint_thresholds()
+            margin *= self.scaling.reach(self.certificate, thresholds)
+            return {name: value * margin for name, value in thresholds.items()}
         return {name: value * margin for name, value in self.scaling.sensitivities(self.certificate).items()}
 
     def deviations(self) -> dict[str, float]:
@@ -172,7 +181,7 @@ class Mechanism:
         sensitivities, sigma = self.sensitivities(), self.plan.noise_multiplier
         if sigma == 0:
             return dict.fromkeys(sensitivities, 0.0)
-        if isinstance(self.scaling, BatchMax | Joint):
+        if self.scaling.joint or isinstance(self.scaling, BatchMax):
             # joint: sigma tau_k, sound as a whole; batch_max: sigma Delta_k on each layer, as printed
             return {name: sigma * value for name, value in sensitivities.items()}
         return allocate(sensitivities, self._numels(), sigma, self._allocation, weights=self._weights())
@@ -183,10 +192,10 @@ class Mechanism:
 
     def state(self) -> dict[str, float]:
         """What a resume needs beside the weights: the tracked radii, which are released values."""
-        return dict(self.scaling.radii) if isinstance(self.scaling, Radius) else {}
+        return dict(self.scaling.radii) if isinstance(self.scaling, Radii) else {}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        if isinstance(self.scaling, Radius):
+        if isinstance(self.scaling, Radii):
             self.scaling.radii.update(state)
 
     # ---- inside
@@ -202,8 +211,8 @@ class Mechanism:
             )
 
     def _joint_thresholds(self) -> dict[str, float]:
-        worst = self.certificate.sensitivities("worst_case")
-        return joint_thresholds(worst, self._numels(), self._allocation, weights=self._weights())
+        reference = self.scaling.reference(self.certificate)
+        return joint_thresholds(reference, self._numels(), self._allocation, weights=self._weights())
 
     def _weights(self) -> dict[str, float] | None:
         if self._allocation != "custom":
@@ -215,12 +224,13 @@ class Mechanism:
         return {group.name: group.numel for group in self.certificate.groups}
 
     def _votes(self) -> list[str]:
-        return sorted(self.scaling.radii) if isinstance(self.scaling, Radius) and self.scaling.counting else []
+        return sorted(self.scaling.radii) if isinstance(self.scaling, Radii) and self.scaling.counting else []
 
     def _votes_of_one(self) -> list[int]:
-        """How often one example votes on each radius: at every use of the layer."""
-        used = Counter(use.module for group in self.certificate.groups for use in group.uses if use.scalable)
-        return [used[path] for path in self._votes()]
+        """How often one example votes on each radius."""
+        assert isinstance(self.scaling, Radii)
+        cast_once = self.scaling.votes_of_one(self.certificate)
+        return [cast_once[path] for path in self._votes()]
 
     def _sizes(self) -> list[int]:
         return [group.numel for group in self.certificate.groups] + [1] * len(self._votes())
@@ -230,23 +240,25 @@ class Mechanism:
         votes = self._votes()
         vote_deviation = 0.0
         if votes:
-            # every use of a layer moves its entry by 1/2
+            # every vote of an example moves its entry by 1/2
             assert self.plan.radius_noise_multiplier is not None
             vote_deviation = self.plan.radius_noise_multiplier * math.hypot(*self._votes_of_one()) / 2
         return [by_name[group.name] for group in self.certificate.groups] + [vote_deviation] * len(votes)
 
     def _add_gradients(self, flat: Tensor) -> None:
-        offset = 0
+        offset, apart = 0, self.scaling.take_sums()
         for parameters in self._parameters:
             for parameter in parameters:
-                if parameter.grad is not None:
-                    flat[offset : offset + parameter.numel()].add_(parameter.grad.reshape(-1))
+                for part in (parameter.grad, apart.get(id(parameter))):
+                    if part is not None:
+                        # the mean over views; taken in the loss, it would come before the clips
+                        flat[offset : offset + parameter.numel()].add_(part.reshape(-1), alpha=1 / self.views)
                 offset += parameter.numel()
-        if isinstance(self.scaling, Radius) and self.scaling.counting:
+        if isinstance(self.scaling, Radii) and self.scaling.counting:
             for i, path in enumerate(self._votes()):
                 votes = self.scaling.below.get(path)
                 if votes is not None:
-                    flat[offset + i].add_(votes)
+                    flat[offset + i].add_(votes, alpha=1 / self.views)
             self.scaling.below = {}
 
     def _write_back(self, flat: Tensor) -> None:
@@ -265,7 +277,7 @@ class Mechanism:
         votes = self._votes()
         if not votes:
             return
-        assert isinstance(self.scaling, Radius) and self.plan.radius_quantile is not None
+        assert isinstance(self.scaling, Radii) and self.plan.radius_quantile is not None
         sums = (total[-len(votes) :] / self.plan.expected_batch_size).tolist()
         for path, balance, uses in zip(votes, sums, self._votes_of_one(), strict=True):
             share = balance / uses + 0.5
@@ -278,7 +290,7 @@ class Mechanism:
 
     def _state(self) -> dict[str, Tensor]:
         state = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        if isinstance(self.scaling, Radius):
+        if isinstance(self.scaling, Radii):
             for path, radius in self.scaling.radii.items():
                 state[f"radius of {path}"] = torch.tensor(radius, dtype=torch.float64)
         return state

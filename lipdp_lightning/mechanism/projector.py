@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from ..bounds.certifier import Certifier
 from ..bounds.tracked import TrackedNorms
 from ..privacy.plan import PrivacyPlan
 from .projection import ProjectionRule, resolve_projection
+from .standardization import standardize, standardized_layers
 
 
 class Projector:
@@ -35,6 +37,11 @@ class Projector:
         if plan.max_norm is not None and plan.projection != "none":
             limit = plan.max_norm if isinstance(plan.max_norm, int | float) else dict(plan.max_norm)
             self._rules = resolve_projection(list(self._entries), plan.projection, limit, plan.free_layers)
+        free = frozenset(n for n in self._entries if any(fnmatchcase(n, pattern) for pattern in plan.free_layers))
+        assert self._norms.tracker is not None
+        weights = {name: self._norms.tracker.entries[entry].weight for name, entry in self._entries.items()}
+        self._standardized = standardized_layers(weights, plan.standardize, free)
+        self._with_variance = plan.standardize == "mean_and_variance"
 
     def _layers(self, certificate: Certificate, parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
         """Layer name -> (tracker entry, groups) of every trained weight with an operator norm."""
@@ -50,6 +57,8 @@ class Projector:
     def project_(self) -> None:
         tracker = self._norms.tracker
         assert tracker is not None
+        for weight in self._standardized.values():
+            standardize(weight, self._with_variance)
         if self._kind == "clip":
             limits: list[float | None] = [None] * len(tracker.entries)
             for layer, rule in self._rules.items():

@@ -7,6 +7,7 @@ private. ``batch_max`` breaks this rule, to reproduce thesis Algorithm 8, and is
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
@@ -15,9 +16,7 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
 from ..layers.scaled import ScaledLayer
-from ..privacy.plan import PrivacyPlan
 
-FIRST_RADIUS = 1.0  # where a tracked radius starts: public, and the tracking forgets it geometrically
 SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
 
 
@@ -26,6 +25,9 @@ class Scaling:
 
     name = "worst_case"
     certified = True
+    joint = False  # one condition for all groups together, met by sigma_k = sigma tau_k reach
+    views = 1  # rows per example
+    partial_sums = 0.0  # how far sums of positions may exceed an example's contribution, in sensitivities
 
     def attach(self, model: nn.Module) -> None:
         """Give every scaled layer its scaler; ``detach`` takes it away."""
@@ -33,13 +35,28 @@ class Scaling:
     def detach(self, model: nn.Module) -> None:
         for module in model.modules():
             if isinstance(module, ScaledLayer):
-                module.gradient_scaler = None
+                module.gradient_scaler = module.gradient_keeper = None
 
     def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
         """Take the public numbers of this step."""
 
     def sensitivities(self, certificate: Certificate) -> dict[str, float]:
         return certificate.sensitivities(self.name)
+
+    def reference(self, certificate: Certificate) -> dict[str, float]:
+        """What the thresholds tau_k of a joint scaling are allocated from; a group that cannot move has 0."""
+        return certificate.sensitivities("worst_case")
+
+    def reach(self, certificate: Certificate, thresholds: Mapping[str, float]) -> float:
+        """Bound of sqrt(sum_k ||c_i g_ik||^2 / tau_k^2) under a joint scaling."""
+        return 1.0
+
+    def settle(self) -> None:
+        """End a micro-batch: before the next forward pass, and before the release."""
+
+    def take_sums(self) -> dict[int, Tensor]:
+        """The step's sums that are not in ``grad``, by id of the parameter; they are handed over once."""
+        return {}
 
     def example_factor(self, batch: int, device: torch.device) -> Tensor | None:
         """One factor per example for the whole loss, after the forward pass; None leaves it alone."""
@@ -69,28 +86,47 @@ class Layerwise(Scaling):
         return norms.clamp_min(self.floor(path)).reciprocal()
 
 
-class Radius(Layerwise):
-    """c_ik = min(1, R_k / n_ik) / R_k, with R_k public: fixed, or tracked by a private quantile."""
-
-    name = "radius"
+class Radii(Scaling):
+    """Public radii R_k: fixed, or each of them tracked by a private quantile of norms, from votes of the examples."""
 
     def __init__(self, radii: Mapping[str, float]) -> None:
-        super().__init__()
         self.radii = dict(radii)
         self.below: dict[str, Tensor] = {}
         self.counting = False
 
-    def floor(self, path: str) -> float:
-        return self.radii[path]
-
     def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
         self.below = {}  # votes of passes outside a step are not part of its release
 
-    def _scale(self, path: str, norms: Tensor) -> Tensor:
+    def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
+        """How often one example votes on each radius."""
+        raise NotImplementedError
+
+    def _vote(self, name: str, norms: Tensor) -> None:
         if self.counting:
-            # sum over examples of +1/2 or -1/2: one example moves each entry by 1/2
-            votes = ((norms <= self.radii[path]).sum() - 0.5 * norms.shape[0]).to(torch.float64)
-            self.below[path] = self.below.get(path, torch.zeros_like(votes)) + votes
+            # sum over examples of +1/2 or -1/2: one vote moves the entry by 1/2
+            votes = ((norms <= self.radii[name]).sum() - 0.5 * norms.shape[0]).to(torch.float64)
+            self.below[name] = self.below.get(name, torch.zeros_like(votes)) + votes
+
+
+class Radius(Radii, Layerwise):
+    """c_ik = min(1, R_k / n_ik) / R_k."""
+
+    name = "radius"
+
+    def __init__(self, radii: Mapping[str, float]) -> None:
+        Layerwise.__init__(self)
+        Radii.__init__(self, radii)
+
+    def floor(self, path: str) -> float:
+        return self.radii[path]
+
+    def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
+        """One vote at every use of the layer."""
+        uses = Counter(use.module for group in certificate.groups for use in group.uses if use.scalable)
+        return {path: uses[path] for path in self.radii}
+
+    def _scale(self, path: str, norms: Tensor) -> Tensor:
+        self._vote(path, norms)
         return super()._scale(path, norms)
 
 
@@ -120,6 +156,7 @@ class Joint(Scaling):
     """
 
     name = "joint"
+    joint = True
 
     def __init__(self, floor: float = 0.0) -> None:
         self._floor = max(floor, SMALLEST)
@@ -168,20 +205,3 @@ class Joint(Scaling):
 def quantile_step(radius: float, share_below: float, quantile: float, rate: float = 0.2) -> float:
     """Geometric update of a tracked radius towards the quantile, from a noisy share: post-processing."""
     return radius * math.exp(-rate * (min(1.0, max(0.0, share_below)) - quantile))
-
-
-def make_scaling(plan: PrivacyPlan, certificate: Certificate) -> Scaling:
-    """The plan's scaling; a layer's first radius is public, and the same for all layers."""
-    if plan.scaling == "worst_case":
-        return Scaling()
-    if plan.scaling == "layerwise":
-        return Layerwise(plan.scaling_floor)
-    if plan.scaling == "joint":
-        return Joint(plan.scaling_floor)
-    if plan.scaling == "batch_max":
-        return BatchMax()
-    assert plan.scaling == "radius"
-    paths = {use.module for group in certificate.groups for use in group.uses if use.scalable}
-    scaling = Radius(dict.fromkeys(sorted(paths), FIRST_RADIUS if plan.radius is None else plan.radius))
-    scaling.counting = plan.radius_quantile is not None
-    return scaling

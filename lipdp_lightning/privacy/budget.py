@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lipdp_lightning.privacy.accountants import ACCOUNTANTS, ADD_REMOVE, ADJACENCIES, PrivacyBound
 from lipdp_lightning.privacy.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
+from lipdp_lightning.privacy.ledger import GAUSSIAN, LedgerEntry
 
 RELATIONS = {
     "add_remove": "add/remove one: neighbours differ by the presence of one example",
@@ -45,14 +46,16 @@ def compute_budget(
     noise_multipliers: Sequence[float] = (),
     accountant: str = "prv",
     adjacency: str = ADD_REMOVE,
+    statistics: Sequence[float] = (),
 ) -> list[BudgetRow]:
     """One row for each epsilon (the noise is calibrated) or for each noise multiplier (epsilon is computed).
 
     batch_size is the expected size of the Poisson sample; steps = ceil(epochs * dataset_size / batch_size).
+    statistics are the noise multipliers of what is released of all rows before the first step.
     """
     problems = [
         *_problems_of_run(dataset_size, batch_size, delta, epochs, steps),
-        *_problems_of_query(epsilons, noise_multipliers, accountant, adjacency),
+        *_problems_of_query(epsilons, noise_multipliers, accountant, adjacency, statistics),
     ]
     if problems:
         raise ValueError("\n".join(problems))
@@ -60,12 +63,13 @@ def compute_budget(
     if steps is None:
         assert epochs is not None
         steps = steps_for_epochs(epochs, dataset_size, batch_size)
+    before = [LedgerEntry(GAUSSIAN, level, 1.0, 1, "statistic") for level in statistics]
     rows = []
     for level in noise_multipliers:
-        bound = privacy_bound(level, delta, sample_rate, steps, accountant, adjacency)
+        bound = privacy_bound(level, delta, sample_rate, steps, accountant, adjacency, preliminary=before)
         rows.append(_row(level, bound, delta, sample_rate, steps, adjacency))
     for epsilon in epsilons:
-        level, bound = calibrate_noise(epsilon, delta, sample_rate, steps, accountant, adjacency)
+        level, bound = calibrate_noise(epsilon, delta, sample_rate, steps, accountant, adjacency, preliminary=before)
         rows.append(_row(level, bound, delta, sample_rate, steps, adjacency))
     return rows
 
@@ -111,7 +115,11 @@ def _problems_of_run(
 
 
 def _problems_of_query(
-    epsilons: Sequence[float], noise_multipliers: Sequence[float], accountant: str, adjacency: str
+    epsilons: Sequence[float],
+    noise_multipliers: Sequence[float],
+    accountant: str,
+    adjacency: str,
+    statistics: Sequence[float],
 ) -> list[str]:
     problems = []
     if bool(epsilons) == bool(noise_multipliers):
@@ -119,7 +127,8 @@ def _problems_of_query(
             "epsilon and noise multiplier: exactly one is needed, the other follows.\n"
             "HINT: --epsilon 3, or --noise-multiplier 1.1; several values make a table."
         )
-    for name, values in (("epsilon", epsilons), ("noise multiplier", noise_multipliers)):
+    given = (("epsilon", epsilons), ("noise multiplier", noise_multipliers), ("statistic's noise", statistics))
+    for name, values in given:
         wrong = [value for value in values if not (value > 0 and math.isfinite(value))]
         if wrong:
             problems.append(f"{name} {wrong[0]} is not a positive finite number.\nHINT: usual values are 0.5 to 10.")

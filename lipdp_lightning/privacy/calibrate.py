@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from lipdp_lightning.privacy.accountants import (
@@ -39,10 +39,11 @@ def privacy_bound(
     accountant: str = "prv",
     adjacency: str = ADD_REMOVE,
     max_examples_per_unit: int = 1,
+    preliminary: Sequence[LedgerEntry] = (),
 ) -> PrivacyBound:
-    """The certified bound of `steps` subsampled Gaussian steps."""
-    entry = LedgerEntry(SUBSAMPLED_GAUSSIAN, noise_multiplier, sample_rate, steps)
-    return get_accountant(accountant).epsilon([entry], delta, adjacency, max_examples_per_unit)
+    """The certified bound of `steps` subsampled Gaussian steps, and of what was released before them."""
+    entries = [*preliminary, LedgerEntry(SUBSAMPLED_GAUSSIAN, noise_multiplier, sample_rate, steps)]
+    return get_accountant(accountant).epsilon(entries, delta, adjacency, max_examples_per_unit)
 
 
 def noise_multiplier_for(
@@ -54,14 +55,16 @@ def noise_multiplier_for(
     adjacency: str = ADD_REMOVE,
     max_examples_per_unit: int = 1,
     tolerance: float = TOLERANCE,
+    preliminary: Sequence[LedgerEntry] = (),
 ) -> float:
     """A noise multiplier whose certified epsilon is at most `epsilon`, within `tolerance` of the smallest such.
 
-    For a step that also answers other queries on its sample, this is the JOINED multiplier of the step.
+    For a step that also answers other queries on its sample, this is the JOINED multiplier of the step. What
+    `preliminary` lists is composed with the steps: epsilon is that of both.
     """
-    return calibrate_noise(epsilon, delta, sample_rate, steps, accountant, adjacency, max_examples_per_unit, tolerance)[
-        0
-    ]
+    return calibrate_noise(
+        epsilon, delta, sample_rate, steps, accountant, adjacency, max_examples_per_unit, tolerance, preliminary
+    )[0]
 
 
 def calibrate_noise(
@@ -73,13 +76,14 @@ def calibrate_noise(
     adjacency: str = ADD_REMOVE,
     max_examples_per_unit: int = 1,
     tolerance: float = TOLERANCE,
+    preliminary: Sequence[LedgerEntry] = (),
 ) -> tuple[float, PrivacyBound]:
     """`noise_multiplier_for`, and the bound at the noise multiplier it found."""
     _check(epsilon, tolerance, delta, sample_rate)
 
     def search_with(name: str, relation: str, rows: int, target: float, start: float) -> _Search:
         def bound(x: float) -> PrivacyBound:
-            return privacy_bound(math.exp(x), delta, sample_rate, steps, name, relation, rows)
+            return privacy_bound(math.exp(x), delta, sample_rate, steps, name, relation, rows, preliminary)
 
         return _Search(bound, target, (math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)), start)
 
@@ -95,8 +99,10 @@ def calibrate_noise(
     if search.unreachable:
         raise ValueError(
             f"epsilon {epsilon} at delta {delta} is out of reach of the {accountant} accountant: {steps} steps at "
-            f"sample rate {sample_rate:.3g} spend more even with noise multiplier {LARGEST_NOISE:.0e}.\n"
-            "HINT: a larger epsilon or delta, fewer steps, or another accountant."
+            f"sample rate {sample_rate:.3g} spend more even with noise multiplier {LARGEST_NOISE:.0e}"
+            f"{' next to the statistics released before them' if preliminary else ''}.\n"
+            f"HINT: {'more noise for the statistics, ' if preliminary else ''}a larger epsilon or delta, fewer steps, "
+            "or another accountant."
         )
     if math.isnan(log_noise):
         raise ValueError(

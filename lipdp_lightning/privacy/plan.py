@@ -20,16 +20,10 @@ from lipdp_lightning.privacy.ledger import (
 from lipdp_lightning.privacy.plan_checks import plan_problems
 
 ADJACENCY = "add_remove"
-_PAIRS = ("group_weights", "cotangent_clip")
+_PAIRS = ("group_weights", "cotangent_clip", "preliminary")
 _FLOATS = (
-    "noise_multiplier",
-    "delta",
-    "input_bound",
-    "loss_clip",
-    "radius",
-    "radius_quantile",
-    "radius_noise_multiplier",
-    "scaling_floor",
+    *("noise_multiplier", "delta", "input_bound", "loss_clip", "radius", "radius_quantile"),
+    *("radius_noise_multiplier", "scaling_floor", "clip_norm", "switch_at"),
 )
 
 
@@ -52,6 +46,13 @@ class PrivacyPlan:
     max_norm is one radius for all layers, or (pattern, radius) pairs; None leaves every layer free. A radius
     scaling has a public `radius`, or tracks the quantile `radius_quantile` with its own noise on the step's
     sample, which makes the step one release of a smaller, joined noise multiplier.
+
+    Scalings clip_* clip each example's gradient to clip_norm, by the function `clipping`, and use no bound of the
+    network; the guarantee rests on the clipping then. From the share switch_at of the steps on, `switch_to` replaces
+    the clipping function, or the scaling; each step stays a release of the same noise multiplier.
+
+    preliminary are (label, noise multiplier) of statistics of all rows that are released once, before the first
+    step (privacy/statistics.py). They are in the ledger: epsilon is that of statistics and steps together.
     """
 
     dataset_size: int
@@ -69,6 +70,7 @@ class PrivacyPlan:
     projection: str = "clip"
     max_norm: float | tuple[tuple[str, float], ...] | None = 1.0
     free_layers: tuple[str, ...] = ()
+    standardize: str = "none"
     input_bound: float | None = None
     loss_clip: float | None = None
     cotangent_clip: tuple[tuple[str, float], ...] = ()
@@ -79,6 +81,11 @@ class PrivacyPlan:
     secure: bool = False
     sampling: str = "poisson"
     allow_noncertified: bool = False
+    clipping: str | None = None
+    clip_norm: float | None = None
+    switch_at: float | None = None
+    switch_to: str | None = None
+    preliminary: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in _normalised(self).items():
@@ -165,8 +172,28 @@ class PrivacyPlan:
 
     @property
     def certified(self) -> bool:
-        """Whether a guarantee exists: false for `batch_max` and for a run without noise."""
-        return self.scaling != "batch_max" and self.noise_multiplier > 0
+        """Whether a guarantee exists: false for `batch_max`, without any bound, and for a run without noise."""
+        return self.scaling not in ("batch_max", "none") and self.noise_multiplier > 0
+
+    @property
+    def clips_examples(self) -> bool:
+        """Whether the guarantee rests on clipping each example's gradient, and not on bounds of the network."""
+        return self.scaling.startswith("clip_")
+
+    @property
+    def first_switched_step(self) -> float:
+        """From which step on `switch_to` is in force; infinity without a switch."""
+        return math.inf if self.switch_at is None else math.ceil(self.switch_at * self.steps)
+
+    def scaling_at(self, step: int) -> str:
+        """The scaling of a step."""
+        switched = step >= self.first_switched_step and not self.clips_examples
+        return str(self.switch_to) if switched else self.scaling
+
+    def clipping_at(self, step: int) -> str | None:
+        """The clipping function of a step; None where nothing is clipped per example."""
+        switched = step >= self.first_switched_step and self.clips_examples
+        return self.switch_to if switched else self.clipping
 
     @property
     def step_noise_multiplier(self) -> float:
@@ -181,9 +208,15 @@ class PrivacyPlan:
         label = "gradient and radius" if self.tracks_radius else "gradient"
         return LedgerEntry(mechanism, self.step_noise_multiplier, self.sample_rate, 1, label)
 
-    def events(self) -> tuple[LedgerEntry, ...]:
-        """The ledger of the planned run."""
-        return (dataclasses.replace(self.step_event(), count=self.steps),)
+    def preliminary_events(self) -> tuple[LedgerEntry, ...]:
+        """What is released before the first step: a Gaussian mechanism for each statistic."""
+        return tuple(LedgerEntry(GAUSSIAN, level, 1.0, 1, label) for label, level in self.preliminary)
+
+    def events(self, steps: int | None = None) -> tuple[LedgerEntry, ...]:
+        """The ledger of the planned run, or of a run of so many steps."""
+        count = self.steps if steps is None else steps
+        taken = (dataclasses.replace(self.step_event(), count=count),) if count else ()
+        return (*self.preliminary_events(), *taken)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `from_dict` of it, also after JSON, is an equal plan."""
@@ -206,7 +239,8 @@ class PrivacyPlan:
         return hashlib.sha256(text.encode()).digest()
 
     def _calibrated(self, epsilon: float) -> float:
-        """The gradient's noise multiplier for which the whole step, radius query included, meets epsilon."""
+        """The gradient's noise multiplier for which the whole run, radius queries and statistics included, meets
+        epsilon."""
         from lipdp_lightning.privacy.calibrate import noise_multiplier_for
 
         joined = noise_multiplier_for(
@@ -217,6 +251,7 @@ class PrivacyPlan:
             self.accountant,
             self.adjacency,
             self.max_examples_per_unit,
+            preliminary=self.preliminary_events(),
         )
         if self.radius_noise_multiplier is None:
             return joined

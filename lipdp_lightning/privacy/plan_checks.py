@@ -13,10 +13,19 @@ CHOICES = {
     "adjacency": ("add_remove", "replace_one"),
     "accountant": ("prv", "pld", "rdp"),
     "unit": ("example", "group"),
-    "scaling": ("worst_case", "layerwise", "joint", "radius", "batch_max"),
+    "scaling": (
+        *("worst_case", "layerwise", "joint", "radius", "exact", "exact_layerwise", "batch_max"),
+        *("clip_flat", "clip_per_layer", "clip_ghost", "none"),
+    ),
     "allocation": ("equal", "global", "optimal", "custom"),
     "projection": ("clip", "clip_singular", "fixed", "bjorck", "frobenius"),
+    "standardize": ("none", "mean", "mean_and_variance"),
 }
+WITH_RADIUS = ("radius", "exact", "exact_layerwise")
+
+
+CLIPPINGS = ("local", "global", "automatic")
+SWITCHABLE = ("worst_case", "layerwise", "joint")
 
 
 def plan_problems(plan: PrivacyPlan) -> list[str]:
@@ -86,13 +95,13 @@ def _scaling(plan: PrivacyPlan) -> Problems:
             "scaling='layerwise', or allow_noncertified=true to reproduce the published algorithm without guarantee.",
         )
     tracked = (plan.radius_quantile, plan.radius_noise_multiplier)
-    if plan.scaling != "radius":
+    if plan.scaling not in WITH_RADIUS:
         for name in ("radius", "radius_quantile", "radius_noise_multiplier"):
             if getattr(plan, name) is not None:
                 yield f"{name} is given, but scaling is {plan.scaling!r} and would ignore it.", "scaling='radius'"
     elif (plan.radius is None) == all(value is None for value in tracked):
         yield (
-            "scaling 'radius' needs a public radius or a privately tracked one, and not both.",
+            f"scaling {plan.scaling!r} needs a public radius or a privately tracked one, and not both.",
             "radius=1.0, or radius_quantile=0.5 with radius_noise_multiplier=10.",
         )
     elif plan.radius is None and any(value is None for value in tracked):
@@ -125,7 +134,51 @@ def _patterns(plan: PrivacyPlan) -> Problems:
         yield f"group_weights are given, but allocation {plan.allocation!r} ignores them.", "allocation='custom'"
 
 
-_CHECKS = (_choices, _constants, _unit, _scaling, _patterns)
+def _clipping(plan: PrivacyPlan) -> Problems:
+    clips = str(plan.scaling).startswith("clip_")
+    if clips and plan.clipping not in CLIPPINGS:
+        yield f"clipping {plan.clipping!r} is unknown.", f"one of {', '.join(CLIPPINGS)}."
+    if clips and not _is_positive(plan.clip_norm):
+        yield (
+            f"clip_norm {plan.clip_norm!r} is not a positive finite number: the noise covers that norm.",
+            "clip_norm=1.0",
+        )
+    if not clips and (plan.clipping is not None or plan.clip_norm is not None):
+        yield f"clipping and clip_norm are given, but scaling {plan.scaling!r} ignores them.", "leave them out."
+    if plan.scaling == "none" and not (plan.noise_multiplier == 0 and plan.allow_noncertified):
+        yield (
+            "scaling 'none' bounds no example's influence, so that no noise makes it private.",
+            "noise_multiplier=0 with allow_noncertified=true, for a reference without privacy.",
+        )
+    yield from _switch(plan, CLIPPINGS if clips else SWITCHABLE, plan.clipping if clips else plan.scaling)
+
+
+def _switch(plan: PrivacyPlan, allowed: tuple[str, ...], first: Any) -> Problems:
+    if plan.switch_at is None and plan.switch_to is None:
+        return
+    if not (_is_number(plan.switch_at) and 0 < float(plan.switch_at or 0) < 1):
+        yield f"switch_at {plan.switch_at!r} is no share of the steps in (0, 1).", "0.9, the last tenth of the steps."
+    if plan.switch_to not in allowed or first not in allowed:
+        yield (
+            f"{first!r} cannot switch to {plan.switch_to!r} during training.",
+            f"both of {', '.join(allowed)}; or leave switch_at and switch_to out.",
+        )
+
+
+def _preliminary(plan: PrivacyPlan) -> Problems:
+    if not _is_table(plan.preliminary, may_be_empty=True):
+        yield (
+            f"preliminary {plan.preliminary!r} are not (label, noise multiplier) pairs with positive multipliers: a "
+            "statistic of private rows without noise is not private.",
+            'preliminary=[["mean", 10.0]]',
+        )
+        return
+    labels = [label for label, _ in plan.preliminary]
+    if len(set(labels)) < len(labels) or not all(labels):
+        yield f"the statistics {labels} share a label, or have none.", "one label for each release."
+
+
+_CHECKS = (_choices, _constants, _unit, _scaling, _patterns, _clipping, _preliminary)
 
 
 def _is_number(value: Any) -> bool:

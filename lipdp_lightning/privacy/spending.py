@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from .accountants import PrivacyBound, get_accountant
 from .plan import PrivacyPlan
@@ -15,12 +14,13 @@ class Spending:
     The guarantee is the epsilon of the planned steps, by the plan's accountant. Between, PLD answers on
     a grid of step counts, each when it is first reached; a step shows the grid point at or after it, so
     what is shown is an upper bound, and never above the guarantee. Grid points are multiples of steps / points.
+    Statistics that the plan releases before the first step count from the start.
     """
 
     def __init__(self, plan: PrivacyPlan, points: int = 20) -> None:
         self._plan = plan
         self._grid = max(1, math.ceil(plan.steps / points))
-        self._known: dict[int, float] = {0: 0.0}
+        self._known: dict[int, float] = {}
         self._guarantee: PrivacyBound | None = None
 
     def guarantee(self) -> PrivacyBound:
@@ -46,6 +46,5 @@ class Spending:
 
     def _bound(self, steps: int, accountant: str) -> PrivacyBound:
         plan = self._plan
-        entries = [replace(entry, count=steps) for entry in plan.events()] if steps else []
-        assert len(entries) <= 1, "a plan is one kind of step, repeated"
+        entries = plan.events(steps)
         return get_accountant(accountant).epsilon(entries, plan.delta, plan.adjacency, plan.max_examples_per_unit)

@@ -27,7 +27,9 @@ def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any
         "the network": repr(module.network).encode(),
         "the loss or the input's bound": repr((module.loss, module.bounded_input)).encode(),
         "the training data": data.fingerprint(),
+        "the released statistics": strategy.statistics.digest(),
         "the Strategy's settings": settings.encode(),
+        "the augmentations": b"" if strategy.views is None else strategy.views.identity(),
         "the optimizer": repr((strategy.configured, schedules, clipping)).encode(),
     }
     restored = None if strategy.restored is None else (strategy.restored.step, strategy.restored.secret)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from ..bounds.certificate import Certificate
 from ..mechanism.mechanism import Mechanism
 
 ON_BOUNDARY = 0.9  # a certified norm within 10 % of its maximum: the slack of cheap norm updates
@@ -13,6 +15,17 @@ def group_rows(mechanism: Mechanism) -> list[dict[str, Any]]:
     """One row per parameter group: bounds, noise and norms, all functions of released weights."""
     sensitivities, deviations = mechanism.sensitivities(), mechanism.deviations()
     norms = mechanism.boundary()
+    if not mechanism.certificate.nodes:  # no bound of the network was used
+        unbounded = mechanism.plan.scaling == "none"
+        return [
+            {
+                "name": group.name,
+                "parameters": group.numel,
+                "delta": None if unbounded else sensitivities[group.name],
+                "noise_std": deviations[group.name],
+            }
+            for group in mechanism.certificate.groups
+        ]
     rows = []
     for group in mechanism.certificate.groups:
         norm, maximum = norms.get(group.name, (None, None))
@@ -32,3 +45,20 @@ def group_rows(mechanism: Mechanism) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def averaged_rows(certificate: Certificate, maxima: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """One row per parameter group of weights that were not trained on, such as an average: no noise belongs to them."""
+    worst_case = certificate.sensitivities("worst_case")
+    return [
+        {
+            "name": group.name,
+            "parameters": group.numel,
+            "input_bound": group.uses[0].input_bound,
+            "lipschitz": group.uses[0].lipschitz,
+            "cotangent_bound": sum(u.cotangent_bound for u in group.uses),
+            "worst_case": worst_case[group.name],
+            "max_norm": maxima.get(group.name),
+        }
+        for group in certificate.groups
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import lightning
@@ -18,6 +19,7 @@ from ..privacy.randomness import new_secret
 from ..slurm.environment import task_problems
 from .module import PrivateModule
 from .module_guards import module_problems
+from .views import view_problems
 
 PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.bfloat16}
 _MONITORED = ("validation/", "epsilon", "nonprivate/")
@@ -47,11 +49,17 @@ def make_certifier(
     trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any, norms: NormSource | None = None
 ) -> Certifier:
     """The certifier of a module under a plan: its clipped loss, its cotangent clips, the trainer's precision."""
-    return Certifier(
+    kind: Any = Certifier
+    if plan.clips_examples or plan.scaling == "none":
+        from ..baselines.groups import ClippedGroups
+
+        kind = partial(ClippedGroups, plan)
+    certifier: Certifier = kind(
         module.network, data.input_shape, module.input_bound, module.private_loss(plan.loss_clip),
         norms=norms, compute_dtype=PRECISIONS.get(str(trainer.precision), torch.float32),
         cotangent_caps=matching_modules(module.network, plan.cotangent_clip),
     )  # fmt: skip
+    return certifier
 
 
 def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: Any) -> None:
@@ -61,6 +69,7 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
         *_trainer(trainer, strategy),
         *_loggers(trainer),
         *_callbacks(trainer, module),
+        *view_problems(trainer, strategy, data),
     ]
     problems += [*module_problems(module), *_data(data, module, strategy.plan)]
     if isinstance(module, PrivateModule) and strategy.plan is not None and _is_private_data(data):
@@ -231,11 +240,34 @@ def _data(data: Any, module: Any, plan: PrivacyPlan | None) -> list[str]:
             f"the plan was made for N = {plan.dataset_size} and the data module declares {data.dataset_size}. "
             "HINT: make the plan from the data module's dataset_size."
         )
+    unit, rows = getattr(data, "unit", "example"), getattr(data, "max_examples_per_unit", 1)
+    if unit != "example" and (plan.unit, plan.max_examples_per_unit) != (unit, rows):
+        problems.append(
+            f"the plan protects one {plan.unit} of at most {plan.max_examples_per_unit} rows, and the data module "
+            f"declares one {unit} of at most {rows}: the epsilon would be for another unit. "
+            f"HINT: unit='{unit}', max_examples_per_unit={rows}."
+        )
+    if plan.preliminary and getattr(data, "samples_groups", False):
+        problems.append(
+            "the data module draws groups, and a statistic sums all rows of a group: its noise covers one row of each. "
+            "HINT: no private statistics, or a grouping that draws rows."
+        )
+    declared = tuple(getattr(data, "preliminary", ()))
+    if declared != plan.preliminary:
+        problems.append(
+            f"the data module releases the statistics {list(declared)} before the first step, and the plan accounts "
+            f"for {list(plan.preliminary)}. HINT: PrivacyPlan.create(preliminary=data.preliminary, ...)."
+        )
     return problems
 
 
 def _certificate(trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any) -> list[str]:
     """What stands between the model and its noise: a mechanism is made, and not used."""
+    if plan.clips_examples:
+        from ..baselines.samplers import clipping_problems
+
+        if problems := clipping_problems(module.network, plan, str(trainer.precision)):
+            return problems
     try:
         certifier = make_certifier(trainer, module, plan, data, TrackedNorms())
         Mechanism(module.network, certifier, plan, new_secret()).close()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..bounds.losses import Loss, as_loss
 from ..layers import BoundedInput, KeyedDropout, make_private, scale_cotangent
 from .clipped_loss import ClippedLoss
+from .release import restore_statistics
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Task = Literal["classification", "binary", "regression"]
@@ -80,6 +81,11 @@ class PrivateModule(lightning.LightningModule):
             )
         return []
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # in training the Strategy decides what to use
+        if self._trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
+            restore_statistics(checkpoint, getattr(self.trainer, "datamodule", None))
+
     def forward(self, x: Tensor) -> Tensor:
         return self.network(self.bounded_input(x))
 
@@ -91,20 +97,41 @@ class PrivateModule(lightning.LightningModule):
                 "PrivateModule is trained without the private Strategy, and would release raw gradients. "
                 "HINT: Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
             )
-        self._key_dropout(ids)
         private.count_examples(x.shape[0])
+        x, y, ids = self._views(x, y, ids, private)
+        self._key_dropout(ids)
+        total = self._summed_loss(x, y, private)
+        if self.log_nonprivate:
+            shares = self.trainer.accumulate_grad_batches * self.trainer.world_size
+            share = private.plan.expected_batch_size * private.views / shares
+            self.log("nonprivate/loss", total.detach() / share, sync_dist=True)
+        # Lightning divides by the number of micro-batches; the step releases a sum
+        return total * self.trainer.accumulate_grad_batches
+
+    def _summed_loss(self, x: Tensor, y: Tensor, private: Any) -> Tensor:
+        """Summed over rows; backward, the gradient of every row is bounded as the plan says."""
+        strategy: Any = self.trainer.strategy
+        if strategy.clipper is not None:
+            total: Tensor = strategy.clipper.total(
+                x, lambda rows: self.loss.per_example(self(rows), y), self.trainer.global_step
+            )
+            return total
         logits = self(x)
         factor = private.scaling.example_factor(x.shape[0], logits.device)
         if factor is not None:
             logits = scale_cotangent(logits, factor)
-        losses = self.loss.per_example(logits, y)
-        total = losses.sum()
-        if self.log_nonprivate:
-            shares = self.trainer.accumulate_grad_batches * self.trainer.world_size
-            share = private.plan.expected_batch_size / shares
-            self.log("nonprivate/loss", total.detach() / share, sync_dist=True)
-        # Lightning divides by the number of micro-batches; the step releases a sum
-        return total * self.trainer.accumulate_grad_batches
+        return self.loss.per_example(logits, y).sum()
+
+    def _views(self, x: Tensor, y: Tensor, ids: Tensor, private: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """One row per view, where the Strategy makes views of an example; the mechanism divides by their number."""
+        strategy: Any = self.trainer.strategy
+        views = getattr(strategy, "views", None)
+        if (1 if views is None else views.number) != private.views:
+            raise ValueError(
+                f"the batch is expanded to {views}, and the mechanism divides by {private.views}: an example's bound "
+                "would not be that of its mean. HINT: configure one AugmentationMultiplicity before training starts."
+            )
+        return (x, y, ids) if views is None else views.expand(x, y, ids, strategy.step_key)
 
     def _key_dropout(self, ids: Tensor) -> None:
         if any(isinstance(m, KeyedDropout) for m in self.network.modules()):

@@ -1,4 +1,4 @@
-"""The sum of gradients between the micro-batches of a step."""
+"""The sum of gradients over the micro-batches of a step."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ from torch import Tensor, nn
 
 
 class PartialSums:
-    """Takes gradients without noise out of sight until the step is complete, and puts them back."""
+    """Takes gradients without noise out of sight until the step is complete, and puts their sum there.
+
+    It is kept in float64, so that the sum is rounded once, however many micro-batches make a step: that is what the
+    margin of a sensitivity allows for.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._parameters = list(module.parameters())
-        self._kept: list[Tensor | None] = []
+        self._sums: dict[int, Tensor] = {}
 
-    def hide(self) -> None:
-        self._kept = [p.grad for p in self._parameters]
-        for parameter in self._parameters:
-            parameter.grad = None
+    def take(self) -> None:
+        """Add a micro-batch to the sums; no gradient is left."""
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is not None:
+                before = self._sums.get(index)
+                self._sums[index] = parameter.grad.double() if before is None else before.add_(parameter.grad)
+                parameter.grad = None
 
     def put_back(self) -> None:
-        for parameter, kept in zip(self._parameters, self._kept, strict=False):
-            parameter.grad = kept
-        self._kept = []
+        """The sum over all micro-batches, the last of which is still in ``grad``."""
+        if not self._sums:
+            return
+        self.take()
+        for index, total in self._sums.items():
+            self._parameters[index].grad = total.to(self._parameters[index].dtype)
+        self._sums = {}

@@ -12,6 +12,7 @@ from typing import IO, Any
 RUN_FILE = "run.json"
 LEDGER_FILE = "ledger.json"
 STEPS_FILE = "steps.txt"
+STATISTICS_FILE = "statistics.npz"
 CONFIG_FILE = "config.yaml"
 PLAN_FILE = "plan.json"
 LOCK_FILE = "lock"
@@ -38,6 +39,10 @@ class RunDirectory:
     @property
     def steps(self) -> Path:
         return self.path / STEPS_FILE
+
+    @property
+    def statistics(self) -> Path:
+        return self.path / STATISTICS_FILE
 
     @property
     def config(self) -> Path:

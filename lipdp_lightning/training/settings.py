@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Literal
 
+from ..baselines.methods import Clipping, Method, settled
 from ..privacy.plan import PrivacyPlan
+
+_BUDGET = (
+    "epsilon", "delta", "epochs", "steps", "batch_size", "adjacency", "accountant", "max_examples_per_unit",
+    "radius_noise_multiplier",
+)  # fmt: skip
 
 
 class PrivacySettings:
@@ -23,18 +30,26 @@ class PrivacySettings:
         projection: what keeps the layers' norms.
         max_norm: largest norm of a layer, or pattern -> norm; null leaves every layer free.
         free_layers: patterns of layers that no projection touches.
+        standardize: after a step, take the mean out of every kernel of a convolution, or equal norms too.
         adjacency: whom the guarantee protects: add_remove or replace_one.
         accountant: prv, pld or rdp.
         loss_clip: clip each example's loss gradient to this norm.
         cotangent_clip: pattern of modules -> radius; clips the cotangent at their output.
-        radius: first radius of scaling 'radius'.
+        radius: radius of the scalings 'radius', 'exact' and 'exact_layerwise'.
         radius_quantile: track the radius as this private quantile.
         radius_noise_multiplier: noise of the quantile query, which joins the step.
         scaling_floor: smallest n_ik (or joint norm) an example is divided by.
         secure: draw several samples per coordinate against floating-point attacks.
-        max_examples_per_unit: rows that one protected unit may have.
+        max_examples_per_unit: rows that one protected unit may have; by default what the data module declares.
         allow_noncertified: needed for scaling 'batch_max'.
-        physical_batch_size: largest expected micro-batch per process.
+        method: lipschitz, what the other settings say. worst_case and fix_lip (paper 000) replace scaling and
+            projection; dpsgd_flat, dpsgd_per_layer and dpsgd_ghost clip each example's gradient with opacus and bound
+            no layer; nonprivate has neither clipping nor noise, and guarantees nothing.
+        clipping: of the dpsgd methods: local, global or automatic.
+        clip_norm: of the dpsgd methods: the norm that each example's gradient is clipped to.
+        switch_at: share of the steps after which switch_to is in force.
+        switch_to: another clipping function, or another of the scalings worst_case, layerwise and joint.
+        physical_batch_size: largest expected micro-batch per process, in rows: a view is one.
         noise_mode: distributed or replicated.
     """
 
@@ -46,12 +61,15 @@ class PrivacySettings:
         epochs: float | None = None,
         steps: int | None = None,
         batch_size: float = 256,
-        scaling: Literal["worst_case", "layerwise", "joint", "radius", "batch_max"] = "joint",
+        scaling: Literal[
+            "worst_case", "layerwise", "joint", "radius", "exact", "exact_layerwise", "batch_max"
+        ] = "joint",
         allocation: Literal["equal", "global", "optimal", "custom"] = "optimal",
         group_weights: dict[str, float] | None = None,
         projection: Literal["clip", "clip_singular", "fixed", "bjorck", "frobenius"] = "clip",
         max_norm: float | dict[str, float] | None = 1.0,
         free_layers: list[str] | None = None,
+        standardize: Literal["none", "mean", "mean_and_variance"] = "none",
         adjacency: Literal["add_remove", "replace_one"] = "add_remove",
         accountant: Literal["prv", "pld", "rdp"] = "prv",
         loss_clip: float | None = None,
@@ -61,22 +79,67 @@ class PrivacySettings:
         radius_noise_multiplier: float | None = None,
         scaling_floor: float = 1e-6,
         secure: bool = False,
-        max_examples_per_unit: int = 1,
+        max_examples_per_unit: int | None = None,
         allow_noncertified: bool = False,
+        method: Method = "lipschitz",
+        clipping: Clipping = "local",
+        clip_norm: float = 1.0,
+        switch_at: float | None = None,
+        switch_to: Literal["worst_case", "layerwise", "joint", "local", "global", "automatic"] | None = None,
         physical_batch_size: int | None = None,
         noise_mode: Literal["distributed", "replicated"] = "distributed",
     ) -> None:
         chosen = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         self.physical_batch_size = chosen.pop("physical_batch_size")
         self.noise_mode: str = chosen.pop("noise_mode")
-        self._chosen: dict[str, Any] = chosen
+        self._chosen: dict[str, Any] = settled(chosen.pop("method"), chosen)
 
-    def plan(self, dataset_size: int, input_bound: float | None = None) -> PrivacyPlan:
-        """The frozen plan for a data set of declared size N; raises with every problem at once."""
+    @property
+    def epsilon(self) -> float | None:
+        """The target that noise is calibrated to; None where the noise is given."""
+        epsilon: float | None = self._chosen["epsilon"]
+        return epsilon
+
+    def budget(self) -> tuple[Any, ...]:
+        """All settings that decide the noise of a target, beside the size of the data set."""
+        return tuple(self._chosen[name] for name in _BUDGET)
+
+    def with_noise(self, noise_multiplier: float) -> PrivacySettings:
+        """The same settings with the noise given in place of the target."""
+        known = copy.copy(self)
+        known._chosen = self._chosen | {"epsilon": None, "noise_multiplier": noise_multiplier}
+        return known
+
+    def of_unit(self, unit: str, rows: int) -> PrivacySettings:
+        """The same settings for the unit that a data module declares: `example`, or `group` of at most `rows` rows."""
+        given = self._chosen["max_examples_per_unit"]
+        if unit == "example":
+            return self  # rows per unit, if given, are the user's own statement about the rows
+        if given not in (None, rows):
+            raise ValueError(
+                f"privacy.max_examples_per_unit is {given}, and the data module bounds a group to {rows} rows per step. "
+                "HINT: leave it out; the data module's grouping declares it."
+            )
+        known = copy.copy(self)
+        known._chosen = self._chosen | {"max_examples_per_unit": rows, "unit": unit}
+        return known
+
+    def plan(
+        self,
+        dataset_size: int,
+        input_bound: float | None = None,
+        preliminary: tuple[tuple[str, float], ...] = (),
+    ) -> PrivacyPlan:
+        """The frozen plan for a data set of declared size N and the statistics it releases; raises with every problem
+        at once."""
         chosen = dict(self._chosen)
         chosen["expected_batch_size"] = chosen.pop("batch_size")
         chosen["group_weights"] = tuple((chosen["group_weights"] or {}).items())
         chosen["free_layers"] = tuple(chosen["free_layers"] or ())
         chosen["cotangent_clip"] = tuple((chosen["cotangent_clip"] or {}).items())
-        chosen["unit"] = "example" if chosen["max_examples_per_unit"] == 1 else "group"
-        return PrivacyPlan.create(dataset_size=dataset_size, input_bound=input_bound, **chosen)
+        rows = 1 if chosen["max_examples_per_unit"] is None else chosen["max_examples_per_unit"]
+        chosen["max_examples_per_unit"] = rows
+        chosen.setdefault("unit", "example" if rows == 1 else "group")
+        return PrivacyPlan.create(
+            dataset_size=dataset_size, input_bound=input_bound, preliminary=preliminary, **chosen
+        )

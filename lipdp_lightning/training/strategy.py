@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..baselines.clipping import Clipper, make_clipper
 from ..bounds.tracked import TrackedNorms
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.mechanism import Mechanism, Place
@@ -18,19 +19,23 @@ from ..privacy.branches import Branches, ResumeState
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key, new_secret
 from ..privacy.spending import Spending
+from ..privacy.statistics import Statistics
+from .averaging import WeightAverage, average_of
 from .checkpoint_io import OwnerOnlyCheckpointIO
+from .checkpoints import CheckpointStrategy
 from .context import context_of
 from .draws import planned_draws
 from .exact_products import require_exact_products
 from .guards import check_set_up, make_certifier, matching_modules, steps_per_epoch
 from .module_guards import LiveChecks
 from .partial_sums import PartialSums
-from .processes import ProcessStrategy
-from .resume import apply_changes, check_fits, hyperparameters
+from .release import settle_statistics
+from .resume import hyperparameters
 from .step_record import StepRecord
+from .views import Views, views_of
 
 
-class PrivateStrategy(ProcessStrategy):
+class PrivateStrategy(CheckpointStrategy):
     """Trains a PrivateModule under a PrivacyPlan, on one process or many.
 
     Sampler, mechanism and accountant hold the one ``plan``. Noise enters directly after the backward pass that
@@ -41,12 +46,13 @@ class PrivateStrategy(ProcessStrategy):
 
     Args:
         plan: the frozen plan of this run.
-        physical_batch_size: largest expected micro-batch per process; a pure performance knob.
+        physical_batch_size: rows of the largest expected micro-batch per process; a pure performance knob.
         noise_mode: 'distributed' (each rank adds its share before the one all-reduce) or 'replicated'.
         checksum_every_n_steps: how often ranks compare their weights and bounds; None never does.
         fixed_secret: 16 bytes, for tests alone; the report says that it was fixed.
         branches: the record of what interruptions cost, on disk for a run with a directory.
         record: what each step was released from, on disk for a run with a directory.
+        statistics: what was released before the first step, on disk for a run with a directory.
     """
 
     strategy_name = "private"
@@ -61,6 +67,7 @@ class PrivateStrategy(ProcessStrategy):
         fixed_secret: bytes | None = None,
         branches: Branches | None = None,
         record: StepRecord | None = None,
+        statistics: Statistics | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("checkpoint_io", OwnerOnlyCheckpointIO())
@@ -72,10 +79,15 @@ class PrivateStrategy(ProcessStrategy):
         self.fixed_secret = fixed_secret
         self.branches = branches or Branches()
         self.record = record or StepRecord(None)
+        self.statistics = statistics or Statistics()
         self.mechanism: Mechanism | None = None
+        self.clipper: Clipper | None = None
+        self.views: Views | None = None
+        self.average: WeightAverage | None = None
         self.public_context = b""
         self._secret = b""
         self.restored: ResumeState | None = None
+        self._restored_statistics: dict[str, Tensor] | None = None
         self._restored_norms: list[Any] | None = None
         self._hooks: list[Any] = []
         self._branch = ""
@@ -96,7 +108,12 @@ class PrivateStrategy(ProcessStrategy):
         if self.physical_batch_size is None:
             return 1
         assert self.plan is not None
-        return max(1, -(-int(self.plan.expected_batch_size) // (self.world_size * self.physical_batch_size)))
+        rows = int(self.plan.expected_batch_size) * self.rows_per_example
+        return max(1, -(-rows // (self.world_size * self.physical_batch_size)))
+
+    @property
+    def rows_per_example(self) -> int:
+        return 1 if self.views is None else self.views.number
 
     @property
     def spending(self) -> Spending:
@@ -108,6 +125,7 @@ class PrivateStrategy(ProcessStrategy):
 
     def check(self, trainer: lightning.Trainer, module: Any, data: Any) -> None:
         """Raise one ValueError with every reason to refuse this set-up. Writes nothing."""
+        self.views, self.average = views_of(trainer), average_of(trainer)
         check_set_up(trainer, module, self, data)
         self._checked = module
 
@@ -137,12 +155,15 @@ class PrivateStrategy(ProcessStrategy):
         self.configured = [hyperparameters(o) for o in self.optimizers]
         self._norms = TrackedNorms()
         certifier = make_certifier(trainer, module, plan, data, self._norms)
+        self.clipper = make_clipper(module.network, plan)
         self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))
+        self.statistics = settle_statistics(self, data, self._restored_statistics)
         self._open_branch(context_of(self, trainer, module, data))
         place = Place(self.global_rank, self.world_size, self.noise_mode)  # type: ignore[arg-type]
         self.mechanism = Mechanism(
-            module.network, certifier, plan, self._secret, place=place, context=self.branches.context
-        )
+            module.network, certifier, plan, self._secret, place=place, context=self.branches.context,
+            views=self.rows_per_example,
+        )  # fmt: skip
         if self.restored is None:
             self.mechanism.project_()
         else:
@@ -173,10 +194,13 @@ class PrivateStrategy(ProcessStrategy):
         assert self.plan is not None
         return planned_draws(self._secret, self.plan, rows, self.global_rank, self.world_size, self.chunks)
 
-    def dropout_key(self, layer: int) -> int:
-        """Key of one dropout layer at the present step, the same on every rank."""
-        key = derive_key(self._secret, "dropout", self.lightning_module.trainer.global_step, layer)
+    def step_key(self, purpose: str, *indices: int) -> int:
+        """Key of something that is drawn at the present step, the same on every rank."""
+        key = derive_key(self._secret, purpose, self.lightning_module.trainer.global_step, *indices)
         return int.from_bytes(key[:8], "big", signed=True)
+
+    def dropout_key(self, layer: int) -> int:
+        return self.step_key("dropout", layer)
 
     # ---- the step
 
@@ -208,15 +232,15 @@ class PrivateStrategy(ProcessStrategy):
         assert module is not None and mechanism is not None and self._partial_sums is not None
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, module)
-        self._partial_sums.put_back()
         self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
         self._micro_batches += 1
         if self._micro_batches == self.chunks:
             step = module.trainer.global_step
+            self._partial_sums.put_back()
             mechanism.privatize_(step, self._all_reduce if self.world_size > 1 else None)
             self._private_step, self._micro_batches = step, 0
         else:
-            self._partial_sums.hide()
+            self._partial_sums.take()
         loss = self.precision_plugin.post_backward(loss, module)
         self.post_backward(loss)
         return loss
@@ -232,6 +256,8 @@ class PrivateStrategy(ProcessStrategy):
 
         output = super().optimizer_step(optimizer, complete, model, **kwargs)
         self.mechanism.project_()
+        if self.average is not None:
+            self.average.update(self.mechanism.model, step + 1)
         return output
 
     # ---- checkpoints
@@ -241,41 +267,10 @@ class PrivateStrategy(ProcessStrategy):
         """Whether a checkpoint taken now holds whole steps."""
         return self._micro_batches == 0
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Checkpoints to resume from carry the secret; weights-only ones never do."""
-        if self.mechanism is not None and "optimizer_states" in checkpoint:
-            step = self.lightning_module.trainer.global_step
-            # bounds of later steps scale noise that is drawn from a fixed key: a replay must have the same
-            checkpoint["lipdp_norms"] = self._norms.state()
-            if self.is_global_zero:  # the only one that writes, and that needs to see the run directory
-                checkpoint["lipdp"] = self.branches.state(step, self.mechanism.state()).to_dict()
-            checkpoint["lipdp_optimizers"] = self.configured
-        super().save_checkpoint(checkpoint, filepath, storage_options)
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        saved = checkpoint.get("lipdp")
-        self.restored = None if saved is None else ResumeState.from_dict(saved)
-        self._restored_norms = checkpoint.get("lipdp_norms")
-        return checkpoint
-
-    def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
-        check_fits(checkpoint, self.lightning_module)
-        # Lightning does so only after loading, and 64-bit weights would come back rounded to 32
-        self.precision_plugin.convert_module(self.lightning_module)
-        super().load_model_state_dict(checkpoint, strict)
-
-    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
-        """The state, and of the hyper-parameters those that the configuration does not change."""
-        super().load_optimizer_state_dict(checkpoint)
-        before = checkpoint.get("lipdp_optimizers", self.configured)
-        for optimizer, was, now in zip(self.optimizers, before, self.configured, strict=True):
-            apply_changes(optimizer, was, now, scheduled=bool(self.lr_scheduler_configs))
-
     def teardown(self) -> None:
         if self.mechanism is not None:
             self.mechanism.close()
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self.restored, self._checked = [], None, None
+        self._hooks, self.restored, self._checked, self._restored_statistics = [], None, None, None
         super().teardown()

@@ -45,6 +45,9 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "joint": {"scaling": "joint"},
     "radius": {"scaling": "radius", "radius": 0.7},
     "tracked radius": {"scaling": "radius", "radius_quantile": 0.5, "radius_noise_multiplier": 3.0},
+    "exact": {"scaling": "exact", "radius": 0.02},
+    "exact, tracked": {"scaling": "exact", "radius_quantile": 0.5, "radius_noise_multiplier": 3.0},
+    "exact_layerwise": {"scaling": "exact_layerwise", "radius": 0.02},
 }
 
 

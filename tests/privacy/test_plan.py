@@ -60,6 +60,7 @@ def test_every_field_is_in_the_digest():
         projection="fixed",
         max_norm=2.0,
         free_layers=("head",),
+        standardize="mean",
         input_bound=1.0,
         loss_clip=1.0,
         cotangent_clip=(("a", 1.0),),
@@ -67,6 +68,7 @@ def test_every_field_is_in_the_digest():
         secure=True,
         allow_noncertified=True,
         unit="group",
+        preliminary=(("mean", 10.0),),
     )
     variants = [plan(**{name: value}) for name, value in other.items()]
     variants += [
@@ -75,6 +77,12 @@ def test_every_field_is_in_the_digest():
         plan(allocation="custom", group_weights=(("a", 1.0),)),
         plan(scaling="radius", radius=1.0),
         plan(scaling="radius", radius_quantile=0.5, radius_noise_multiplier=9.0),
+        plan(scaling="clip_flat", clipping="local", clip_norm=1.0),
+        plan(scaling="clip_flat", clipping="global", clip_norm=1.0),
+        plan(scaling="clip_flat", clipping="local", clip_norm=2.0),
+        plan(scaling="worst_case", switch_at=0.5, switch_to="joint"),
+        plan(scaling="worst_case", switch_at=0.6, switch_to="joint"),
+        plan(scaling="worst_case", switch_at=0.5, switch_to="layerwise"),
     ]
     digests = {variant.digest() for variant in [plan(), *variants]}
     assert len(digests) == len(variants) + 1
@@ -85,6 +93,10 @@ def test_every_field_is_in_the_digest():
         "radius",
         "radius_quantile",
         "radius_noise_multiplier",
+        "clipping",
+        "clip_norm",
+        "switch_at",
+        "switch_to",
         "sampling",  # has one value only
     }
     assert covered == {field.name for field in dataclasses.fields(PrivacyPlan)}

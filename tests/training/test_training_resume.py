@@ -85,9 +85,10 @@ def test_two_crashes_and_a_changed_checkpoint_interval_by_time(tmp_path: Path) -
     assert total_spent(tmp_path / "run") == 12
 
 
-def test_layerwise_and_radius_scalings_resume(tmp_path: Path) -> None:
-    tracked = {"scaling": "radius", "radius_quantile": 0.5, "radius_noise_multiplier": 5.0}
-    for name, chosen in (("layerwise", {"scaling": "layerwise"}), ("radius", tracked)):
+def test_layerwise_radius_and_exact_scalings_resume(tmp_path: Path) -> None:
+    tracked = {"radius_quantile": 0.5, "radius_noise_multiplier": 5.0}
+    for name in ("layerwise", "radius", "exact"):
+        chosen = {"scaling": name} | ({} if name == "layerwise" else tracked)
         plan = make_plan(**chosen)
         whole, _ = session(tmp_path / f"{name}-whole", plan=plan)
         session(tmp_path / name, plan=plan, crash=5)

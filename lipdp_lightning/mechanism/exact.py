@@ -1,0 +1,165 @@
+"""Scalings by the exact norm of each example's gradient: per-example clipping, with norms instead of bounds.
+
+This is what DP-SGD does, at its cost in bias, but computed from layers' inputs and cotangents
+(layers/exact_norms.py), so that no gradient per example is kept. The certificate still takes part: it caps what is
+covered by noise wherever it is below the radius, keeps examples apart, and bounds what cannot be measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..bounds.certificate import Certificate, GroupBound
+from ..layers.exact_norms import LARGEST_CANCELLATION, Contribution
+from ..layers.scaled import ScaledLayer, hands_over
+from .scaling import Radii
+
+ALL = "all layers"  # the one radius of ``exact``
+SMALLEST_RADIUS = 1e-9  # far above what underflow takes from a float32 norm
+
+
+class _Measured(Radii):
+    """Keeps what a micro-batch's gradients are made of, and sums them when every factor is known.
+
+    Example i of one micro-batch is row i of every contribution, or ``views`` rows that follow each other, whose mean
+    counts. A layer that is used again, or weights that are tied, contribute once for each use; the norms of the uses
+    of a group add, which bounds the norm of their sum.
+    """
+
+    partial_sums = 2 * LARGEST_CANCELLATION
+
+    def __init__(self, radii: Mapping[str, float], floor: float) -> None:
+        super().__init__(radii)
+        self._floor = max(floor, SMALLEST_RADIUS)
+        self._kept: list[tuple[str, ScaledLayer, Contribution]] = []
+        self._sums: dict[int, Tensor] = {}
+        self._group_of: dict[str, str] = {}
+
+    def attach(self, model: nn.Module) -> None:
+        layers = {path: module for path, module in model.named_modules() if isinstance(module, ScaledLayer)}
+        strange = sorted({type(module).__name__ for module in layers.values() if not hands_over(module)})
+        if strange:
+            raise ValueError(
+                f"{', '.join(strange)}: a forward pass of their own may add gradients that nobody measures. "
+                f"HINT: scaling 'joint' in place of {self.name!r}, or the layers of lipdp_lightning.layers."
+            )
+        for path, module in layers.items():
+            module.gradient_keeper = partial(self._keep, path, module)
+
+    def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
+        super().begin(certificate, thresholds)
+        self._kept, self._sums = [], {}
+        self._group_of = {use.module: group.name for group in certificate.groups for use in group.uses}
+
+    def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
+        return dict.fromkeys(self.radii, 1)
+
+    def _keep(self, path: str, layer: ScaledLayer, contribution: Contribution) -> None:
+        self._kept.append((self._group_of[path], layer, contribution))
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        kept, self._kept = self._kept, []
+        if not kept:
+            return
+        assert len({c.rows for _, _, c in kept}) == 1, "rows of one micro-batch are its examples, in every layer"
+        norms: dict[str, Tensor] = {}
+        for group, _, contribution in kept:
+            own = contribution.norms(self.views)
+            norms[group] = norms[group] + own if group in norms else own
+        factors = {name: f.repeat_interleave(self.views) for name, f in self._factors(norms).items()}
+        for group, layer, contribution in kept:
+            parameters: tuple[Any, Any] = layer.weight, layer.bias
+            for parameter, gradient in zip(parameters, contribution.gradients(factors[group]), strict=True):
+                if gradient is not None:
+                    self._add(parameter, gradient)
+
+    def _add(self, parameter: Tensor, gradient: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter), "the gradient of a weight that is computed has nowhere to go"
+        total = self._sums.get(id(parameter))
+        self._sums[id(parameter)] = gradient.double() if total is None else total.add_(gradient)
+
+    def take_sums(self) -> dict[int, Tensor]:
+        self.settle()
+        sums, self._sums = self._sums, {}
+        return sums
+
+    def _factors(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """c_ik by group, from norms that are at least ||g_ik||; zero where a norm is not finite."""
+        raise NotImplementedError
+
+    def _vote(self, name: str, norms: Tensor) -> None:
+        super()._vote(name, norms.repeat_interleave(self.views))  # what is summed is divided by their number
+
+    def _reciprocal(self, name: str, norms: Tensor) -> Tensor:
+        self._vote(name, norms)
+        return torch.where(torch.isfinite(norms), norms.clamp_min(self._radius(name)).reciprocal(), 0.0)
+
+    def _radius(self, name: str) -> float:
+        return max(self.radii[name], self._floor)
+
+
+class Exact(_Measured):
+    """One factor per example, c_i = 1 / max(N_i, R) with N_i = sqrt(sum_k (||g_ik|| / tau_k)^2).
+
+    sqrt(sum_k ||c_i g_ik||^2 / tau_k^2) = N_i / max(N_i, R) <= 1, for any public tau_k and R, and N_i <= B, the
+    same sum over the certified worst cases, gives B / R where that is less: ``reach`` is the smaller of the two,
+    and sigma_k = sigma tau_k reach meets the joint condition as a whole, with no sqrt(K). With equal tau_k this is
+    flat clipping to norm R, divided by R; a small R normalises every gradient.
+    """
+
+    name = "exact"
+    joint = True
+
+    def __init__(self, radius: float, floor: float) -> None:
+        super().__init__({ALL: radius}, floor)
+        self._thresholds: dict[str, float] = {}
+
+    def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
+        super().begin(certificate, thresholds)
+        self._thresholds = dict(thresholds)
+
+    def reference(self, certificate: Certificate) -> dict[str, float]:
+        """The same for every group, so that allocation ``global`` or ``equal`` leaves tau_k = 1."""
+        moving = [group.name for group in certificate.groups if group.worst_case > 0]
+        return {g.name: 1 / math.sqrt(len(moving)) if g.name in moving else 0.0 for g in certificate.groups}
+
+    def reach(self, certificate: Certificate, thresholds: Mapping[str, float]) -> float:
+        """Uses that no layer measures are not multiplied by c_i: they come on top, with their worst case."""
+        groups = [group for group in certificate.groups if thresholds[group.name] > 0]
+        bound = math.hypot(*(_measured(group) / thresholds[group.name] for group in groups))
+        rest = math.hypot(*(_unmeasured(group) / thresholds[group.name] for group in groups))
+        return min(1.0, bound / self._radius(ALL)) + rest
+
+    def _factors(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        # a group of threshold 0 has gradient 0, whatever its factor
+        parts = [size.double() / self._thresholds[name] for name, size in norms.items() if self._thresholds[name] > 0]
+        total = torch.stack(parts or [torch.zeros_like(n) for n in norms.values()])
+        factor = self._reciprocal(ALL, total.square().sum(0).sqrt())
+        return dict.fromkeys(norms, factor)
+
+
+class ExactLayerwise(_Measured):
+    """c_ik = 1 / max(||g_ik||, R_k) for each group by itself: Delta_k = min(1, worst case / R_k)."""
+
+    name = "exact_layerwise"
+
+    def sensitivities(self, certificate: Certificate) -> dict[str, float]:
+        return {g.name: min(1.0, _measured(g) / self._radius(g.name)) + _unmeasured(g) for g in certificate.groups}
+
+    def _factors(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self._reciprocal(name, size) for name, size in norms.items()}
+
+
+def _measured(group: GroupBound) -> float:
+    return sum(use.cotangent_bound * use.gradient_factor for use in group.uses if use.scalable)
+
+
+def _unmeasured(group: GroupBound) -> float:
+    return sum(use.cotangent_bound * use.gradient_factor for use in group.uses if not use.scalable)

@@ -1,0 +1,51 @@
+"""Sums over micro-batches are rounded once, as the margin of a sensitivity assumes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lipdp_lightning.training.partial_sums import PartialSums
+
+MICRO_BATCHES = 1000
+
+
+class InFloat32(PartialSums):
+    """Broken on purpose: adds in the gradient's own precision."""
+
+    def take(self) -> None:
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is not None:
+                self._sums[index] = self._sums.get(index, torch.zeros_like(parameter)) + parameter.grad
+                parameter.grad = None
+
+
+def error(kind: type[PartialSums]) -> float:
+    """How far the sum of equal gradients is from the exact one, in units of its own rounding."""
+    layer = nn.Linear(3, 2)
+    sums = kind(layer)
+    gradients = {name: torch.full_like(p, 0.1) for name, p in layer.named_parameters()}
+    for number in range(MICRO_BATCHES):
+        assert all(p.grad is None for p in layer.parameters()), "a gradient without noise was left"
+        for name, parameter in layer.named_parameters():
+            parameter.grad = gradients[name].clone()
+        if number < MICRO_BATCHES - 1:
+            sums.take()
+    sums.put_back()
+    exact = MICRO_BATCHES * float(torch.tensor(0.1))
+    assert layer.weight.dtype == layer.weight.grad.dtype == torch.float32
+    found: Tensor = torch.cat([p.grad.flatten() for p in layer.parameters()]).double()
+    return float((found - exact).abs().max()) / (exact * 2.0**-24)
+
+
+def test_many_micro_batches_round_once() -> None:
+    assert error(PartialSums) <= 1.0
+    assert error(InFloat32) > 10
+
+
+def test_a_single_micro_batch_is_left_as_it_is() -> None:
+    layer = nn.Linear(3, 2)
+    sums, gradient = PartialSums(layer), torch.ones(2, 3)
+    layer.weight.grad = gradient
+    sums.put_back()
+    assert layer.weight.grad is gradient and layer.bias.grad is None
