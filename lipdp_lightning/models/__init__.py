@@ -1,7 +1,14 @@
 """Plain torch networks of layers that the certificate knows."""
 
-from .convnet import ConvNet
-from .mlp import MLP
-from .wide_resnet import WideResNet
+from .convnet import ConvNet, PublishedConvNet, ShallowVGG
+from .frozen import FrozenNetwork, ScatteringHead, TimmHead
+from .gabor_net import GaborNet
+from .mixer import MLPMixer
+from .mlp import MLP, Linear
+from .norm_preserving import NormPreservingConvNet, NormPreservingMLP
+from .wide_resnet import ResNet, WideResNet
 
-__all__ = ["MLP", "ConvNet", "WideResNet"]
+__all__ = [
+    "MLP", "ConvNet", "FrozenNetwork", "GaborNet", "Linear", "MLPMixer", "NormPreservingConvNet", "NormPreservingMLP",
+    "PublishedConvNet", "ResNet", "ScatteringHead", "ShallowVGG", "TimmHead", "WideResNet",
+]  # fmt: skip

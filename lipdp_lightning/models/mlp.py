@@ -1,4 +1,4 @@
-"""Multi-layer perceptron; without hidden layers, a linear model."""
+"""Linear models and multi-layer perceptrons."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ..layers import MaxMin
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "maxmin": MaxMin}
-
-
-def activation(name: str) -> nn.Module:
-    if name not in ACTIVATIONS:
-        raise ValueError(f"activation={name!r} is unknown. HINT: one of {', '.join(ACTIVATIONS)}.")
-    return ACTIVATIONS[name]()
+from .parts import activation
 
 
 class MLP(nn.Module):
@@ -57,3 +49,10 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
+
+
+class Linear(MLP):
+    """One layer from the flattened input to the logits: its bound does not depend on its weights."""
+
+    def __init__(self, input_shape: Sequence[int], outputs: int, bias: bool = True, zero_init: bool = True) -> None:
+        super().__init__(input_shape, outputs, bias=bias, zero_init=zero_init)
