@@ -1,0 +1,46 @@
+"""Made-up rows in the shape of a data module's: an audit of the algorithm reads no private row."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from ..training.module import PrivateModule
+from .subject import Subject
+
+MOST_ROWS = 512
+
+
+def made_up_data(subject: Subject, like: Any, seed: int = 0) -> Any:
+    """A data module of random rows; the sampler sees fewer rows than declared, at the plan's rate."""
+    from data_modules.base import PrivateDataModule
+
+    size = min(like.dataset_size, MOST_ROWS)
+    x, y, _ = subject.examples(size, seed)
+
+    class MadeUp(PrivateDataModule):
+        input_shape = tuple(like.input_shape)
+        task = like.task
+        num_classes = like.num_classes
+        target_bound = like.target_bound
+        declared_size = like.dataset_size
+
+        def setup(self, stage: str | None = None) -> None:
+            from data_modules.poisson import InMemoryRows
+
+            self._train = InMemoryRows(x, y)
+
+        def load_train(self) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, y
+
+    return MadeUp()
+
+
+def plain_copy(module: PrivateModule) -> PrivateModule:
+    """The same network, loss and input bound, without the trainer; optimizers are post-processing, and Adam will do."""
+    return PrivateModule(
+        copy.deepcopy(module.network), module.private_loss(None), input_bound=module.input_bound,
+        input_mode=module.bounded_input.mode, color_space=module.bounded_input.color_space,  # type: ignore[arg-type]
+    )  # fmt: skip
