@@ -1,0 +1,1 @@
+"""Searches over settings: what is tried, what it costs, and selection that is accounted (docs/tune.md)."""

@@ -1,0 +1,172 @@
+"""``--private-selection``: random settings, a random number of trials, and the best model alone is released."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from ..baselines.run import Prepared, Result, merged, prepare
+from ..privacy.ledger import LedgerEntry
+from ..privacy.randomness import CounterStream, derive_key, new_secret
+from ..report.atomic import write_all_atomically
+from ..training.release import STATISTICS
+from .objectives import Objective
+from .search import Search
+from .selection import TrialCount, score_entry, selection_epsilon
+from .space import Choice, Range, Space
+
+MOST_PLANS = 64
+_COUNT = "number of trials"
+# ranges of these do not change what a trial's ledger says
+_FREE = ("clip_norm", "loss_clip", "radius", "scaling_floor", "max_norm", "switch_at", "physical_batch_size")
+
+
+@dataclass(frozen=True)
+class PrivateSelection:
+    """How the best trial is chosen: K from ``count``, scores of public rows or with noise of ``score_noise`` rows."""
+
+    count: TrialCount
+    objective: Objective
+    score_noise: float | None
+
+    def problems(self, base: Prepared, space: Space, sampler: str) -> list[str]:
+        """Why the theorem would not hold."""
+        plan, found = base.plan, []
+        if sampler != "random":
+            found.append(
+                f"sampler {sampler} looks at earlier trials, and they must be independent. HINT: --sampler random"
+            )
+        if plan.adjacency != "add_remove" or plan.unit != "example":
+            found.append("it is accounted for add/remove of one example only. HINT: privacy.adjacency=add_remove")
+        if self.score_noise is not None and self.objective.name != "accuracy":
+            found.append(f"noise is for counts of correct rows, not {self.objective.name}. HINT: --objective accuracy")
+        for key, entry in space.items():
+            name = key.removeprefix("privacy.")
+            if key.startswith("data") or (name != key and isinstance(entry, Range) and name not in _FREE):
+                found.append(
+                    f"{key} changes what a trial spends; the worst of all must be known. HINT: a list of values"
+                )
+        for callback in base.experiment.trainer.callbacks:  # type: ignore[attr-defined]
+            if getattr(callback, "monitor", None) is not None:
+                name = type(callback).__name__
+                found.append(f"callback {name} decides by a score that has no noise. HINT: leave it out of the search")
+        return found
+
+    def ledgers(self, config: Mapping[str, Any], space: Space) -> list[tuple[LedgerEntry, ...]]:
+        """What any trial may spend, with its score: one ledger for each combination of listed privacy settings."""
+        lists = {k: e.values for k, e in space.items() if k.startswith("privacy.") and isinstance(e, Choice)}
+        combinations = list(itertools.product(*lists.values()))
+        if len(combinations) > MOST_PLANS:
+            raise ValueError(
+                f"--private-selection: the space holds {len(combinations)} privacy settings, and the worst of them "
+                f"must be known. HINT: at most {MOST_PLANS}."
+            )
+        plans = [prepare(config, dict(zip(lists, chosen, strict=True))).plan for chosen in combinations]
+        bare = [plan for plan in plans if not plan.certified]
+        if bare:
+            raise ValueError(
+                f"--private-selection: scaling {bare[0].scaling!r} has no guarantee to start from. HINT: leave it out."
+            )
+        score = () if self.score_noise is None else (score_entry(self.score_noise),)
+        return [(*plan.events(), *score) for plan in plans]
+
+    def number_of_trials(self, study: Any) -> int:
+        """Drawn once for a study; a function of nothing but the distribution."""
+        if _COUNT not in study.user_attrs:
+            stream = CounterStream(derive_key(new_secret(), "number of trials"))
+            study.set_user_attr(_COUNT, self.count.draw(stream))
+        return int(study.user_attrs[_COUNT])
+
+    def score(self, result: Result, validation_rows: int) -> float:
+        """What trials are compared by; larger is better."""
+        value = self.objective.value(result)
+        if self.score_noise is None:
+            return value if self.objective.direction == "maximize" else -value
+        noise = CounterStream(derive_key(new_secret(), "score")).normal(1).item()
+        return round(value * validation_rows) + self.score_noise * noise
+
+
+class BestTrial:
+    """The best trial so far, with its model, in a file that is no part of the release."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._score = -math.inf
+        if path.exists():
+            self._score = float(self.content()["score"])
+
+    def content(self) -> dict[str, Any]:
+        found: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=False)
+        return found
+
+    def offer(self, score: float, result: Result, params: Mapping[str, Any]) -> None:
+        if not score > self._score:
+            return
+        self._score = score
+        strategy: Any = result.module.trainer.strategy
+        model: dict[str, Any] = {"state_dict": result.module.state_dict()}
+        if strategy.statistics.values:
+            model[STATISTICS] = dict(strategy.statistics.values)
+        temporary = self.path.with_suffix(".part")
+        with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            torch.save({"score": score, "params": dict(params), "model": model}, file)
+        os.replace(temporary, self.path)
+
+
+def select(
+    search: Search, selection: PrivateSelection, best: BestTrial, validation_rows: int,
+    progress: Callable[[int], None] = lambda left: None,
+) -> None:  # fmt: skip
+    """Run all K trials; nothing ends the search early."""
+    number = selection.number_of_trials(search.study)
+
+    def keep(trial: int, result: Result) -> None:
+        params = search.study.trials[trial].params
+        best.offer(selection.score(result, validation_rows), result, params)
+
+    search.run(number, keep)
+
+
+def write_selection(
+    out: Path, search: Search, selection: PrivateSelection, best: BestTrial, title: str, delta: float,
+    ledgers: list[tuple[LedgerEntry, ...]],
+) -> float:  # fmt: skip
+    """The model, its settings and its guarantee; nothing about the other trials. The guarantee."""
+    if not best.path.exists():
+        raise ValueError("every trial of the search failed, so that there is no model. HINT: try a smaller space.")
+    epsilon, found = selection_epsilon(ledgers, selection.count, delta), best.content()
+    settings = yaml.safe_dump(merged(search.config, found["params"]), sort_keys=False)
+    count = selection.count
+    scored = (
+        "public validation rows, as stated with --public-validation"
+        if selection.score_noise is None
+        else f"private validation rows, as a count with Gaussian noise of standard deviation {selection.score_noise:g}"
+    )
+    lines = [
+        f"# Model selected over {title}",
+        "",
+        f"**epsilon = {math.ceil(epsilon * 1e3) / 1e3:g} at delta = {delta:g}** for one example added to or removed "
+        "from the data, training and choice together.",
+        "",
+        f"A number of trials was drawn from the truncated negative binomial distribution with eta = {count.eta:g} "
+        f"and gamma = {count.gamma:.6g} (mean {count.mean():.4g}); each drew its settings at random from the space. "
+        f"The best by its score on {scored} is released, and nothing else (Papernot & Steinke 2022, Theorem 2).",
+        "",
+        "The guarantee holds for `model.pt`, `best.yaml` and this page. It does not hold if anything in `private/`, "
+        "the number of trials or the time that they took becomes known.",
+        "",
+    ]
+    for key, value in found["params"].items():
+        lines.append(f"* `{key}`: {value}")
+    write_all_atomically(out, {"selection.md": "\n".join(lines) + "\n", "best.yaml": settings})
+    torch.save(found["model"], out / "model.pt.part")
+    os.replace(out / "model.pt.part", out / "model.pt")
+    return epsilon

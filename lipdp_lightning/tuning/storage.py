@@ -1,0 +1,91 @@
+"""The study on disk: one SQLite file, one search, one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+NAME = "lipdp"
+_NEEDS = "HINT: pip install 'lipdp-lightning[tune]'"
+
+
+def optuna() -> Any:
+    try:
+        return import_module("optuna")
+    except ImportError as error:
+        raise ValueError(f"lipdp tune needs optuna, which is not installed. {_NEEDS}.") from error
+
+
+def make_sampler(name: str, seed: int | None, trials: int) -> Any:
+    """``seed`` must differ between sessions of a study, or the second repeats the first ones' settings; None is secret:
+    whoever knows the seed reads from a trial's settings how many came before it."""
+    samplers = optuna().samplers
+    if name == "random":
+        return samplers.RandomSampler(seed=seed)
+    startup = max(2, min(10, trials // 3))  # random trials first, and enough left to make use of them
+    if name == "tpe":
+        return samplers.TPESampler(seed=seed, n_startup_trials=startup)
+    try:
+        botorch = import_module("optuna_integration").BoTorchSampler
+    except ImportError as error:
+        raise ValueError(f"--sampler botorch needs botorch and optuna-integration. {_NEEDS}.") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the sampler is experimental
+        return botorch(seed=seed, n_startup_trials=startup)
+
+
+def identity_of(**parts: Any) -> dict[str, str]:
+    """Digests of what makes two searches the same one."""
+    text = {name: json.dumps(value, sort_keys=True, default=str) for name, value in parts.items()}
+    return {name: hashlib.sha256(value.encode()).hexdigest() for name, value in text.items()}
+
+
+def open_study(path: Path, identity: Mapping[str, str], directions: Sequence[str], sampler: Any) -> Any:
+    """The study of this file, or a new one; ValueError if the file holds anything else."""
+    library = optuna()
+    library.logging.set_verbosity(library.logging.ERROR)
+    existed = path.exists()
+    hint = "HINT: another --storage or --out, or the options that the search was started with."
+    try:
+        storage = library.storages.RDBStorage(f"sqlite:///{path}")
+        names = library.get_all_study_names(storage)
+    except Exception as error:  # SQLAlchemy and SQLite raise errors of their own
+        reason = str(error).splitlines()[0][:120]
+        raise ValueError(f"--storage {path} is not the file of a search ({reason}). {hint}") from error
+    if existed and NAME not in names:
+        found = f"the studies {', '.join(names)}" if names else "no search"
+        raise ValueError(f"--storage {path} holds {found}, and none of lipdp tune. {hint}")
+    study = library.create_study(
+        study_name=NAME, storage=storage, directions=list(directions), sampler=sampler, load_if_exists=True
+    )
+    known = study.user_attrs.get("identity")
+    if known is None:
+        study.set_user_attr("identity", dict(identity))
+    elif known != dict(identity):
+        changed = [name for name in identity if known.get(name) != identity[name]]
+        raise ValueError(f"--storage {path} holds a search with another {' and '.join(changed)}. {hint}")
+    return study
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process works on a study: a second one would take the first one's trial for an interrupted one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = open(os.open(f"{path}.lock", os.O_CREAT | os.O_WRONLY, 0o600), "w")  # noqa: SIM115 - held until the end
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise ValueError(f"another process searches with {path}. HINT: wait for it, or another --out.") from error
+    try:
+        yield
+    finally:
+        lock.close()
