@@ -21,6 +21,8 @@ from lipdp_lightning.bounds import registry
 from lipdp_lightning.bounds.losses import LOSSES
 from lipdp_lightning.cli import COMMANDS, main
 from lipdp_lightning.commands.experiment import Experiment, parse_experiment
+from lipdp_lightning.reproduce import Options, Output
+from lipdp_lightning.reproduce.entry import checked_cells, checked_result
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -74,7 +76,10 @@ def test_no_page_with_code_is_left_out() -> None:
     assert [name_of(p) for p in PAGES if list(blocks(p, "python"))] == [
         "README.md",
         "CONTRIBUTING.md",
+        "docs/baselines.md",  # in tests/baselines/test_baseline_docs.py
+        "docs/bring_your_own_data.md",  # in tests/data_modules/test_data_own.py
         "docs/parties.md",
+        "docs/reproduce.md",
     ]
 
 
@@ -82,6 +87,14 @@ def test_the_python_example_of_parties_counts_scores(example: types.ModuleType) 
     run_python(ROOT / "docs/parties.md", example)
     truth = [(example.scores > threshold).sum() for threshold in (63, 127, 191)]
     assert all(abs(noised - exact) < 200 for noised, exact in zip(example.above, truth, strict=True))
+
+
+def test_the_python_example_of_reproduce_is_an_entry(example: types.ModuleType, tmp_path: Path) -> None:
+    run_python(ROOT / "docs/reproduce.md", example)
+    entry = example.ENTRY
+    rows = [{**cell, **checked_result(cell, entry.run(cell))} for cell in checked_cells(entry, Options(seeds=200))]
+    assert "Over 400 releases" in entry.finish(rows, Output(tmp_path, entry.name))
+    assert float(entry.claims[0].ours(rows)) == pytest.approx(1, abs=0.3)
 
 
 def test_the_python_examples_of_contributing_run(example: types.ModuleType) -> None:

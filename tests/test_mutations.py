@@ -82,9 +82,27 @@ CAUGHT: dict[str, dict[str, str]] = {
     "layers/test_scaled.py": {
         "the norm of the input without its bias": "test_a_norm_without_bias_patches_or_groups_would_be_exceeded",
     },
+    "callbacks/test_parameter_averaging.py": {
+        "an average copied into weights that a step is taken at": (
+            "test_weights_that_are_copied_in_place_are_noticed_within_a_step"
+        ),
+    },
+    "distributed/test_distributed_kit.py": {
+        "views drawn by the row of the batch": "test_views_drawn_by_the_row_fail_the_same_check",
+    },
     "mechanism/test_allocation.py": {
         "joint factor per group": "test_joint_thresholds_hold_as_a_whole",
         "no root of the number of groups": "test_broken_allocations_fail_the_joint_condition",
+    },
+    "layers/test_exact_norms.py": {
+        "exact norm from half the positions or without bias": "test_half_the_positions_or_no_bias_fail_the_same_check",
+        "exact norm without its margin": "test_cancelling_positions_leave_rounding_that_the_norm_pays_for",
+    },
+    "mechanism/test_exact.py": {
+        "one use of a tied layer not measured": "test_broken_factors_fail_the_check_that_the_exact_ones_pass",
+        "exact factor of the whole batch": "test_broken_factors_fail_the_check_that_the_exact_ones_pass",
+        "largest group in place of all groups": "test_broken_factors_fail_the_check_that_the_exact_ones_pass",
+        "micro-batches measured together": "test_micro_batches_that_pile_up_share_factors",
     },
     "mechanism/test_mechanism.py": {
         "gradients of a thawed layer pass without noise": "test_what_is_trained_may_not_change_after_set_up",
@@ -100,6 +118,10 @@ CAUGHT: dict[str, dict[str, str]] = {
         "scale first, then clip": "test_scaling_before_clipping_breaks_the_bound",
         "clip radius not multiplied back": "test_a_radius_that_is_not_multiplied_back_breaks_the_bound",
     },
+    "mechanism/test_view_sums.py": {
+        "gradient not divided by the views": "test_a_gradient_that_is_not_divided_by_the_views_breaks_the_bound",
+        "loss divided by the views before a clip": "test_a_loss_divided_by_the_views_breaks_the_bound_of_a_clip",
+    },
     "privacy/test_accountants.py": {
         "half the noise for replace-one": "test_halving_the_noise_is_not_replace_one",
         "delta of the group not multiplied": "test_group_of_two_needs_the_factor_of_delta",
@@ -109,6 +131,12 @@ CAUGHT: dict[str, dict[str, str]] = {
     },
     "privacy/test_ledger.py": {
         "queries on one sample as separate events": "test_queries_on_one_sample_are_one_event",
+    },
+    "privacy/test_statistics.py": {
+        "one draw of noise for two statistics": "test_one_draw_for_two_statistics_fails_the_same_check",
+        "a statistic that no ledger counts": "test_a_ledger_without_them_fails_the_same_check",
+        "a statistic computed anew on resume": "test_statistics_computed_anew_fail_the_same_check",
+        "a statistic of rows outside the unit ball": "test_sums_without_the_unit_ball_fail_the_same_check",
     },
     "privacy/test_sampling.py": {
         "an empty sample is drawn again": "test_resampling_empty_samples_is_rejected",

@@ -23,6 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     query.add_argument(
         "--noise-multiplier", type=float, nargs="+", default=[], metavar="s", help="one or more noise levels"
     )
+    parser.add_argument(
+        "--statistics", type=float, nargs="+", default=[], metavar="s",
+        help="noise multipliers of statistics of all rows, released before the first step",
+    )  # fmt: skip
     parser.add_argument("--accountant", default="prv", help="prv (default), pld or rdp")
     parser.add_argument("--adjacency", default="add_remove", help="add_remove (default) or replace_one")
     parser.add_argument("--json", action="store_true", help="machine-readable; a list if several values are given")
@@ -45,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
                 noise_multipliers=args.noise_multiplier,
                 accountant=args.accountant,
                 adjacency=args.adjacency,
+                statistics=args.statistics,
             )
         except ValueError as error:
             print(f"lipdp budget: {error}", file=sys.stderr)

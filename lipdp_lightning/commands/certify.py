@@ -56,6 +56,11 @@ def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
     from ..training.guards import matching_modules
 
     module, plan, data = experiment.model, experiment.plan, experiment.datamodule
+    if plan.clips_examples or plan.scaling == "none":
+        raise ValueError(
+            f"scaling {plan.scaling!r} uses no bound of the network, so there is no certificate to print. "
+            "HINT: --privacy.method lipschitz."
+        )
     module.clip_loss(plan.loss_clip)
     certifier = Certifier(
         module.network, data.input_shape, module.input_bound, module.loss,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import lightning
 from jsonargparse import set_parsing_settings
@@ -23,6 +23,8 @@ from data_modules.base import PrivateDataModule
 from ..bounds.losses import Loss
 from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
+from ..privacy.statistics import Statistics
+from ..schedules import PlannedSchedule
 from ..training.checkpoint_io import read_checkpoint
 from ..training.guards import refuse_strategy, steps_per_epoch
 from ..training.module import PrivateModule
@@ -70,11 +72,27 @@ class Experiment(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(PrivacySettings, "privacy")
+        parser.add_argument(
+            "--lr_interval", type=Literal["epoch", "step"], default="epoch",
+            help="how often a torch lr_scheduler moves; an epoch has the steps that draw each row once on average",
+        )  # fmt: skip
+
+    def configure_optimizers(  # type: ignore[override]
+        self, lightning_module: lightning.LightningModule, optimizer: Any, lr_scheduler: Any = None
+    ) -> Any:
+        """Lightning's own, with the schedule's interval, and the plan's steps for those that want them."""
+        configured = LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
+        if not isinstance(configured, tuple):  # no schedule, or one that follows a metric
+            return configured
+        if isinstance(lr_scheduler, PlannedSchedule):
+            lr_scheduler.plan_steps(self.plan.steps)
+        interval = getattr(lr_scheduler, "interval", self.config_init["lr_interval"])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": lr_scheduler, "interval": interval}}
 
     @property
     def settings(self) -> PrivacySettings:
         settings: PrivacySettings = self.config_init["privacy"]
-        return settings
+        return settings.of_unit(self.datamodule.unit, self.datamodule.max_examples_per_unit)
 
     def resolved(self) -> str:
         """The complete configuration as YAML."""
@@ -87,8 +105,13 @@ class Experiment(LightningCLI):
         self._make_optimizer()
         if self.datamodule.dataset_size < 1:
             self.datamodule.setup()  # says which declaration is wrong
-        self.plan = self.settings.plan(self.datamodule.dataset_size, self.model.input_bound)
+        self.plan = self.make_plan()
         self.trainer = self.instantiate_trainer()
+
+    def make_plan(self) -> PrivacyPlan:
+        """The plan of the configuration, for the N that the data module declares."""
+        data = self.datamodule
+        return self.settings.plan(data.dataset_size, self.model.input_bound, data.preliminary)
 
     def _make_optimizer(self) -> None:
         try:
@@ -129,6 +152,7 @@ class Experiment(LightningCLI):
         if self._directory is not None:
             strategy.branches = Branches(self._directory.ledger)
             strategy.record = StepRecord(self._directory.steps)
+            strategy.statistics = Statistics(self._directory.statistics)
         return strategy
 
     def _length(self, options: dict[str, Any]) -> int:
@@ -214,16 +238,23 @@ class Experiment(LightningCLI):
 
 def parse_experiment(arguments: Sequence[str], directory: RunDirectory | None, wandb: str = "auto") -> Experiment:
     """An Experiment, with parser errors turned into one-line ValueErrors."""
+    with quiet():
+        return make_experiment(Experiment, arguments, directory, wandb)
+
+
+def make_experiment(
+    kind: type[Experiment], arguments: Sequence[str], directory: RunDirectory | None, wandb: str
+) -> Experiment:
+    """The same without a change of how warnings are shown."""
     from jsonargparse import ArgumentError
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-    with quiet():
-        try:
-            return Experiment(arguments, directory, wandb)
-        except ArgumentError as error:
-            raise ValueError(f"{_first_cause(str(error))} HINT: `lipdp fit --print_config` shows every key.") from error
-        except MisconfigurationException as error:
-            raise ValueError(f"{_first_cause(str(error))} HINT: see the trainer group of the configuration.") from error
+    try:
+        return kind(arguments, directory, wandb)
+    except ArgumentError as error:
+        raise ValueError(f"{_first_cause(str(error))} HINT: `lipdp fit --print_config` shows every key.") from error
+    except MisconfigurationException as error:
+        raise ValueError(f"{_first_cause(str(error))} HINT: see the trainer group of the configuration.") from error
 
 
 def _first_cause(message: str) -> str:

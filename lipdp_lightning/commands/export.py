@@ -10,7 +10,7 @@ from base64 import b64encode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
-RELEASED_KEYS = ("format", "state_dict", "plan", "certificate", "privacy_report", "config")
+RELEASED_KEYS = ("format", "state_dict", "weights", "statistics", "plan", "certificate", "privacy_report", "config")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,11 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     source, target = Path(args.run_dir), Path(args.output)
+    from ..training.averaging import LAST_WEIGHTS
+
     release, secret = release_of(source, target)
     _write(release, target, secret)
     report = release["privacy_report"]
     epsilon = "no epsilon is guaranteed" if report["epsilon"] is None else f"epsilon {report['epsilon']:.4g}"
-    sys.stdout.write(f"{target}: {len(release['state_dict'])} tensors, {epsilon} at delta {report['delta']:g}\n")
+    averaged = "" if release["weights"] == LAST_WEIGHTS else f" {release['weights']},"
+    sys.stdout.write(
+        f"{target}: {len(release['state_dict'])} tensors,{averaged} {epsilon} at delta {report['delta']:g}\n"
+    )
     return 0
 
 
@@ -33,7 +38,9 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
 
     The first is an allow-list, so that new private state is never released by default.
     """
+    from ..training.averaging import evaluated_state
     from ..training.checkpoint_io import read_checkpoint
+    from ..training.release import STATISTICS
     from ..training.run_directory import RunDirectory
 
     directory = RunDirectory(source)
@@ -54,12 +61,14 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
         )
     report = json.loads(report_file.read_text())
     prefix = "network."
-    weights = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
+    state, weights = evaluated_state(checkpoint)
     return {
         "format": 1,
-        "state_dict": weights,
+        "state_dict": {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)},
+        "weights": weights,
+        "statistics": checkpoint.get(STATISTICS, {}),
         "plan": json.loads(plan_file.read_text()),
-        "certificate": report["groups"],
+        "certificate": report.get("averaged_groups") or report["groups"],
         "privacy_report": report,
         "config": directory.config.read_text(),
     }, checkpoint.get("lipdp", {}).get("secret", b"")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .experiment import Experiment
 
 _OWN = "lipdp fit --config FILE [--run_dir DIR] [--wandb auto|online|offline|off] [--GROUP.KEY VALUE ...]"
+_LAST = "_last_weights"
 _LAUNCHED = "LIPDP_RUN_DIR"  # how the ranks that Lightning launches find the run directory of the first
 
 _HELP = f"""usage: {_OWN}
@@ -105,7 +106,7 @@ def train(experiment: Experiment, run_dir: Path) -> int:
             if trainer.is_global_zero:
                 sys.stderr.write(f"interrupted at step {trainer.global_step}; {hint}")
             return 130
-        metrics = held_out_metrics(trainer, experiment.model, experiment.datamodule)
+        metrics = held_out_metrics(trainer, experiment.model, experiment.datamodule) | _of_last_weights(experiment)
         if trainer.is_global_zero:
             _finish(experiment, metrics, run_dir)
         return 0
@@ -147,16 +148,32 @@ def held_out_metrics(trainer: Any, module: Any, data: Any) -> dict[str, float]:
     return {k: float(v) for k, v in metrics.items()}
 
 
+def _of_last_weights(experiment: Experiment) -> dict[str, float]:
+    """The metrics of the last weights themselves, where their average is evaluated and both are wanted."""
+    from callbacks.parameter_averaging import averaging_of
+
+    averaging = averaging_of(experiment.trainer)
+    if averaging is None or not (averaging.raw_metrics and averaging.average.exists):
+        return {}
+    with averaging.last_weights():
+        metrics = held_out_metrics(experiment.trainer, experiment.model, experiment.datamodule)
+    return {f"{name}{_LAST}": value for name, value in metrics.items()}
+
+
 def _finish(experiment: Experiment, metrics: dict[str, float], run_dir: Path) -> None:
     from callbacks import PrivacyReport
+    from callbacks.parameter_averaging import averaging_of
 
     report, plan, trainer = experiment.callback(PrivacyReport), experiment.plan, experiment.trainer
     report.write(trainer, experiment.model, metrics)
     report.publish(trainer)
     facts = report.facts
+    averaging = averaging_of(trainer)
+    if averaging is not None and averaging.average.exists:
+        sys.stdout.write(f"{'weights':<22}averaged: {averaging.average}\n")
     for name, value in metrics.items():
-        if name.endswith(("accuracy", "mae")):
-            sys.stdout.write(f"{name:<22}{value:.4f}\n")
+        if name.removesuffix(_LAST).endswith(("accuracy", "mae")):
+            sys.stdout.write(f"{name:<21} {value:.4f}\n")
     if facts.certified:
         relation = f"at delta {plan.delta:g}, {plan.adjacency}"
         sys.stdout.write(f"{'epsilon':<22}{_upwards(facts.epsilon)}  {relation}\n")

@@ -13,7 +13,8 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="lipdp test",
         description="Evaluate a run's last checkpoint on held-out data: validation rows, and test rows where those are "
-        "others. Other options override keys of the run's configuration, such as --data.init_args.root.",
+        "others. A run that averages its weights is evaluated at the average. Other options override keys of the run's "
+        "configuration, such as --data.init_args.root.",
         allow_abbrev=False,
     )
     parser.add_argument("--run_dir", "--run-dir", required=True, help="directory of a run")
@@ -36,27 +37,34 @@ def main(arguments: Sequence[str]) -> int:
         raise ValueError(f"the run in {own.run_dir} has no checkpoint yet. HINT: lipdp fit with the same --run_dir.")
     with quiet():
         experiment = parse_experiment(["--config", str(directory.config), *rest], None, "off")
-        step, metrics = _evaluate(experiment, directory)
-    content = {"run_dir": str(directory.path), "status": record["status"], "step": step, "metrics": metrics}
+        step, metrics, weights = _evaluate(experiment, directory)
+    content = {
+        "run_dir": str(directory.path), "status": record["status"], "step": step, "weights": weights,
+        "metrics": metrics,
+    }  # fmt: skip
     if own.json:
         sys.stdout.write(json.dumps(content, indent=1) + "\n")
     else:
         sys.stdout.write("".join(f"{name:<22}{value:.4f}\n" for name, value in metrics.items()))
-        sys.stdout.write(f"{'step':<22}{step}  ({record['status']})\n")
+        sys.stdout.write(f"{'step':<22}{step}  ({record['status']})\n{'weights':<22}{weights}\n")
     return 0
 
 
-def _evaluate(experiment: Any, directory: Any) -> tuple[int, dict[str, float]]:
+def _evaluate(experiment: Any, directory: Any) -> tuple[int, dict[str, float], str]:
     import lightning
 
+    from ..training.averaging import evaluated_state
     from ..training.checkpoint_io import read_checkpoint
+    from ..training.release import restore_statistics
     from ..training.resume import check_fits
     from .fit import held_out_metrics
 
     module, data = experiment.model, experiment.datamodule
     checkpoint = read_checkpoint(directory.checkpoint, weights_only=True)
     check_fits(checkpoint, module)
-    module.load_state_dict(checkpoint["state_dict"])
+    state, weights = evaluated_state(checkpoint)
+    module.load_state_dict(state)
+    restore_statistics(checkpoint, data)
     chosen = dict(experiment.config_init["trainer"])
     trainer = lightning.Trainer(
         accelerator=chosen.get("accelerator") or "auto", devices=1, precision=chosen.get("precision"),
@@ -68,4 +76,4 @@ def _evaluate(experiment: Any, directory: Any) -> tuple[int, dict[str, float]]:
             f"{type(data).__name__} has no held-out rows. "
             "HINT: --data.init_args.validation_fraction 0.1 holds some out, in training too."
         )
-    return int(checkpoint["global_step"]), metrics
+    return int(checkpoint["global_step"]), metrics, weights

@@ -30,7 +30,8 @@ class RunFacts:
 
     Each group is a dict with ``name, parameters, delta, noise_std, lipschitz, input_bound, cotangent_bound,
     weight_norm, max_norm, on_boundary`` and optionally ``signal``, the root mean square per coordinate of the
-    released sum; ``delta`` and ``noise_std`` belong to the same step. ``metric_sources`` says for each metric
+    released sum; ``delta`` and ``noise_std`` belong to the same step. ``averaged_groups`` are bounds of averaged
+    weights, where those are what is evaluated and released. ``metric_sources`` says for each metric
     on which data it was computed: "public", "validation" (held-out records, outside the guarantee) or
     "private". A metric without a source counts as private. ``history`` rows hold ``step``, ``epsilon`` and
     whatever was measured there; a key that starts with ``nonprivate/`` is reported as such.
@@ -58,8 +59,12 @@ class RunFacts:
     projection: str | None = None
     loss_clip: float | None = None
     cotangent_clip: Any = None
+    clipping: str | None = None
+    clip_norm: float | None = None
+    switch: str | None = None
     unit: str = "example"
     groups: list[dict[str, Any]] = field(default_factory=list)
+    averaged_groups: list[dict[str, Any]] = field(default_factory=list)
     metrics: dict[str, Any] = field(default_factory=dict)
     metric_sources: dict[str, str] = field(default_factory=dict)
     primary_metric: str | None = None

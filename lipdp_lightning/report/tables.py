@@ -34,6 +34,10 @@ PLAN_LABELS = {
     "max_norm": "maximum layer norm",
     "loss_clip": "loss gradient clipped to",
     "cotangent_clip": "cotangents clipped to",
+    "method": "method",
+    "clipping": "clipping function",
+    "clip_norm": "example gradients clipped to",
+    "switch": "switch during training",
     "secure": "secure noise",
 }
 ADJACENCY_NOTES = {
@@ -107,7 +111,7 @@ def render_table(
 
 
 def _is_certified(plan: Mapping[str, Any]) -> bool:
-    return plan.get("certified", True) is not False and plan.get("scaling") != "batch_max"
+    return plan.get("certified", True) is not False and plan.get("scaling") not in ("batch_max", "none")
 
 
 def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:

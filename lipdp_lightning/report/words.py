@@ -33,6 +33,13 @@ SOURCES = {
     "private": "private data: this number is not private",
 }
 # Scalings whose per-layer sensitivities are separate bounds that compose to the plan's multiplier.
+METHODS = {
+    "clip_flat": "DP-SGD, flat clipping",
+    "clip_per_layer": "DP-SGD, clipping layer by layer",
+    "clip_ghost": "DP-SGD, flat clipping by ghost norms",
+    "none": "no privacy: no clipping and no noise",
+}
+OPTIONAL = ("clipping", "clip_norm", "switch")
 SEPARATE_BOUNDS = ("worst_case", "layerwise")
 METRIC_ORDER = ("acc", "auc", "auroc", "f1", "r2", "loss", "error", "mse")
 NOT_METRICS = ("step", "epoch", "gradient_to_noise", "epsilon", "eps", "delta", "lr", "learning_rate", "time")
@@ -142,6 +149,8 @@ def cautions(facts: RunFacts) -> list[str]:
         found.append(_fixed_secret())
     if facts.stopped_early:
         found.append(_stopped_early(facts))
+    if facts.scaling.startswith("clip_"):
+        found.append(_rests_on_clipping(facts))
     multiplier = _multiplier_of_the_layers(facts)
     if multiplier is not None:
         found.append(
@@ -160,6 +169,13 @@ def _fixed_secret() -> str:
     return (
         "The secret behind the sampling and the noise was fixed by the user, a test option: whoever knows it "
         "can subtract the noise. Do not release this model as private."
+    )
+
+
+def _rests_on_clipping(facts: RunFacts) -> str:
+    return (
+        f"{METHODS[facts.scaling]}: the guarantee rests on clipping each {facts.unit}'s gradient to norm "
+        f"{format_number(facts.clip_norm)} while training, through opacus. No bound of the network was used."
     )
 
 
@@ -200,7 +216,9 @@ def plan_facts(facts: RunFacts) -> dict[str, Any]:
             "cotangent_clip",
         ),
     )
-    return {name: getattr(facts, name) for name in names}
+    plan = {name: getattr(facts, name) for name in names}
+    plan |= {name: value for name in OPTIONAL if (value := getattr(facts, name)) is not None}
+    return plan | ({"method": METHODS[facts.scaling]} if facts.scaling in METHODS else {})
 
 
 def _metric_names(facts: RunFacts) -> list[str]:

@@ -145,3 +145,16 @@ def test_what_argparse_refuses_is_exit_code_2(capsys, arguments):
         budget(arguments)
     assert caught.value.code == 2
     assert capsys.readouterr().err
+
+
+def test_statistics_before_the_first_step_are_paid_for(capsys):
+    """At full batches exactly: one Gaussian mechanism whose inverse squares add up."""
+    full = "--dataset-size 1000 --batch-size 1000 --steps 30 --delta 1e-5 --accountant pld"
+    spent = answer(capsys, f"{full} --noise-multiplier 20 --statistics 10 5")["epsilon"]
+    joined = (30 / 20**2 + 1 / 10**2 + 1 / 5**2) ** -0.5
+    alone = answer(capsys, f"{full.replace('--steps 30', '--steps 1')} --noise-multiplier {joined}")["epsilon"]
+    assert spent == pytest.approx(alone, rel=1e-4)
+    needed = answer(capsys, f"{full} --epsilon {spent} --statistics 10 5")
+    assert needed["noise_multiplier"] == pytest.approx(20, rel=2e-3) and needed["epsilon"] <= spent
+    assert budget(f"{full} --epsilon 1 --statistics 0") == 2
+    assert "statistic's noise 0.0" in capsys.readouterr().err

@@ -13,6 +13,8 @@ from command_runs import ROOT, fit
 
 from lipdp_lightning.commands.experiment import parse_experiment
 from lipdp_lightning.privacy.accountants import get_accountant
+from lipdp_lightning.training.averaging import average_of
+from lipdp_lightning.training.views import view_problems, views_of
 
 EMBEDDED = ("data_modules.Digits", "data_modules.Embedded")
 TWO_STEPS = ["--privacy.epochs", "null", "--privacy.steps", "2"]
@@ -45,6 +47,17 @@ def check(report: dict[str, Any], file: Path) -> None:
     assert (report["epsilon"] is None) is not report["certified"]
 
 
+def check_kit(experiment: Any, devices: int) -> None:
+    """Sixteen views, an average, and micro-batches of whole examples that make up a step."""
+    strategy = experiment.trainer.strategy
+    views, average = views_of(experiment.trainer), average_of(experiment.trainer)
+    assert views is not None and views.number == 16 and average is not None and average.kind == "ema"
+    assert view_problems(experiment.trainer, strategy, experiment.datamodule) == []
+    assert strategy.physical_batch_size % views.number == 0
+    rows = experiment.plan.expected_batch_size * views.number // devices
+    assert rows % strategy.physical_batch_size == 0
+
+
 def test_there_are_configurations() -> None:
     assert (ROOT / "configs" / "quickstart.yaml") in SMALL
 
@@ -62,6 +75,8 @@ def test_a_large_configuration_is_complete(file: Path) -> None:
     assert plan.certified and plan.expected_batch_size == privacy["batch_size"]
     bound = get_accountant("pld").epsilon(plan.events(), plan.delta, plan.adjacency).epsilon
     assert 0.95 * privacy["epsilon"] <= bound <= privacy["epsilon"] * (1 + 1e-3)
+    if "_wrn" in file.stem:
+        check_kit(experiment, contents(file)["trainer"]["devices"])
 
 
 @pytest.mark.slow
@@ -69,8 +84,16 @@ def test_a_large_configuration_is_complete(file: Path) -> None:
 def test_a_wide_residual_network_trains(tmp_path: Path) -> None:
     """Two steps of the smallest batches; the twelve files differ in depth and budget alone."""
     file = ROOT / "configs" / "cifar10_wrn16_4_eps8.yaml"
-    small = ["--privacy.batch_size", "8", "--data.init_args.eval_batch_size", "8"]
+    small = ["--privacy.batch_size", "4", "--data.init_args.eval_batch_size", "8"]
     limits = ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
-    if contents(file)["privacy"].get("physical_batch_size") is not None:
-        small += ["--privacy.physical_batch_size", "4"]
-    check(run_two_steps(file, tmp_path, *small, *limits), file)
+    content = contents(file)
+    content["privacy"]["physical_batch_size"] = 4
+    for callback in content["trainer"]["callbacks"]:
+        if callback["class_path"].endswith("Multiplicity"):
+            callback["init_args"]["views"] = 2
+    fewer_views = tmp_path / "fewer_views.yaml"
+    fewer_views.write_text(yaml.safe_dump(content))
+    report = run_two_steps(fewer_views, tmp_path, *small, *limits)
+    check(report, file)
+    assert any("mean over 2 views" in note for note in report["notes"])
+    assert any("ema, decay 0.9999, over 2 steps" in note for note in report["notes"])

@@ -16,12 +16,21 @@ from lightning.pytorch.callbacks import Callback
 from small_runs import SECRET, Blobs, Crash, fit, make_module, make_plan, weights
 from torch import Tensor, nn
 
-from callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint, RunFiles
+from callbacks import (
+    AugmentationMultiplicity,
+    ParameterAveraging,
+    PrivacyAccountant,
+    PrivacyReport,
+    ResumeCheckpoint,
+    RunFiles,
+)
+from lipdp_lightning.augmentations import HorizontalFlip, ShiftedCrop
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.mechanism.mechanism import Mechanism
 from lipdp_lightning.privacy.sampling import poisson_sample
 from lipdp_lightning.training import PrivateModule, PrivateStrategy
 from lipdp_lightning.training.run_directory import RunDirectory
+from lipdp_lightning.training.views import Views
 
 DOUBLE = {"precision": "64-true"}
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -30,7 +39,10 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "worst_case": {"scaling": "worst_case", "allocation": "optimal"},
     # the radius query cannot be without noise: with very little, the worlds agree up to it
     "radius": {"scaling": "radius", "radius_quantile": 0.5, "radius_noise_multiplier": 1e-9},
+    "exact": {"scaling": "exact", "radius": 0.1},
     "loss clip": {"scaling": "joint", "loss_clip": 0.3},
+    "clip_flat": {"scaling": "clip_flat", "clipping": "local", "clip_norm": 0.3, "max_norm": None},
+    "clip_ghost": {"scaling": "clip_ghost", "clipping": "automatic", "clip_norm": 0.3, "max_norm": None},
 }
 
 
@@ -431,3 +443,48 @@ def sharded(world: World) -> dict[str, str]:
         except ValueError as error:
             said[type(strategy).__name__] = str(error)
     return said
+
+
+# ---- views, averages, standardised kernels
+
+
+class RowKeyedViews(Views):
+    """Broken on purpose: views are drawn by the place of a row in its micro-batch."""
+
+    def expand(self, x: Tensor, y: Tensor, ids: Tensor, key: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return super().expand(x, y, torch.arange(len(ids)), key)
+
+
+def kit(world: World, chunks: int = 1, noise: float = 0.0, row_keyed: bool = False) -> dict[str, Any]:
+    """Weights and their average after training with everything of the kit that ranks could disagree on."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 4, 2), MaxMin(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(8, 3))
+    plan = make_plan(noise_multiplier=noise, standardize="mean_and_variance")
+    multiplicity = AugmentationMultiplicity(4, [ShiftedCrop(1, "zeros"), HorizontalFlip()])
+    if row_keyed:
+        multiplicity.views = RowKeyedViews(4, multiplicity.views.augmentations)
+    averaging = ParameterAveraging()
+    module, trainer = world.fit(
+        plan, multiplicity, averaging, module=make_module(network=network), data=Pictures(), trainer=DOUBLE,
+        physical_batch_size=None if chunks == 1 else 4 * physical(chunks, world.size, 20),
+    )  # fmt: skip
+    assert trainer.strategy.chunks == chunks
+    average = torch.cat([values.flatten() for values in averaging.weights().values()])
+    kernel = network[0].weight.detach().flatten(1)
+    return {
+        "weights": weights(module).tolist(), "average": average.tolist(), "mean": float(kernel.mean(1).abs().max()),
+        "largest": max(trainer.strategy.mechanism.sensitivities().values()), "certificate": averaging.certificate(),
+    }  # fmt: skip
+
+
+# ---- statistics released before the first step
+
+
+def statistics(world: World, folder: str = "") -> dict[str, Any]:
+    """What each rank uses, and whether it looked at the rows for a release."""
+    from statistic_runs import mean_session
+
+    directory = Path(folder) if folder else None
+    _, trainer, data = mean_session(directory, trainer=world.trainer_options(), fixed_secret=None)
+    used = {label: value.tolist() for label, value in data.used.items()}
+    return {"used": used, "looks": data.looks, "step": trainer.global_step}

@@ -41,7 +41,7 @@ def test_worlds_and_micro_batches_agree(worlds: Worlds, size: int, chunks: int, 
         assert run["step"] == STEPS and run["branches"] == 1
 
 
-@pytest.mark.parametrize("scaling", ["layerwise", "worst_case", "radius", "loss clip"])
+@pytest.mark.parametrize("scaling", ["layerwise", "worst_case", "radius", "exact", "loss clip"])
 def test_scalings_agree(worlds: Worlds, scaling: str) -> None:
     one = reference(worlds, scaling=scaling)
     # the radius query has noise of 1e-9 votes in each world
