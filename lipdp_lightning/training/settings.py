@@ -140,6 +140,4 @@ class PrivacySettings:
         rows = 1 if chosen["max_examples_per_unit"] is None else chosen["max_examples_per_unit"]
         chosen["max_examples_per_unit"] = rows
         chosen.setdefault("unit", "example" if rows == 1 else "group")
-        return PrivacyPlan.create(
-            dataset_size=dataset_size, input_bound=input_bound, preliminary=preliminary, **chosen
-        )
+        return PrivacyPlan.create(dataset_size=dataset_size, input_bound=input_bound, preliminary=preliminary, **chosen)

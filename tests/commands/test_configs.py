@@ -82,12 +82,13 @@ def test_a_large_configuration_is_complete(file: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif("LIPDP_DATA" not in os.environ, reason="needs the data folder LIPDP_DATA")
 def test_a_wide_residual_network_trains(tmp_path: Path) -> None:
-    """Two steps of the smallest batches; the twelve files differ in depth and budget alone."""
+    """Two steps of the smallest batches, thin; the twelve files differ in depth and budget alone."""
     file = ROOT / "configs" / "cifar10_wrn16_4_eps8.yaml"
     small = ["--privacy.batch_size", "4", "--data.init_args.eval_batch_size", "8"]
     limits = ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
     content = contents(file)
     content["privacy"]["physical_batch_size"] = 4
+    content["model"]["network"]["init_args"]["width"] = 1  # tests/models certifies and trains the wide ones
     for callback in content["trainer"]["callbacks"]:
         if callback["class_path"].endswith("Multiplicity"):
             callback["init_args"]["views"] = 2

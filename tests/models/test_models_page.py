@@ -14,6 +14,7 @@ import yaml
 from private_step import Harness, make_plan
 from torch import nn
 
+from lipdp_lightning import models
 from lipdp_lightning.bounds import certify
 from lipdp_lightning.bounds.losses import CrossEntropy
 
@@ -58,7 +59,8 @@ def row(network: nn.Module, shape: tuple[int, ...]) -> list[str]:
     return [f"{count:,}", str(len(deltas)), *(f"{v:.3g}" for v in (deltas[0], deltas[-1], math.hypot(*deltas)))]
 
 
-def test_every_row_has_its_example() -> None:
+def test_every_network_has_a_row_and_an_example() -> None:
+    assert {*ROWS, "FrozenNetwork"} == set(models.__all__)
     assert list(ROWS) == [name_of(e) for e in EXAMPLES]
 
 
