@@ -117,7 +117,7 @@ class PrivacySettings:
             return self  # rows per unit, if given, are the user's own statement about the rows
         if given not in (None, rows):
             raise ValueError(
-                f"privacy.max_examples_per_unit is {given}, and the data module bounds a group to {rows} rows per step. "
+                f"privacy.max_examples_per_unit is {given}, and the data module bounds a group to {rows} rows a step. "
                 "HINT: leave it out; the data module's grouping declares it."
             )
         known = copy.copy(self)

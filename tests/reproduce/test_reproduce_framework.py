@@ -101,11 +101,11 @@ def test_a_killed_run_continues(calls: Path, tmp_path: Path) -> None:
         [sys.executable, str(script), "reproduce", "tiny", "--out", str(tmp_path)],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while "other-0.1-0" not in called(calls) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130 and "the same command continues" in errors
     assert len(called(calls)) == 5
     (calls / "wait-other-0.1-0").unlink()
