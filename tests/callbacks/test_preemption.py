@@ -354,7 +354,7 @@ def test_one_rank_alone_gets_the_signal(tmp_path: Path, broken: bool) -> None:
         start_new_session=True,
     )  # fmt: skip
     try:
-        patience = time.monotonic() + 120
+        patience = time.monotonic() + 300
         while not (folder / "sent").exists() and process.poll() is None and time.monotonic() < patience:
             time.sleep(0.1)
         _, complaint = process.communicate(timeout=10 if broken else 120)
