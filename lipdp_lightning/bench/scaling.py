@@ -1,8 +1,8 @@
 """Weak scaling: the time of a private step on one process beside that on several, with the same batch for each.
 
 Both worlds are started together and take turns, so that both meet the machine in the same state; while one
-works, the other waits in a read. Every process has one thread. The steps are those of PrivateStrategy: Poisson
-sample, certificate, noise, the one sum over processes, update and projection.
+works, the other waits in a read. Every process has one thread and is bound to one processor. The steps are those
+of PrivateStrategy: Poisson sample, certificate, noise, the one sum over processes, update and projection.
 """
 
 from __future__ import annotations
@@ -105,8 +105,16 @@ def _say(times: list[float]) -> None:
     sys.stdout.flush()
 
 
+def _bind_to_processor(rank: int) -> None:
+    """To one each: a lone process would draw its noise on a processor that several processes do not leave idle."""
+    if hasattr(os, "sched_setaffinity"):
+        mine = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {mine[rank % len(mine)]})
+
+
 def work(model: str, batch_size: int, processes: int, turns: int) -> None:
     """One process of a world."""
+    _bind_to_processor(int(os.environ.get("LOCAL_RANK", "0")))
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
