@@ -44,6 +44,7 @@ class Android(NamedTable):
         crosses: bool = False,
         download: bool = False,
         test_fraction: float = 0.0,
+        salt: str = "lipdp",
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
@@ -54,7 +55,7 @@ class Android(NamedTable):
             self.declared_size = round(self.declared_size * (1 - self.set_aside))
             validation_fraction = validation_fraction or 0.0
         super().__init__(
-            root, bins, crosses, download, test_fraction, validation_fraction, split, eval_batch_size, pin_memory
+            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, pin_memory
         )
 
     def _halves(self) -> tuple[Rows, Rows]:

@@ -66,6 +66,8 @@ class PrivateDataModule(lightning.LightningDataModule):
     heldout_share: float = 0.0
     # share of the rows set aside for the test, in place of published ones, before the validation rows are chosen
     test_fraction: float = 0.0
+    # names the choice of validation rows: another salt holds out others
+    salt: str = "lipdp"
     grouping: Grouping | None = None
     # (label, noise multiplier) of what is estimated from the private rows, each released once and accounted for
     preliminary: tuple[tuple[str, float], ...] = ()

@@ -38,6 +38,7 @@ class DiabetesHospitals(NamedTable):
         crosses: bool = False,
         download: bool = False,
         test_fraction: float = 0.0,
+        salt: str = "lipdp",
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
@@ -59,5 +60,5 @@ class DiabetesHospitals(NamedTable):
             label=ClassLabel("readmitted", (("NO",), (">30", "<30"))),
         )
         super().__init__(
-            root, bins, crosses, download, test_fraction, validation_fraction, split, eval_batch_size, pin_memory
+            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, pin_memory
         )

@@ -120,7 +120,7 @@ def _held_out(module: PrivateDataModule, x: Tensor, y: Tensor, groups: Groups | 
     if module.split is not None:
         mask = checked_split(x, y, module.split)
     else:
-        mask = hashed_split(x, share) if groups is None else groups.held_out(share)
+        mask = hashed_split(x, share, module.salt) if groups is None else groups.held_out(share, module.salt)
     if groups is not None and not groups.are_whole(mask):
         raise refusal(
             f"{name}: the split puts rows of one group on both sides", "decide from the group, or leave the split out"

@@ -29,6 +29,7 @@ class NamedTable(SchemaTable):
         crosses: one-hot code the joint category of every pair of categories, or binned numbers, too.
         download: fetch a file that is missing, if a source with a known checksum exists, and check one that is there.
         test_fraction: share of the rows to set aside for the test; settings are then chosen on the validation rows.
+        salt: names the choice of validation rows; another one holds out others, of the same share.
     """
 
     file: str
@@ -42,13 +43,14 @@ class NamedTable(SchemaTable):
         crosses: bool = False,
         download: bool = False,
         test_fraction: float = 0.0,
+        salt: str = "lipdp",
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
         pin_memory: bool = False,
     ) -> None:
         super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
-        self.root, self.download, self.test_fraction = root, download, test_fraction
+        self.root, self.download, self.test_fraction, self.salt = root, download, test_fraction, salt
         self.adopt(expanded(self.schema, bins, crosses))
 
     def _place(self, name: str) -> Path:
@@ -156,6 +158,7 @@ class Dropout(NamedTable):
         crosses: bool = False,
         download: bool = False,
         test_fraction: float = 0.0,
+        salt: str = "lipdp",
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
@@ -163,7 +166,7 @@ class Dropout(NamedTable):
     ) -> None:
         self.schema = TableSchema(delimiter=";", columns=self.columns, label=ClassLabel("Target", self.labels[target]))
         super().__init__(
-            root, bins, crosses, download, test_fraction, validation_fraction, split, eval_batch_size, pin_memory
+            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, pin_memory
         )
 
 
@@ -224,6 +227,7 @@ class WineQuality(NamedTable):
         crosses: bool = False,
         download: bool = False,
         test_fraction: float = 0.0,
+        salt: str = "lipdp",
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
@@ -231,7 +235,7 @@ class WineQuality(NamedTable):
     ) -> None:
         self.schema = TableSchema(delimiter=";", scale="symmetric", columns=self.columns, label=self.labels[target])
         super().__init__(
-            root, bins, crosses, download, test_fraction, validation_fraction, split, eval_batch_size, pin_memory
+            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, pin_memory
         )
 
 
