@@ -17,7 +17,7 @@ from lipdp_lightning.audit.suite import AuditReport, Effort, Questions, run_audi
 from lipdp_lightning.mechanism.mechanism import Mechanism
 from lipdp_lightning.training import PrivateModule
 
-SMALL = Effort("small", restarts=4, attack_steps=6, climbs=5, trials=80, input_trials=40)
+SMALL = Effort("small", restarts=2, attack_steps=3, climbs=2, trials=60, input_trials=30)
 OPTIONS = {
     "joint": {"scaling": "joint", "allocation": "optimal"},
     "layerwise": {"scaling": "layerwise"},
