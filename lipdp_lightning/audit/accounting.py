@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 from ..privacy.accountants import REPLACE_ONE
 from ..privacy.plan import PrivacyPlan
@@ -15,7 +15,7 @@ _SLACK = 2e-3  # relative, between two discretisations that both round down
 
 @lru_cache
 def optimistic_epsilon(plan: PrivacyPlan) -> float:
-    """Epsilon of the plan's steps by privacy loss distributions rounded DOWN: no sound accountant reports less."""
+    """Epsilon of the plan's releases by privacy loss distributions rounded DOWN: no sound accountant reports less."""
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -23,11 +23,15 @@ def optimistic_epsilon(plan: PrivacyPlan) -> float:
         NeighboringRelation.REPLACE_ONE if plan.adjacency == REPLACE_ONE else NeighboringRelation.ADD_OR_REMOVE_ONE
     )
     interval = 1e-4 if plan.steps <= 2000 else 1e-3
-    step = pld.from_gaussian_mechanism(
-        standard_deviation=plan.step_noise_multiplier, pessimistic_estimate=False, sampling_prob=plan.sample_rate,
-        value_discretization_interval=interval, use_connect_dots=False, neighboring_relation=relation,
-    )  # fmt: skip
-    return float(step.self_compose(plan.steps).get_epsilon_for_delta(plan.delta))
+    parts = [
+        pld.from_gaussian_mechanism(
+            standard_deviation=event.noise_multiplier, pessimistic_estimate=False, sampling_prob=event.sample_rate,
+            value_discretization_interval=interval, use_connect_dots=False, neighboring_relation=relation,
+        ).self_compose(event.count)
+        for event in plan.events()
+    ]  # fmt: skip
+    whole = reduce(lambda one, other: one.compose(other), parts)
+    return float(whole.get_epsilon_for_delta(plan.delta))
 
 
 @lru_cache
@@ -41,10 +45,10 @@ def accounting_finding(plan: PrivacyPlan, claimed: float) -> Finding:
     broken = claimed < lowest * (1 - _SLACK)
     text = (
         f"The plan states epsilon {claimed:.4f} at delta {plan.delta:g} ({plan.adjacency}, {plan.accountant}); privacy "
-        f"loss distributions rounded down give {lowest:.4f}, below which no sound account of these steps can be."
+        f"loss distributions rounded down give {lowest:.4f}, below which no sound account of them can be."
     )
     return Finding(
-        "accounting", "Does the stated epsilon cover the plan's steps?", verdict(broken), text,
+        "accounting", "Does the stated epsilon cover all that the plan releases?", verdict(broken), text,
         factor=lowest / claimed if claimed > 0 else math.inf, epsilon_claimed=claimed,
         values={"epsilon_rounded_down": lowest},
     )  # fmt: skip

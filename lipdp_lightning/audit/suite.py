@@ -30,7 +30,7 @@ from .subject import SECRET, Subject
 from .synthetic import made_up_data, plain_copy
 
 CONFIDENCE = 0.999
-BLACK_BOX_SCALINGS = ("worst_case", "layerwise", "joint", "radius", "batch_max")
+BLACK_BOX_SCALINGS = ("worst_case", "layerwise", "joint", "radius", "exact", "exact_layerwise", "batch_max")
 
 
 @dataclass(frozen=True)

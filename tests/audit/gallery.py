@@ -376,6 +376,8 @@ def layerwise() -> Finding:
     return neighbours_of(scaling="layerwise")
 
 
+MEANS = (("mean", 2.0),)
+
 GALLERY: dict[str, Broken] = {
     **entries("noise", noise_of, Mechanism, {
         "division by the drawn sample": DividesByTheDrawn,
@@ -443,6 +445,10 @@ GALLERY: dict[str, Broken] = {
     ),
     "two queries on one sample, one of them booked": Broken(
         "accounting", lambda: stated(tracked()), lambda: stated(tracked(), of=plan_of())
+    ),
+    "private means left out of the ledger": Broken(
+        "accounting", lambda: stated(plan_of(preliminary=MEANS)),
+        lambda: stated(plan_of(preliminary=MEANS), of=plan_of()),
     ),
     "inputs are not bounded": Broken(
         "bound", lambda: bound_of(our_implementation("worst_case")),

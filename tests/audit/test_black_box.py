@@ -25,7 +25,7 @@ from lipdp_lightning.audit.blackbox import (
 from lipdp_lightning.audit.blackbox.clipping import slope_p_value
 from lipdp_lightning.audit.blackbox.interface import Optimizer, network, one_example_among_zeros, random_data
 
-OURS = ("worst_case", "joint")
+OURS = ("joint", "exact")
 SGD = HyperParameters(1.0)
 ADAM = HyperParameters(1.0, learning_rate=0.01, optimizer="adam")
 
