@@ -8,6 +8,7 @@ so that canaries do not disturb each other; the run's own sampler draws the step
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
@@ -120,8 +121,11 @@ def canary_run(
     module: PrivateModule, plan: PrivacyPlan, data: Any, *, seed: int = 0, canaries: int | None = None,
     most_steps: int = MOST_STEPS, strategy: type[CanaryStrategy] = CanaryStrategy,
 ) -> OneRun:  # fmt: skip
-    """Train a copy of the module for at most so many of the plan's steps, with canaries."""
-    own = copy.deepcopy(module)
+    """Train a copy of the module for at most so many of the plan's steps, with canaries.
+
+    Statistics released before the steps are left out: made-up data have none.
+    """
+    own, plan = copy.deepcopy(module), dataclasses.replace(plan, preliminary=())
     numbers = sum(p.numel() for p in own.network.parameters() if p.requires_grad)
     count = min(canaries or MOST_CANARIES, numbers)
     generator = torch.Generator().manual_seed(seed)

@@ -25,6 +25,7 @@ OPTIONS = {
     "radius": {"scaling": "radius", "radius_quantile": 0.5, "radius_noise_multiplier": 5.0},
     "dpsgd": {"scaling": "clip_flat", "clipping": "local", "clip_norm": 0.5, "allocation": "global"},
     "switch": {"scaling": "joint", "switch_to": "layerwise", "switch_at": 0.5},
+    "statistics": {"scaling": "joint", "preliminary": (("mean", 10.0),)},
 }
 
 
