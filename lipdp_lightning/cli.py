@@ -13,7 +13,7 @@ COMMANDS = {
     "certify": "print the certificate of a configuration's model, and attack it",
     "audit": "attack what a configuration claims, and measure how much of its epsilon is real",
     "budget": "what epsilon a noise multiplier buys, and the other way round",
-    "bench": "what the certificate costs per step, on this machine",
+    "bench": "what a private step costs beside other methods, on this machine",
     "curves": "release a distribution function, an ROC curve or a calibration test with noise",
     "tune": "search settings for accuracy against epsilon, and say what the search cost",
     "reproduce": "the papers' tables and figures again, with certified epsilons",

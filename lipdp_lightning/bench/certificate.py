@@ -170,3 +170,28 @@ class Passes:
 
 def as_rows(costs: Sequence[CertificateCost]) -> list[dict[str, Any]]:
     return [asdict(cost) for cost in costs]
+
+
+def printed(costs: Sequence[CertificateCost], steps: int) -> str:
+    """For the terminal."""
+    from ..report.tables import render_table
+
+    headers = (
+        "model", "parameters", "batch", "passes", "forward+backward s", "exact cert. s", "cheap cert. s",
+        "projection s/step", "exact norms/step", "amortised s/step", "% of step",
+    )  # fmt: skip
+    rows = [
+        (
+            cost.model, cost.parameters, cost.batch_size, cost.passes, cost.forward_backward, cost.exact_certificate,
+            cost.cheap_certificate, cost.projection, cost.refreshes_per_step, cost.amortised, cost.percent_of_step,
+        )
+        for cost in costs
+    ]  # fmt: skip
+    first = costs[0]
+    timing = "processor time" if first.threads == 1 else "wall time"
+    size = f"updates of {100 * first.update_size:g} %, slack {first.slack:g}, {steps} steps"
+    return (
+        render_table(headers, rows, title=f"Cost of the certificate per step: {size}")
+        + f"\n{timing}, threads: {first.threads}; passes beyond {LONG_PASS:g} s are measured once, "
+        f"batches beyond {MICRO_BATCH} passed in parts\n"
+    )

@@ -12,10 +12,7 @@ import logging
 import os
 import socket
 import statistics
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 import warnings
 from dataclasses import asdict, dataclass
@@ -24,18 +21,15 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
-
-from data_modules.base import PrivateDataModule, box_norm
 
 from ..privacy.plan import PrivacyPlan
 from ..training import PrivateModule, PrivateStrategy
 from .certificate import MODELS
+from .trained import RandomRows
+from .turns import Steps, Worker, bind_to_processors, environment
 
 STEPS_PER_TURN = 8
 WARM_UP = 2
-_MARK = "turn "
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -57,69 +51,29 @@ class WeakScaling:
     load: float
 
 
-class RandomImages(PrivateDataModule):
-    """Random images with random labels, enough of them for a small sample rate."""
-
-    task = "classification"
-    num_classes = 10
-
-    def __init__(self, shape: tuple[int, ...], rows: int) -> None:
-        super().__init__()
-        self.input_shape, self.declared_size = shape, rows
-        self.input_bound = box_norm(shape, 0.0, 1.0)
-
-    def load_train(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.rand(self.declared_size, *self.input_shape, generator=generator)
-        return x, torch.randint(10, (self.declared_size,), generator=generator)
-
-
 class Turns(Callback):
-    """Times steps on rank 0; after each turn it reports them, and waits until it is asked for the next one."""
+    """Times steps on rank 0, which is spoken to; the other ranks wait for it in the sum over processes."""
 
     def __init__(self) -> None:
-        self._times: list[float] = []
-        self._started: float | None = None
+        self._steps = Steps()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if not trainer.is_global_zero:
-            return
-        now = time.perf_counter()
-        if self._started is not None:
-            self._times.append(now - self._started)
-        if trainer.global_step % (WARM_UP + STEPS_PER_TURN) == 0:
-            if trainer.global_step:
-                _say(self._times[WARM_UP:])
-            if not sys.stdin.readline():
-                raise EOFError("the measurement has ended")
-            self._times, now = [], time.perf_counter()
-        self._started = now
+        if trainer.is_global_zero:
+            self._steps.between()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.is_global_zero and self._started is not None:
-            _say([*self._times, time.perf_counter() - self._started][WARM_UP:])
-
-
-def _say(times: list[float]) -> None:
-    sys.stdout.write(f"{_MARK}{json.dumps(times)}\n")
-    sys.stdout.flush()
-
-
-def _bind_to_processor(rank: int) -> None:
-    """To one each: a lone process would draw its noise on a processor that several processes do not leave idle."""
-    if hasattr(os, "sched_setaffinity"):
-        mine = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {mine[rank % len(mine)]})
+        if trainer.is_global_zero:
+            self._steps.end()
 
 
 def work(model: str, batch_size: int, processes: int, turns: int) -> None:
     """One process of a world."""
-    _bind_to_processor(int(os.environ.get("LOCAL_RANK", "0")))
+    bind_to_processors(1, int(os.environ.get("LOCAL_RANK", "0")))
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     build, shape = MODELS[model]
-    data = RandomImages(shape, 16 * batch_size * processes)
+    data = RandomRows(shape, 16 * batch_size * processes)
     plan = PrivacyPlan(
         dataset_size=data.dataset_size, expected_batch_size=batch_size * processes, noise_multiplier=1.0, delta=1e-6,
         steps=turns * (WARM_UP + STEPS_PER_TURN), accountant="rdp", scaling="joint", allocation="global",
@@ -133,70 +87,33 @@ def work(model: str, batch_size: int, processes: int, turns: int) -> None:
     trainer.fit(module, datamodule=data)
 
 
-class _World:
-    """The processes of one world; rank 0 is spoken to through pipes."""
-
-    def __init__(self, model: str, batch_size: int, processes: int, turns: int) -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = str(listener.getsockname()[1])
-        shared = os.environ | dict.fromkeys(_THREADS, "1") | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        shared |= {"WORLD_SIZE": str(processes), "NODE_RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
-        arguments = json.dumps([model, batch_size, processes, turns])
-        command = [sys.executable, "-m", "lipdp_lightning.bench.scaling", arguments]
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the world
-        self._ranks = [
-            subprocess.Popen(
-                command, env=shared | {"LOCAL_RANK": str(rank)}, stdin=subprocess.DEVNULL if rank else subprocess.PIPE,
-                stdout=subprocess.DEVNULL if rank else subprocess.PIPE, stderr=self._errors, text=True,
-            )
-            for rank in range(processes)
-        ]  # fmt: skip
-
-    def turn(self) -> list[float]:
-        """Let it work for one turn; the seconds of each step."""
-        first = self._ranks[0]
-        assert first.stdin is not None and first.stdout is not None
-        try:
-            first.stdin.write("go\n")
-            first.stdin.flush()
-        except BrokenPipeError:
-            pass
-        for line in first.stdout:
-            if line.startswith(_MARK):
-                return [float(t) for t in json.loads(line[len(_MARK) :])]
-        self._errors.seek(0)
-        raise RuntimeError(f"a process of the measurement failed, or took too long: {self._errors.read()[-2000:]}")
-
-    def kill(self) -> None:
-        for rank in self._ranks:
-            rank.kill()
-
-    def close(self) -> None:
-        self.kill()
-        for rank in self._ranks:
-            rank.wait()
-            for pipe in (rank.stdin, rank.stdout):
-                if pipe is not None:
-                    pipe.close()
-        self._errors.close()
+def _world(model: str, batch_size: int, processes: int, turns: int) -> Worker:
+    """The processes of one world."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    shared = environment(threads=1) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared |= {"WORLD_SIZE": str(processes), "NODE_RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
+    arguments = json.dumps([model, batch_size, processes, turns])
+    command = [sys.executable, "-m", "lipdp_lightning.bench.scaling", arguments]
+    return Worker(command, [shared | {"LOCAL_RANK": str(rank)} for rank in range(processes)])
 
 
 def measure_scaling(model: str, batch_size: int, processes: int, turns: int, limit: float = 1800.0) -> WeakScaling:
     """Step times of one process and of several, ``batch_size`` expected examples for each, in alternating turns."""
     sizes = (1, processes)
     machine = os.cpu_count() or 1, os.getloadavg()[0]
-    worlds = [_World(model, batch_size, size, turns) for size in sizes]
-    timer = threading.Timer(limit, lambda: [world.kill() for world in worlds])
-    timer.daemon = True
-    timer.start()
+    worlds = [_world(model, batch_size, size, turns) for size in sizes]
+    deadline = time.monotonic() + limit
     times: list[list[float]] = [[], []]
     try:
+        for world in worlds:
+            world.answer(deadline - time.monotonic())
         for _ in range(turns):
             for taken, world in zip(times, worlds, strict=True):
-                taken += world.turn()
+                left = deadline - time.monotonic()
+                taken += world.ask(left, steps=STEPS_PER_TURN, warm_up=WARM_UP)["seconds"]
     finally:
-        timer.cancel()
         for world in worlds:
             world.close()
     one, many = map(statistics.median, times)
@@ -205,6 +122,21 @@ def measure_scaling(model: str, batch_size: int, processes: int, turns: int, lim
 
 def as_row(result: WeakScaling) -> dict[str, Any]:
     return asdict(result)
+
+
+def printed(row: dict[str, Any]) -> str:
+    """For the terminal."""
+    from ..report.tables import render_table
+
+    headers = ("model", "batch per process", "processes", "step on one s", "step on all s", "efficiency")
+    cells = tuple(row[k] for k in ("model", "batch_size", "processes", "one", "many", "efficiency"))
+    text = render_table(headers, [cells], title="Weak scaling of private steps") + (
+        f"\nwall time, medians of {row['steps']} steps in {row['turns']} alternating turns of {STEPS_PER_TURN}, one "
+        f"thread per process; processors: {row['processors']}, load average before: {row['load']:.1f}\n"
+    )
+    if row["processes"] + row["load"] > row["processors"] + 0.5:
+        text += "the processes had to share processors: this says nothing about their efficiency\n"
+    return text
 
 
 if __name__ == "__main__":

@@ -1,110 +1,281 @@
-"""``lipdp bench``: the certificate's cost per step beside a forward and backward pass, on this machine."""
+"""``lipdp bench``: what a private step costs, beside other ways to train the same network, on this machine."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import os
 import sys
+from pathlib import Path
+from typing import Any
+
+QUICK_MODELS = ("convnet-1.6m",)
+QUICK_BATCHES = (256, 1024)
+QUICK_CONTENDERS = ("torch", "lightning", "joint", "layerwise", "exact", "opacus", "ghost")
+ALL_BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
+FULL_MODELS = ("convnet-1.6m", "mlp-table", "scattering-head", "wrn-16-4")
+FIGURES = "figures"  # beside the page
+FEW_BATCHES = {"wrn-16-4": (64, 256)}  # whose steps take seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", nargs="+", default=["convnet-1.6m", "wrn-16-4"], help="models to measure")
-    parser.add_argument("--batch-size", nargs="+", type=int, default=[256, 1024])
-    parser.add_argument(
-        "--update-size", type=float, default=0.002, help="of a training step, relative to each weight (Frobenius)"
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument(
+        "--full", action="store_true", help="all contenders on all models at batch sizes from 64 to 4096"
     )
-    parser.add_argument("--steps", type=int, default=200, help="updates, each with projection and certificate")
-    parser.add_argument("--repeats", type=int, default=3, help="passes per batch size; long ones are measured once")
-    parser.add_argument("--threads", type=int, default=1, help="of torch; processor time if 1, else wall time")
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
-    parser.add_argument(
+    modes.add_argument(
+        "--growth", action="store_true", help="instead: exponents of a step's cost in batch size, depth and parameters"
+    )
+    modes.add_argument(
+        "--check",
+        nargs="?",
+        const=Path(),
+        type=Path,
+        metavar="FILE",
+        help="instead: hold ratios against the bounds of a YAML file, by default the library's; 1 if one is exceeded",
+    )
+    modes.add_argument(
+        "--certificate", action="store_true", help="instead: certificate and projection beside a pass, per step"
+    )
+    modes.add_argument(
         "--scaling", nargs="?", const="convnet-1.6m", metavar="MODEL",
         help="instead: weak scaling of private steps, --processes against one, with the first --batch-size for each",
     )  # fmt: skip
-    parser.add_argument("--processes", type=int, default=2, help="of --scaling, one thread each")
-
-
-def _problems(args: argparse.Namespace, known: list[str]) -> list[str]:
-    problems = [f"--model {name} is not one of {', '.join(known)}" for name in args.model if name not in known]
-    counts = {"--batch-size": min(args.batch_size), "--repeats": args.repeats, "--threads": args.threads}
-    problems += [f"{option} {count} is not positive" for option, count in counts.items() if count < 1]
-    if args.steps < args.repeats:
-        problems.append(f"--steps {args.steps} is below --repeats {args.repeats}: passes are taken between steps")
-    if not (math.isfinite(args.update_size) and args.update_size > 0):
-        problems.append(f"--update-size {args.update_size} is not a positive, finite number")
-    return problems
-
-
-def _scaling(args: argparse.Namespace) -> int:
-    from ..bench.certificate import MODELS
-    from ..bench.scaling import STEPS_PER_TURN, as_row, measure_scaling
-    from ..report.tables import render_table
-
-    problems = [] if args.scaling in MODELS else [f"--scaling {args.scaling} is not one of {', '.join(MODELS)}"]
-    if args.processes < 2:
-        problems.append(f"--processes {args.processes} is below 2")
-    if min(args.repeats, args.batch_size[0]) < 1:
-        problems.append(f"--repeats {args.repeats} or --batch-size {args.batch_size[0]} is not positive")
-    if problems:
-        raise ValueError("; ".join(problems) + ".\nHINT: `lipdp bench --scaling` takes about a minute.")
-    row = as_row(measure_scaling(args.scaling, args.batch_size[0], args.processes, args.repeats))
-    if args.json:
-        sys.stdout.write(json.dumps(row, indent=1) + "\n")
-        return 0
-    headers = ("model", "batch per process", "processes", "step on one s", "step on all s", "efficiency")
-    cells = tuple(row[k] for k in ("model", "batch_size", "processes", "one", "many", "efficiency"))
-    sys.stdout.write(render_table(headers, [cells], title="Weak scaling of private steps") + "\n")
-    sys.stdout.write(
-        f"wall time, medians of {row['steps']} steps in {row['turns']} alternating turns of {STEPS_PER_TURN}, one "
-        f"thread per process; processors: {row['processors']}, load average before: {row['load']:.1f}\n"
+    parser.add_argument("--model", nargs="+", help="models to measure; convnet-1.6m by default")
+    parser.add_argument("--batch-size", nargs="+", type=int, help="256 and 1024 by default")
+    parser.add_argument("--contender", nargs="+", help=f"by default {', '.join(QUICK_CONTENDERS)}; torch always is one")
+    parser.add_argument("--repeats", type=int, help="rounds of turns (default 5); passes of --certificate (default 3)")
+    parser.add_argument(
+        "--threads", type=int, help="of torch in every process: all processors, and 1 for --certificate"
     )
-    if row["processes"] + row["load"] > row["processors"] + 0.5:
-        sys.stdout.write("the processes had to share processors: this says nothing about their efficiency\n")
-    return 0
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: its events and its memory are measured")
+    parser.add_argument("--memory-limit", type=float, metavar="GB", help="of each contender; 85 %% of what is free")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write bench.json, bench.csv, bench.md and plots")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        metavar="FILE",
+        help="with --full or --growth: put tables, plots and the paper estimate into docs/performance.md",
+    )
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument(
+        "--update-size", type=float, default=0.002,
+        help="of --certificate: a training step's, relative to each weight (Frobenius)",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=int, default=200, help="of --certificate: updates, projected and certified")
+    parser.add_argument("--processes", type=int, default=2, help="of --scaling, one thread each")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.scaling is not None:
         return _scaling(args)
-    import torch
+    if args.check is not None:
+        return _check(args)
+    if args.growth:
+        return _growth(args)
+    if args.certificate:
+        return _certificate(args)
+    return _compare(args)
 
-    from ..bench.certificate import LONG_PASS, MICRO_BATCH, MODELS, as_rows, measure
+
+# ---- contenders
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from ..bench.compare import Cell, Effort, compare, machine
+    from ..bench.contenders import CONTENDERS
+    from ..bench.outputs import as_json, as_markdown, printed, write_all, write_figures
+    from ..bench.page import update
+
+    full = args.full
+    models = args.model or (list(FULL_MODELS) if full else list(QUICK_MODELS))
+    contenders = tuple(args.contender or (CONTENDERS if full else QUICK_CONTENDERS))
+    _refuse(_comparison_problems(args, models, contenders))
+    threads = args.threads or _processors()
+    cells = [
+        Cell(model, batch, contenders)
+        for model in models
+        for batch in args.batch_size or ((FEW_BATCHES.get(model, ALL_BATCHES)) if full else QUICK_BATCHES)
+    ]
+    effort = Effort(rounds=args.repeats or Effort.rounds)
+    limit = None if args.memory_limit is None else round(args.memory_limit * 1e9)
+    facts, rows = machine(args.device, threads, limit), []
+    for row in compare(cells, effort, device=args.device, threads=threads, memory_limit=limit, say=_progress):
+        rows.append(row)
+        if args.out is not None:  # after every row: an interrupted comparison keeps what it has
+            write_all(args.out, rows, facts)
+    if args.page is not None:
+        figures = args.page.parent / FIGURES
+        write_figures(figures, rows)
+        update(args.page, {"steps": as_markdown(rows, facts, f"{FIGURES}/")})
+    sys.stdout.write(as_json(rows, facts) if args.json else printed(rows, facts))
+    if args.page is not None and full:
+        _laws(args)
+    return 0
+
+
+def _growth(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from ..bench import growth
     from ..report.tables import render_table
 
-    problems = _problems(args, list(MODELS))
-    if problems:
-        raise ValueError("; ".join(problems) + ".\nHINT: `lipdp bench` without options takes about a minute.")
-    before = torch.get_num_threads()
-    torch.set_num_threads(args.threads)
+    _refuse([*_counts(args), *_device_problems(args), *_page_problems(args)])
+    laws = _laws(args)
+    if args.json:
+        sys.stdout.write(json.dumps([asdict(law) for law in laws], indent=1) + "\n")
+    else:
+        sys.stdout.write(render_table(growth.HEADERS, growth.lines(laws), title="Growth of a step's cost") + "\n")
+    return 0
+
+
+def _laws(args: argparse.Namespace) -> list[Any]:
+    """The fitted exponents; with --page also all that the page shows beside the steps."""
+    from ..bench import growth, page
+    from ..bench.compare import Effort, machine
+
+    effort, threads = Effort(rounds=args.repeats or Effort.rounds), args.threads or _processors()
+    facts = machine(args.device, threads, None)
+    laws = growth.measure(effort, device=args.device, threads=threads, say=_progress)
+    if args.page is not None:
+        section = page.growth_section(laws, args.page.parent / FIGURES, f"{FIGURES}/", facts)
+        contents = {"growth": section, "memory": page.memory_section(), "estimate": page.estimate_section()}
+        page.update(args.page, contents)
+    return laws
+
+
+def _page_problems(args: argparse.Namespace) -> list[str]:
+    from ..bench.page import SECTIONS, sections_of
+
+    if args.page is None:
+        return []
+    if not args.page.is_file():
+        return [f"--page {args.page} is no file"]
+    missing = set(SECTIONS) - set(sections_of(args.page.read_text(encoding="utf-8")))
+    return [f"--page {args.page} lacks the sections {', '.join(sorted(missing))}"] if missing else []
+
+
+def _comparison_problems(args: argparse.Namespace, models: list[str], contenders: tuple[str, ...]) -> list[str]:
+    from ..bench.contenders import problem_of
+    from ..bench.networks import network_named
+
+    problems = []
+    for model in models:
+        try:
+            network_named(model)
+        except ValueError as error:
+            problems.append(str(error))
+    problems += [problem for name in contenders if (problem := problem_of(name)) is not None]
+    return problems + _counts(args) + _device_problems(args) + _page_problems(args)
+
+
+def _device_problems(args: argparse.Namespace) -> list[str]:
+    import torch
+
+    problems = []
     try:
-        costs = [
-            cost
-            for name in args.model
-            for cost in measure(name, args.batch_size, args.repeats, args.steps, args.update_size)
-        ]
+        device = torch.device(args.device)
+    except RuntimeError:
+        return [f"--device {args.device} is no device of torch"]
+    if device.type not in ("cpu", "cuda"):
+        problems.append(f"--device {args.device}: only cpu and cuda are measured")
+    elif device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        problems.append(f"--device {args.device}: torch finds {torch.cuda.device_count()} GPUs")
+    if args.memory_limit is not None:
+        if not (math.isfinite(args.memory_limit) and args.memory_limit > 0):
+            problems.append(f"--memory-limit {args.memory_limit} is not a positive number of GB")
+        elif device.type == "cpu" and not os.path.exists("/proc/self/statm"):
+            problems.append("--memory-limit: this system does not tell what a process holds")
+    return problems
+
+
+def _counts(args: argparse.Namespace) -> list[str]:
+    counts = {"--repeats": args.repeats, "--threads": args.threads}
+    counts["--batch-size"] = min(args.batch_size) if args.batch_size else None
+    return [f"{option} {n} is not positive" for option, n in counts.items() if n is not None and n < 1]
+
+
+def _refuse(problems: list[str], hint: str = "`lipdp bench` without options takes about two minutes.") -> None:
+    if problems:
+        raise ValueError("; ".join(problems) + f".\nHINT: {hint}")
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _progress(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+# ---- regression guard
+
+
+def _check(args: argparse.Namespace) -> int:
+    from ..bench.check import OWN_BOUNDS, check, printed, read_bounds
+
+    _refuse([*_counts(args), *_device_problems(args)], "`lipdp bench --check` takes about two minutes.")
+    bounds = read_bounds(OWN_BOUNDS if args.check == Path() else args.check)
+    options = {} if args.repeats is None else {"rounds": args.repeats}
+    # one thread: two would wait for each other wherever something else works, too
+    verdicts = check(bounds, device=args.device, threads=args.threads or 1, say=_progress, **options)
+    sys.stdout.write(printed(verdicts))
+    return 0 if all(verdict.kept for verdict in verdicts) else 1
+
+
+# ---- weak scaling
+
+
+def _scaling(args: argparse.Namespace) -> int:
+    from ..bench.certificate import MODELS
+    from ..bench.scaling import as_row, measure_scaling, printed
+
+    batch_size, repeats = (args.batch_size or [256])[0], 3 if args.repeats is None else args.repeats
+    problems = [] if args.scaling in MODELS else [f"--scaling {args.scaling} is not one of {', '.join(MODELS)}"]
+    if args.processes < 2:
+        problems.append(f"--processes {args.processes} is below 2")
+    if min(repeats, batch_size) < 1:
+        problems.append(f"--repeats {repeats} or --batch-size {batch_size} is not positive")
+    _refuse(problems, "`lipdp bench --scaling` takes about a minute.")
+    row = as_row(measure_scaling(args.scaling, batch_size, args.processes, repeats))
+    if args.json:
+        sys.stdout.write(json.dumps(row, indent=1) + "\n")
+        return 0
+    sys.stdout.write(printed(row))
+    return 0
+
+
+# ---- certificate
+
+
+def _certificate_problems(args: argparse.Namespace, models: list[str], known: list[str], repeats: int) -> list[str]:
+    problems = [f"--model {name} is not one of {', '.join(known)}" for name in models if name not in known]
+    problems += _counts(args)
+    if args.steps < repeats:
+        problems.append(f"--steps {args.steps} is below --repeats {repeats}: passes are taken between steps")
+    if not (math.isfinite(args.update_size) and args.update_size > 0):
+        problems.append(f"--update-size {args.update_size} is not a positive, finite number")
+    return problems
+
+
+def _certificate(args: argparse.Namespace) -> int:
+    import torch
+
+    from ..bench.certificate import MODELS, as_rows, measure, printed
+
+    models, batch_sizes = args.model or list(MODELS), args.batch_size or list(QUICK_BATCHES)
+    repeats, threads = 3 if args.repeats is None else args.repeats, 1 if args.threads is None else args.threads
+    _refuse(
+        _certificate_problems(args, models, list(MODELS), repeats), "`lipdp bench --certificate` takes about a minute."
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        costs = [cost for name in models for cost in measure(name, batch_sizes, repeats, args.steps, args.update_size)]
     finally:
         torch.set_num_threads(before)
-    if args.json:
-        sys.stdout.write(json.dumps(as_rows(costs), indent=1) + "\n")
-        return 0
-    headers = (
-        "model", "parameters", "batch", "passes", "forward+backward s", "exact cert. s", "cheap cert. s",
-        "projection s/step", "exact norms/step", "amortised s/step", "% of step",
-    )  # fmt: skip
-    rows = [
-        (
-            cost.model, cost.parameters, cost.batch_size, cost.passes, cost.forward_backward, cost.exact_certificate,
-            cost.cheap_certificate, cost.projection, cost.refreshes_per_step, cost.amortised, cost.percent_of_step,
-        )
-        for cost in costs
-    ]  # fmt: skip
-    slack = f"slack {costs[0].slack:g}"
-    timing = "processor time" if args.threads == 1 else "wall time"
-    title = f"Cost of the certificate per step: updates of {100 * args.update_size:g} %, {slack}, {args.steps} steps"
-    sys.stdout.write(render_table(headers, rows, title=title) + "\n")
-    sys.stdout.write(
-        f"{timing}, threads: {args.threads}; passes beyond {LONG_PASS:g} s are measured once, "
-        f"batches beyond {MICRO_BATCH} passed in parts\n"
-    )
+    text = json.dumps(as_rows(costs), indent=1) + "\n" if args.json else printed(costs, args.steps)
+    sys.stdout.write(text)
     return 0

@@ -10,7 +10,7 @@ import torch
 
 from lipdp_lightning.commands.bench import add_arguments, run
 
-TINY = "--model convnet-1.6m --batch-size 2 3 --steps 4 --repeats 1"
+TINY = "--certificate --model convnet-1.6m --batch-size 2 3 --steps 4 --repeats 1"
 
 
 def bench(arguments: str) -> int:
@@ -49,7 +49,7 @@ def test_measured_with_the_threads_asked_for(threads: int, monkeypatch: pytest.M
         return []
 
     monkeypatch.setattr("lipdp_lightning.bench.certificate.measure", recorded)
-    assert bench(f"--threads {threads} --json") == 0
+    assert bench(f"--certificate --threads {threads} --json") == 0
     assert seen == [threads] * 2  # two models by default
     assert torch.get_num_threads() == before
 
@@ -57,12 +57,23 @@ def test_measured_with_the_threads_asked_for(threads: int, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
+        ("--certificate --model alexnet", "alexnet"),
+        ("--certificate --batch-size 0", "--batch-size 0"),
+        ("--certificate --threads 0", "--threads 0"),
+        ("--certificate --steps 2 --repeats 3", "--steps 2"),
+        ("--certificate --update-size nan", "nan"),
+        ("--certificate --update-size 0", "--update-size 0"),
         ("--model alexnet", "alexnet"),
-        ("--batch-size 0", "--batch-size 0"),
-        ("--threads 0", "--threads 0"),
-        ("--steps 2 --repeats 3", "--steps 2"),
-        ("--update-size nan", "nan"),
-        ("--update-size 0", "--update-size 0"),
+        ("--full --contender sgd", "sgd"),
+        ("--growth --threads 0", "--threads 0"),
+        ("--batch-size 64 0", "--batch-size 0"),
+        ("--memory-limit 0", "--memory-limit 0"),
+        ("--device tpu9", "--device tpu9"),
+        ("--device meta", "--device meta: only cpu and cuda"),
+        ("--device cuda:64", "--device cuda:64"),
+        ("--page none_such.md", "none_such.md is no file"),
+        ("--growth --page README.md", "lacks the sections estimate, growth"),
+        ("--check --device cuda:64", "--device cuda:64"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments: str, named: str) -> None:
@@ -74,4 +85,9 @@ def test_what_cannot_be_measured_is_refused(arguments: str, named: str) -> None:
 
 def test_all_problems_at_once() -> None:
     with pytest.raises(ValueError, match=r"alexnet.*--repeats 0.*--update-size"):
-        bench("--model alexnet --repeats 0 --update-size -1")
+        bench("--certificate --model alexnet --repeats 0 --update-size -1")
+
+
+def test_all_problems_of_a_comparison_at_once() -> None:
+    with pytest.raises(ValueError, match=r"alexnet.*contender ours.*--threads 0.*--memory-limit nan"):
+        bench("--model alexnet --contender ours --threads 0 --memory-limit nan")

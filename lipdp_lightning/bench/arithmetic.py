@@ -1,0 +1,116 @@
+"""What a step holds and what it computes, counted and not timed: memory, floating-point operations, launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..bounds.certifier import Certifier
+from ..bounds.losses import CrossEntropy
+from ..bounds.tracked import TrackedNorms
+from ..layers import make_private
+from .networks import network_named
+
+FLOAT32, FLOAT64 = 4, 8
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one network: parameters, and per example the bytes kept for the backward pass and the operations of both."""
+
+    model: str
+    parameters: int
+    saved: int
+    operations: int
+
+
+def count(name: str) -> Counts:
+    """By one forward and backward pass of two examples, halved."""
+    network = network_named(name)
+    model = network.build()
+    x = torch.rand(2, *network.shape)
+    owned = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in owned:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with FlopCounterMode(display=False) as counter:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = CrossEntropy().per_example(model(x), torch.zeros(2, dtype=torch.int64)).sum()
+        loss.backward()
+    parameters = sum(p.numel() for p in model.parameters())
+    return Counts(name, parameters, sum(kept.values()) // 2, counter.get_total_flops() // 2)
+
+
+def memory_lines(counts: Sequence[Counts], batch_sizes: Sequence[int]) -> tuple[list[str], list[list[str]]]:
+    """MB above the weights. Ours adds one float64 buffer of all parameters, for noise and sum."""
+    headers = ["model", "parameters", "kept per example", "batch", "without privacy", "ours", "gradients per example"]
+    lines = []
+    for c in counts:
+        for batch in batch_sizes:
+            plain = c.saved * batch + FLOAT32 * c.parameters
+            ours = plain + FLOAT64 * c.parameters
+            each = plain + FLOAT32 * c.parameters * batch
+            megabytes = [f"{value / 1e6:.0f} MB" for value in (plain, ours, each)]
+            lines.append([c.model, f"{c.parameters:,}", f"{c.saved / 1e3:.0f} kB", str(batch), *megabytes])
+    return headers, lines
+
+
+class _Operations(TorchDispatchMode):
+    """How many operations are sent to the device, and how often the host waits for a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = self.waits = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default:
+            self.waits += 1
+        elif not function.is_view:
+            self.launches += 1
+        return function(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class CertificateCounts:
+    """Per step, of projection and certificate together, exact norms that fall due included."""
+
+    launches: float
+    waits: float
+    operations: float
+
+
+def count_certificate(name: str, steps: int, update_size: float, max_norm: float = 1.0) -> CertificateCounts:
+    """Over steps with random updates, after the exact norms of the set-up."""
+    from .certificate import RandomUpdates
+
+    torch.manual_seed(0)
+    network = network_named(name)
+    model: nn.Module = make_private(network.build())
+    norms = TrackedNorms()
+    certifier = Certifier(model, network.shape, 1.0, CrossEntropy(), norms=norms)
+    for _ in range(2):  # the exact norms, then the tracker that follows them
+        certifier.certify()
+    tracker = norms.tracker
+    assert tracker is not None
+    limits: list[float | None] = [max_norm] * len(tracker.entries)
+    tracker.clip(limits)
+    update, total = RandomUpdates(model, update_size), _Operations()
+    operations = 0
+    for _ in range(steps):
+        update()
+        with total, FlopCounterMode(display=False) as counter:
+            tracker.clip(limits)
+            certifier.certify()
+        operations += counter.get_total_flops()
+    return CertificateCounts(total.launches / steps, total.waits / steps, operations / steps)

@@ -1,0 +1,201 @@
+"""What is measured side by side: plain torch, Lightning, this library, and gradients per example in three ways.
+
+A contender takes a Job and ``between``, which it calls before every step; it trains until its process is ended.
+``package.module:function`` names a contender of one's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .networks import Network, network_named, random_rows
+
+NOISE_MULTIPLIER = 1.0
+CLIP_NORM = 1.0
+UPDATE_SIZE = 0.002
+"""Norm of an update relative to that of the weights: as in training, neither certificate nor projection is idle."""
+
+Between = Callable[[], None]
+Contender = Callable[["Job", Between], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One contender on one network at one batch size, in one process."""
+
+    contender: str
+    model: str
+    batch_size: int
+    device: str = "cpu"
+    threads: int = 1
+    memory_limit: int | None = None
+
+    @property
+    def network(self) -> Network:
+        return network_named(self.model)
+
+
+Step = Callable[[Tensor, Tensor], None]
+
+
+def _trains(make: Callable[[Job, nn.Module], Step]) -> Contender:
+    """A loop over batches of one size, indexed from tensors on the device in a random order."""
+
+    def run(job: Job, between: Between) -> None:
+        network, device = job.network, torch.device(job.device)
+        x, y = (t.to(device) for t in random_rows(network.shape, max(network.rows, job.batch_size), network.outputs))
+        step = make(job, network.build().to(device))
+        while True:
+            order = torch.randperm(len(x), device=device)
+            for rows in order[: len(x) // job.batch_size * job.batch_size].split(job.batch_size):
+                between()
+                step(x.index_select(0, rows), y.index_select(0, rows))
+
+    return run
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Plain descent whose rate is set after the first step, which does not move: updates have UPDATE_SIZE."""
+    given = list(parameters)
+    optimizer = torch.optim.SGD(given, lr=0.0)
+
+    @torch.no_grad()
+    def set_rate(*_: Any) -> None:
+        moved = [p for p in given if p.grad is not None]
+        weights, gradients = (torch.stack([t.norm() for t in ts]).norm() for ts in (moved, [p.grad for p in moved]))
+        for group in optimizer.param_groups:
+            group["lr"] = UPDATE_SIZE * float(weights / gradients.clamp_min(1e-12))
+        handle.remove()
+
+    handle = optimizer.register_step_post_hook(set_rate)
+    return optimizer
+
+
+@_trains
+def torch_loop(job: Job, model: nn.Module) -> Step:
+    """Without privacy: what every ratio refers to."""
+    optimizer = sgd(model.parameters())
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+@_trains
+def opacus_hooks(job: Job, model: nn.Module) -> Step:
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    watched: Any = GradSampleModule(model)
+    optimizer = DPOptimizer(
+        sgd(watched.parameters()), noise_multiplier=NOISE_MULTIPLIER, max_grad_norm=CLIP_NORM,
+        expected_batch_size=job.batch_size,
+    )  # fmt: skip
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(watched(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+@_trains
+def opacus_ghost(job: Job, model: nn.Module) -> Step:
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    watched: Any = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP_NORM, use_ghost_clipping=True)
+    optimizer = DPOptimizerFastGradientClipping(
+        sgd(watched.parameters()), noise_multiplier=NOISE_MULTIPLIER, max_grad_norm=CLIP_NORM,
+        expected_batch_size=job.batch_size,
+    )  # fmt: skip
+    loss = DPLossFastGradientClipping(watched, optimizer, nn.CrossEntropyLoss())
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss(watched(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+@_trains
+def functorch(job: Job, model: nn.Module) -> Step:
+    """torch.func: the gradients of all examples of the batch at once, clipped, added and noised."""
+    optimizer = sgd(model.parameters())
+    parameters = dict(model.named_parameters())
+
+    def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        logits = torch.func.functional_call(model, values, (x.unsqueeze(0),))
+        return F.cross_entropy(logits, y.unsqueeze(0))
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))
+
+    def step(x: Tensor, y: Tensor) -> None:
+        with torch.no_grad():
+            gradients = each({name: p.detach() for name, p in parameters.items()}, x, y)
+            norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+            factors = (CLIP_NORM / (norms + 1e-6)).clamp(max=1.0)
+            for name, parameter in parameters.items():
+                total = torch.tensordot(factors, gradients[name], dims=1)
+                total += torch.randn_like(total) * (NOISE_MULTIPLIER * CLIP_NORM)
+                parameter.grad = total / job.batch_size
+        optimizer.step()
+
+    return step
+
+
+CONTENDERS: dict[str, str] = {
+    "torch": "a loop in plain torch, without privacy",
+    "lightning": "Lightning, without privacy",
+    "worst_case": "this library, scaling worst_case (Lip-DP-SGD)",
+    "layerwise": "this library, scaling layerwise",
+    "joint": "this library, scaling joint, the default",
+    "exact": "this library, scaling exact",
+    "radius": "this library, scaling radius",
+    "loss_clip": "this library, the loss gradient clipped and no scaling",
+    "opacus": "opacus, gradients per example from hooks",
+    "ghost": "opacus, ghost clipping",
+    "functorch": "torch.func, gradients per example",
+}
+REFERENCE = "torch"
+DEFAULT = "joint"
+OURS = ("worst_case", "layerwise", "joint", "exact", "radius", "loss_clip")
+_PLAIN: dict[str, Contender] = {
+    "torch": torch_loop, "opacus": opacus_hooks, "ghost": opacus_ghost, "functorch": functorch,
+}  # fmt: skip
+
+
+def problem_of(name: str) -> str | None:
+    """Why there is no such contender; one of the user's own is looked for in its process."""
+    if name in CONTENDERS or ":" in name:
+        return None
+    return f"contender {name} is not one of {', '.join(CONTENDERS)}, nor package.module:function"
+
+
+def own_contender(name: str) -> Contender:
+    module, _, function = name.partition(":")
+    found: Contender = getattr(importlib.import_module(module), function)
+    return found
+
+
+def contender_named(name: str) -> Contender:
+    if name in _PLAIN:
+        return _PLAIN[name]
+    if ":" in name:
+        return own_contender(name)
+    from . import trained
+
+    return trained.lightning_loop if name == "lightning" else trained.private

@@ -1,0 +1,116 @@
+"""Contenders that Lightning trains: the same network without privacy, and this library's private step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
+
+from data_modules.base import PrivateDataModule, box_norm
+from data_modules.poisson import InMemoryRows, loader
+
+from ..privacy.plan import PrivacyPlan
+from ..training import PrivateModule, PrivateStrategy
+from .contenders import NOISE_MULTIPLIER, Between, Job, sgd
+from .networks import random_rows
+
+ENOUGH_STEPS = 10**7
+# what each contender says to the plan
+PLANS: dict[str, dict[str, Any]] = {
+    "worst_case": {"scaling": "worst_case"},
+    "layerwise": {"scaling": "layerwise"},
+    "joint": {"scaling": "joint"},
+    "exact": {"scaling": "exact", "radius": 0.1},
+    "radius": {"scaling": "radius", "radius": 1.0},
+    "loss_clip": {"scaling": "worst_case", "loss_clip": 0.15},
+}
+
+
+class RandomRows(PrivateDataModule):
+    """Rows with entries in [0, 1] and labels, both random."""
+
+    task = "classification"
+
+    def __init__(self, shape: tuple[int, ...], rows: int, classes: int = 10) -> None:
+        super().__init__()
+        self.input_shape, self.declared_size, self.num_classes = shape, rows, classes
+        self.input_bound = box_norm(shape, 0.0, 1.0)
+
+    def load_train(self) -> tuple[Tensor, Tensor]:
+        return random_rows(self.input_shape, self.declared_size, int(self.num_classes or 0))
+
+
+class BetweenSteps(Callback):
+    def __init__(self, between: Between) -> None:
+        self._between = between
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._between()
+
+
+def trainer_of(job: Job, between: Between, **options: Any) -> lightning.Trainer:
+    accelerator, _, index = job.device.partition(":")
+    devices: Any = 1 if accelerator == "cpu" else [int(index or 0)]
+    return lightning.Trainer(
+        callbacks=[BetweenSteps(between)], accelerator=accelerator, devices=devices, max_epochs=-1,
+        max_steps=ENOUGH_STEPS, use_distributed_sampler=False, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0, **options,
+    )  # fmt: skip
+
+
+class _Plain(lightning.LightningModule):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y, _ = batch
+        return F.cross_entropy(self.network(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return sgd(self.parameters())
+
+
+class _Shuffled(Sampler[Tensor]):
+    """Batches of one size in a random order."""
+
+    def __init__(self, rows: int, batch_size: int) -> None:
+        self._rows, self._batch_size = rows, batch_size
+
+    def __len__(self) -> int:
+        return self._rows // self._batch_size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        order = torch.randperm(self._rows)
+        yield from order[: len(self) * self._batch_size].split(self._batch_size)
+
+
+def lightning_loop(job: Job, between: Between) -> None:
+    """Without privacy; batches are indexed from tensors in memory, as the library's own are."""
+    network = job.network
+    rows = InMemoryRows(*random_rows(network.shape, max(network.rows, job.batch_size), network.outputs))
+    batches: DataLoader[Any] = loader(rows, _Shuffled(len(rows), job.batch_size))
+    trainer_of(job, between).fit(_Plain(network.build()), batches)
+
+
+def private(job: Job, between: Between) -> None:
+    """The step of `lipdp fit`: Poisson sample, certificate, scaling, float64 noise, update and projection."""
+    train_privately(job, between, PLANS[job.contender])
+
+
+def train_privately(job: Job, between: Between, options: dict[str, Any]) -> None:
+    """A private training with these options of the plan."""
+    network = job.network
+    data = RandomRows(network.shape, max(network.rows, 2 * job.batch_size), network.outputs)
+    plan = PrivacyPlan(
+        dataset_size=data.dataset_size, expected_batch_size=job.batch_size, noise_multiplier=NOISE_MULTIPLIER,
+        delta=1e-6, steps=ENOUGH_STEPS, accountant="rdp", **options,
+    )  # fmt: skip
+    module = PrivateModule(network.build(), optimizer=sgd)
+    trainer_of(job, between, strategy=PrivateStrategy(plan)).fit(module, datamodule=data)

@@ -1,0 +1,62 @@
+"""Exponents and arithmetic: known laws are found, and counts are those made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from lipdp_lightning.bench.arithmetic import CertificateCounts, Counts, count, memory_lines
+from lipdp_lightning.bench.compare import Row
+from lipdp_lightning.bench.estimate import Assumed, estimate
+from lipdp_lightning.bench.growth import SERIES, fit, laws_of
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
+def test_the_exponent_of_a_power_law_is_found(exponent: float) -> None:
+    law = fit("batch", "step", [(size, 3e-3 * size**exponent) for size in (64.0, 256.0, 1024.0)])
+    assert law.exponent == pytest.approx(exponent, abs=1e-9) and law.r_squared == pytest.approx(1.0)
+
+
+def test_what_a_line_does_not_explain_lowers_r_squared() -> None:
+    assert fit("batch", "step", [(1.0, 1.0), (2.0, 8.0), (4.0, 2.0)]).r_squared < 0.5
+
+
+def test_laws_are_of_both_steps_and_of_parts_that_can_be_timed_everywhere() -> None:
+    series = next(s for s in SERIES if s.name == "depth")
+    rows = []
+    for number, (model, batch) in enumerate(series.cells):
+        layers = int(model.rpartition("x")[2])
+        rows.append(Row(model, batch, "torch", seconds=1e-3 * layers))
+        fleeting = {"projection": 1e-7 if number == 0 else 1e-3}
+        rows.append(Row(model, batch, "joint", seconds=2e-3 * layers, parts={"noise": 1e-3, **fleeting}))
+    found = {law.quantity: law.exponent for law in laws_of(series, rows)}
+    assert found == {
+        "step without privacy": pytest.approx(1), "our step": pytest.approx(1), "ours: noise": pytest.approx(0),
+    }  # fmt: skip
+    assert "step without privacy" not in {law.quantity for law in laws_of(series, rows[1:])}
+
+
+def test_operations_and_kept_bytes_of_a_small_network_are_those_made_by_hand() -> None:
+    counts = count("mlp-8x2")
+    # 8 -> 8 -> 10: forward 2 n m each; backward the same for each weight, and for the input of the second layer
+    assert counts.parameters == 8 * 8 + 8 + 8 * 10 + 10
+    assert counts.operations == 2 * (64 + 80) + 2 * (64 + 80) + 2 * 80
+    inputs = 4 * (8 + 8)  # of both layers
+    assert inputs <= counts.saved <= 8 * inputs
+
+
+def test_gradients_per_example_take_a_gradient_for_each() -> None:
+    _, lines = memory_lines([Counts("m", 10**6, 10**5, 1)], [100])
+    assert lines[0][-3:] == ["14 MB", "22 MB", "414 MB"]
+
+
+def test_the_estimate_adds_up_and_shrinks_with_gpus_only_where_work_is_shared() -> None:
+    counts, certificate = Counts("m", 10**7, 10**5, 10**10), CertificateCounts(100, 10, 1e6)
+    one, eight, many = (estimate(counts, certificate, 1e-8, 4096, gpus, Assumed()) for gpus in (1, 8, 64))
+    assert one.sum_over_gpus == one.sent == 0
+    assert eight.passes == pytest.approx(one.passes / 8) and many.passes == pytest.approx(one.passes / 64)
+    assert (eight.noise, eight.certificate) == (one.noise, one.certificate)
+    assert eight.sent == pytest.approx(2 * 8e7 * 7 / 8)
+    assert many.sum_over_gpus > eight.sum_over_gpus, "nodes are farther apart than the GPUs of one"
+    assert one.total == pytest.approx(one.passes + one.copy + one.certificate + one.release)
+    slow = estimate(counts, certificate, 1e-5, 4096, 64, Assumed())
+    assert slow.heaviest == "noise" and slow.total - many.total == pytest.approx(slow.noise - many.passes)
