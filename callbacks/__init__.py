@@ -2,6 +2,7 @@
 
 from callbacks.accountant import PrivacyAccountant
 from callbacks.augmentation_multiplicity import AugmentationMultiplicity
+from callbacks.calibration_metrics import CalibrationMetrics
 from callbacks.gradient_noise import GradientNoiseMonitor
 from callbacks.parameter_averaging import ParameterAveraging
 from callbacks.preemption import Preempted, Preemption
@@ -10,9 +11,11 @@ from callbacks.progress import PrivateProgressBar
 from callbacks.report import PrivacyReport
 from callbacks.resume_checkpoint import ResumeCheckpoint
 from callbacks.run_files import RunFiles
+from callbacks.temperature_scaling import TemperatureScaling
 
 __all__ = [
     "AugmentationMultiplicity",
+    "CalibrationMetrics",
     "GradientNoiseMonitor",
     "ParameterAveraging",
     "Preempted",
@@ -23,4 +26,5 @@ __all__ = [
     "PrivateValidationCurves",
     "ResumeCheckpoint",
     "RunFiles",
+    "TemperatureScaling",
 ]

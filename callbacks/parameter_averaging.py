@@ -95,6 +95,11 @@ class ParameterAveraging(Callback):
     def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         self.average.hide()
 
+    @property
+    def suspended(self) -> bool:
+        """Whether evaluations see the trained weights."""
+        return self._suspended
+
     @contextmanager
     def last_weights(self) -> Iterator[None]:
         """Evaluations see the trained weights, for the time of the block."""

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from callbacks.accountant import _strategy
 from callbacks.parameter_averaging import averaging_of
@@ -30,6 +29,7 @@ from lipdp_lightning.curves import (
 from lipdp_lightning.curves.files import write_new
 from lipdp_lightning.curves.plots import plot_hosmer_lemeshow, plot_reliability, plot_roc
 from lipdp_lightning.report.figure_style import figure_to_png
+from lipdp_lightning.training.predictions import class_scores, predict_rows
 
 RECORD = "private_curves.json"
 CURVES = ("roc", "reliability", "hosmer_lemeshow")
@@ -167,31 +167,20 @@ class PrivateValidationCurves(Callback):
             "about": about, "secret_fixed": self._secret is not None, "privacy": releases.to_dict(), "results": results,
         }  # fmt: skip
 
-    @torch.no_grad()
     def _predictions(self, trainer: lightning.Trainer, module: Any) -> tuple[np.ndarray, np.ndarray, bool]:
         """Scores in [0, 1], labels 0/1, and whether the task itself has two classes."""
-        loss = getattr(module.loss, "loss", module.loss)
-        temperature = float(getattr(loss, "temperature", 1.0))
-        data, was_training = trainer.datamodule, module.training  # type: ignore[attr-defined]
-        module.eval()
-        parts: list[tuple[Tensor, Tensor]] = []
-        binary = True
-        for batch in self._rows(trainer):
-            x, y, *_ = data.on_after_batch_transfer([t.to(module.device) for t in batch], 0)
-            logits = module(x).double() / temperature
-            if module.task == "binary":
-                score, label = logits.reshape(-1).sigmoid(), y.reshape(-1) > 0.5
-            elif logits.shape[1] == 2:
-                score, label = logits.softmax(1)[:, 1], y == 1
-            else:
-                binary = False
-                score, predicted = logits.softmax(1).max(1)
-                label = predicted == y
-            # a row without a finite score counts as undecided, by itself
-            parts.append((torch.nan_to_num(score, nan=0.5).clamp(0, 1).cpu(), label.cpu()))
-        module.train(was_training)
-        scores, labels = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
-        return scores, labels, binary
+        outputs, y, _ = predict_rows(module, trainer.datamodule, self._rows(trainer))  # type: ignore[attr-defined]
+        logits, binary = class_scores(module, outputs), True
+        if module.task == "binary":
+            score, label = logits.sigmoid(), y.reshape(-1) > 0.5
+        elif logits.shape[1] == 2:
+            score, label = logits.softmax(1)[:, 1], y == 1
+        else:
+            binary = False
+            score, predicted = logits.softmax(1).max(1)
+            label = predicted == y
+        # a row without a finite score counts as undecided, by itself
+        return torch.nan_to_num(score, nan=0.5).clamp(0, 1).numpy(), label.numpy(), binary
 
     def _publish(self, trainer: lightning.Trainer) -> None:
         assert self.content is not None

@@ -14,9 +14,16 @@ from lightning.pytorch.callbacks import Callback
 
 from callbacks.accountant import _strategy
 from callbacks.augmentation_multiplicity import AugmentationMultiplicity
+from callbacks.calibration_metrics import CalibrationMetrics, calibration_results
 from callbacks.gradient_noise import GradientNoiseMonitor
 from callbacks.parameter_averaging import ParameterAveraging, averaging_of
 from callbacks.private_curves import PrivateValidationCurves
+from callbacks.temperature_scaling import (
+    TemperatureScaling,
+    ledger_beside_training,
+    planned_beside_training,
+    released_beside_training,
+)
 from lipdp_lightning.privacy.accountants import PrivacyBound
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.model import RunFacts
@@ -26,6 +33,9 @@ from lipdp_lightning.training.facts import group_rows
 from lipdp_lightning.training.strategy import PrivateStrategy
 
 HELD_OUT = ("validation/", "test/")
+_NOTED = (
+    PrivateValidationCurves, AugmentationMultiplicity, ParameterAveraging, TemperatureScaling, CalibrationMetrics,
+)  # fmt: skip
 _PACKAGES = ("lipdp-lightning", "torch", "lightning", "opacus", "prv-accountant", "dp-accounting", "numpy")
 
 
@@ -113,6 +123,8 @@ class PrivacyReport(Callback):
         taken = branches.spent(trainer.global_step)
         planned = spending.guarantee() if plan.certified else None
         over = spending.exactly(taken) if plan.certified and taken > plan.steps else planned
+        # basic composition: epsilons add, and these releases have no delta
+        beside, released = planned_beside_training(trainer), released_beside_training(trainer)
         notes = [
             f"{label}: estimated from all training rows before the first step, once, with noise multiplier {level:g}; "
             "epsilon covers it together with the steps"
@@ -123,15 +135,15 @@ class PrivacyReport(Callback):
         if strategy.fixed_secret is not None:
             notes.append("the secret was fixed for a test: whoever knows it can remove the noise")
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, PrivateValidationCurves | AugmentationMultiplicity | ParameterAveraging):
+            if isinstance(callback, _NOTED):
                 notes += callback.report_notes()
         return RunFacts(
             title=self.title,
             certified=plan.certified,
-            epsilon=None if over is None else over.epsilon,
+            epsilon=None if over is None else over.epsilon + beside,
             epsilon_lower=None if over is None else over.lower,
-            epsilon_upper=None if over is None else over.upper,
-            epsilon_taken=self._exactly(strategy, taken).epsilon if plan.certified else None,
+            epsilon_upper=None if over is None else over.upper + beside,
+            epsilon_taken=self._exactly(strategy, taken).epsilon + released if plan.certified else None,
             delta=plan.delta,
             adjacency=plan.adjacency,
             noise_multiplier=plan.noise_multiplier,
@@ -159,7 +171,8 @@ class PrivacyReport(Callback):
             nonprivate_released=_released(module, plan),
             versions=_versions(),
             history=self._merged_history(trainer),
-            ledger=_ledger(plan, taken),
+            ledger=[*_ledger(plan, taken), *ledger_beside_training(trainer)],
+            calibration=calibration_results(trainer),
             notes=notes,
             config=self.config,
         )

@@ -10,6 +10,7 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 
 from callbacks.accountant import _strategy
+from callbacks.temperature_scaling import planned_beside_training
 from lipdp_lightning.report.tables import certificate_table, plan_table
 from lipdp_lightning.training.facts import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
@@ -33,7 +34,7 @@ class RunFiles(Callback):
         self.directory.claim(plan.digest().hex(), plan.to_dict(), self.config)
         facts: dict[str, Any] = dict(plan.to_dict(), sample_rate=plan.sample_rate, certified=plan.certified)
         if plan.certified:
-            facts["epsilon"] = strategy.spending.guarantee().epsilon
+            facts["epsilon"] = strategy.spending.guarantee().epsilon + planned_beside_training(trainer)
         shown = {k: v for k, v in facts.items() if v not in (None, (), [], False) or k == "certified"}
         sys.stdout.write(f"{plan_table(shown)}\n\n{certificate_table(group_rows(mechanism))}\n\n")
         sys.stdout.flush()

@@ -10,7 +10,9 @@ from base64 import b64encode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
-RELEASED_KEYS = ("format", "state_dict", "weights", "statistics", "plan", "certificate", "privacy_report", "config")
+RELEASED_KEYS = (
+    "format", "state_dict", "weights", "temperature", "statistics", "plan", "certificate", "privacy_report", "config",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +42,7 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
     """
     from ..training.averaging import evaluated_state
     from ..training.checkpoint_io import read_checkpoint
+    from ..training.predictions import read_temperature
     from ..training.release import STATISTICS
     from ..training.run_directory import RunDirectory
 
@@ -66,6 +69,7 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
         "format": 1,
         "state_dict": {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)},
         "weights": weights,
+        "temperature": float((read_temperature(source) or {}).get("temperature", 1.0)),
         "statistics": checkpoint.get(STATISTICS, {}),
         "plan": json.loads(plan_file.read_text()),
         "certificate": report.get("averaged_groups") or report["groups"],

@@ -1,4 +1,4 @@
-"""``lipdp test``: the held-out metrics of the model in a run directory."""
+"""``lipdp test``: the held-out metrics of the model in a run directory, and its calibration."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="lipdp test",
         description="Evaluate a run's last checkpoint on held-out data: validation rows, and test rows where those are "
-        "others. A run that averages its weights is evaluated at the average. Other options override keys of the run's "
-        "configuration, such as --data.init_args.root.",
+        "others. A run that averages its weights is evaluated at the average, and one with a temperature at it. Other "
+        "options override keys of the run's configuration, such as --data.init_args.root.",
         allow_abbrev=False,
     )
     parser.add_argument("--run_dir", "--run-dir", required=True, help="directory of a run")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument(
+        "--output", default=None, help="a directory for the diagrams and tables of the run's CalibrationMetrics"
+    )
     return parser.parse_known_args(list(arguments))
 
 
 def main(arguments: Sequence[str]) -> int:
     """0; the run directory is left as it is."""
     own, rest = _split(arguments)
+    from ..report.words import SOURCES
     from ..training.run_directory import RunDirectory
     from .experiment import parse_experiment
     from .quiet import quiet
@@ -37,24 +41,31 @@ def main(arguments: Sequence[str]) -> int:
         raise ValueError(f"the run in {own.run_dir} has no checkpoint yet. HINT: lipdp fit with the same --run_dir.")
     with quiet():
         experiment = parse_experiment(["--config", str(directory.config), *rest], None, "off")
-        step, metrics, weights = _evaluate(experiment, directory)
+        step, metrics, weights = _evaluate(experiment, directory, own.output)
     content = {
         "run_dir": str(directory.path), "status": record["status"], "step": step, "weights": weights,
-        "metrics": metrics,
+        "metrics": metrics, "temperature": experiment.model.output_temperature,
     }  # fmt: skip
     if own.json:
         sys.stdout.write(json.dumps(content, indent=1) + "\n")
     else:
-        sys.stdout.write("".join(f"{name:<22}{value:.4f}\n" for name, value in metrics.items()))
+        width = max(22, *(len(name) + 2 for name in metrics))
+        sys.stdout.write("".join(f"{name:<{width}}{value:.4f}\n" for name, value in metrics.items()))
         sys.stdout.write(f"{'step':<22}{step}  ({record['status']})\n{'weights':<22}{weights}\n")
+        if experiment.model.output_temperature != 1.0:
+            sys.stdout.write(f"{'temperature':<22}{experiment.model.output_temperature:.4f}\n")
+        sys.stdout.write(f"{'computed on':<22}{SOURCES['validation']}\n")
     return 0
 
 
-def _evaluate(experiment: Any, directory: Any) -> tuple[int, dict[str, float], str]:
+def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int, dict[str, float], str]:
     import lightning
+
+    from callbacks import CalibrationMetrics
 
     from ..training.averaging import evaluated_state
     from ..training.checkpoint_io import read_checkpoint
+    from ..training.predictions import read_temperature
     from ..training.release import restore_statistics
     from ..training.resume import check_fits
     from .fit import held_out_metrics
@@ -65,10 +76,19 @@ def _evaluate(experiment: Any, directory: Any) -> tuple[int, dict[str, float], s
     state, weights = evaluated_state(checkpoint)
     module.load_state_dict(state)
     restore_statistics(checkpoint, data)
+    module.output_temperature = float((read_temperature(directory.path) or {}).get("temperature", 1.0))
+    watching = [c for c in experiment.trainer.callbacks if isinstance(c, CalibrationMetrics)]
+    if output is not None and not watching:
+        raise ValueError(
+            "--output is for the diagrams of CalibrationMetrics, which the run has not. HINT: leave it out."
+        )
+    for callback in watching:
+        callback.directory = output or ""
     chosen = dict(experiment.config_init["trainer"])
     trainer = lightning.Trainer(
         accelerator=chosen.get("accelerator") or "auto", devices=1, precision=chosen.get("precision"),
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=watching, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
     )  # fmt: skip
     metrics = held_out_metrics(trainer, module, data)
     if not metrics:

@@ -15,6 +15,7 @@ __all__ = [
     "Table",
     "layer_table",
     "ledger_table",
+    "make_table",
     "metric_table",
     "plan_facts_table",
     "release_table",
@@ -34,7 +35,9 @@ class Table:
         return bool(self.rows)
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+def make_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """Values as text; a column is numeric if all it holds are numbers."""
+
     def numeric(index: int) -> bool:
         present = [row[index] for row in rows if row[index] is not None]
         return bool(present) and all(is_number(value) or isinstance(value, bool) for value in present)
@@ -68,7 +71,7 @@ def layer_table(facts: RunFacts) -> Table:
         headers.append("budget share")
         for row, share in zip(rows, shares, strict=True):
             row.append(f"{format_number(100 * share, 3)} %")
-    table = _table(headers, rows)
+    table = make_table(headers, rows)
     if shares is None:
         return table
     return Table(table.headers, table.rows, (*table.numeric[:-1], True))
@@ -78,7 +81,7 @@ def ledger_table(facts: RunFacts) -> Table:
     """The mechanisms that touched the private data, in order."""
     keys = list(dict.fromkeys(str(key) for entry in facts.ledger for key in entry))
     rows = [[_get(entry, key) for key in keys] for entry in facts.ledger]
-    return _table([key.replace("_", " ") for key in keys], rows)
+    return make_table([key.replace("_", " ") for key in keys], rows)
 
 
 def _get(entry: Mapping[Any, Any], key: str) -> Any:

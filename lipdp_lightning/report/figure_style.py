@@ -24,6 +24,7 @@ __all__ = [
     "empty_figure",
     "figure_to_png",
     "figure_to_svg",
+    "new_axes_grid",
     "new_figure",
     "shorten",
 ]
@@ -85,14 +86,35 @@ def shorten(name: Any, limit: int = 24) -> str:
 
 def new_figure(title: str, *, height: float = 3.2, grid_axis: str | None = "both") -> tuple[Figure, Axes]:
     """A figure with one set of axes, in the style of the report."""
+    figure, ((axes,),) = new_axes_grid(title, (1, 1), height=height, grid_axis=grid_axis)
+    return figure, axes
+
+
+def new_axes_grid(
+    title: str,
+    shape: tuple[int, int],
+    *,
+    height: float,
+    width: float = WIDTH,
+    height_ratios: tuple[float, ...] | None = None,
+    grid_axis: str | None = "both",
+    **shared: bool,
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with rows and columns of axes, in the style of the report."""
     figure = Figure(
-        figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06), facecolor=COLOURS.surface
+        figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06), facecolor=COLOURS.surface
     )
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_facecolor(COLOURS.surface)
     head = figure.suptitle(title, x=0.012, ha="left", fontsize=FONT_SIZE + 1.5, fontweight="bold")
     plain(head).set_color(COLOURS.ink)
+    grid = figure.subplots(*shape, squeeze=False, height_ratios=height_ratios, **shared)
+    for axes in grid.flat:
+        _style(axes, grid_axis)
+    return figure, grid.tolist()
+
+
+def _style(axes: Axes, grid_axis: str | None) -> None:
+    axes.set_facecolor(COLOURS.surface)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -102,7 +124,6 @@ def new_figure(title: str, *, height: float = 3.2, grid_axis: str | None = "both
     if grid_axis is not None:
         axes.grid(True, axis=grid_axis, color=COLOURS.grid, linewidth=0.8)  # type: ignore[arg-type]
     axes.set_axisbelow(True)
-    return figure, axes
 
 
 def label_axes(axes: Axes, x: str, y: str = "") -> None:

@@ -34,7 +34,8 @@ class RunFacts:
     weights, where those are what is evaluated and released. ``metric_sources`` says for each metric
     on which data it was computed: "public", "validation" (held-out records, outside the guarantee) or
     "private". A metric without a source counts as private. ``history`` rows hold ``step``, ``epsilon`` and
-    whatever was measured there; a key that starts with ``nonprivate/`` is reported as such.
+    whatever was measured there; a key that starts with ``nonprivate/`` is reported as such. ``calibration`` holds the
+    scores and diagrams of evaluations on held-out records (`callbacks.CalibrationMetrics`).
     """
 
     certified: bool
@@ -72,6 +73,7 @@ class RunFacts:
     versions: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     ledger: list[dict[str, Any]] = field(default_factory=list)
+    calibration: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     title: str = "Private training run"
     created: str = ""

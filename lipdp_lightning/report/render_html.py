@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from lipdp_lightning.report.calibration import calibration_words, result_table
 from lipdp_lightning.report.contents import (
     Table,
     layer_table,
@@ -19,6 +20,7 @@ from lipdp_lightning.report.formats import clean_text, format_bound, format_numb
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.page_style import STYLE
 from lipdp_lightning.report.plots import LAYER_PLOTS, TRAINING_PLOTS, Plot, epsilon_against_steps
+from lipdp_lightning.report.plots_calibration import calibration_alt, calibration_figures
 from lipdp_lightning.report.render_markdown import CONFIG_NOTE
 from lipdp_lightning.report.words import (
     NO_GUARANTEE,
@@ -36,6 +38,12 @@ from lipdp_lightning.report.words import (
 
 __all__ = ["render_html"]
 
+CALIBRATION_CAPTIONS = {
+    "reliability": "Bars below the diagonal: more confident than right. Pale bars stand for fewer than 20 rows.",
+    "positives": "How often class 1 was true where this probability of it was predicted.",
+    "classes": "The same for the predicted probability of each class by itself.",
+    "coverage": "Points below the diagonal: intervals that are too narrow.",
+}
 # The browser itself refuses whatever a string that escaped our escaping might try to load or run.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
@@ -132,6 +140,27 @@ def _figure(plot: Plot, facts: RunFacts) -> str:
     return f'<figure class="card">{svg}<figcaption>{_text(plot.caption_for(facts))}</figcaption></figure>'
 
 
+def _calibration(facts: RunFacts) -> str:
+    """Diagrams and tables of every evaluation that measured calibration."""
+    parts = []
+    for result in facts.calibration:
+        stage = result["stage"]
+        figures = {
+            n: f"{figure_to_svg(f, name=f'calibration-{stage}-{n}', alt=calibration_alt(n, result))}"
+            f"<figcaption>{_text(CALIBRATION_CAPTIONS[n])}</figcaption></figure>"
+            for n, f in calibration_figures(result).items()
+        }
+        wide = figures.pop("classes", "")
+        small = "".join(f'<figure class="card">{figure}' for figure in figures.values())
+        words = f'<div class="card"><p>{_text(calibration_words(result, facts.certified))}</p>'
+        table = _table(result_table(result), label=f"Calibration, {stage} rows")
+        body = f'{words}{table}</div><div class="grid plots" style="margin-top:1.1rem">{small}</div>'
+        if wide:
+            body += f'<figure class="card" style="margin:1.1rem 0 0; max-width:56rem">{wide}'
+        parts.append(_section(f"Calibration, {stage} rows", body))
+    return "".join(parts)
+
+
 def _section(title: str, body: str) -> str:
     return f"<section><h2>{_text(title)}</h2>{body}</section>" if body else ""
 
@@ -192,6 +221,7 @@ def render_html(facts: RunFacts) -> str:
         _section("Layers", f'<div class="grid plots">{layers}</div>' if layers else ""),
         _table_card(layer_table(facts), "Layers", kind="layers").replace("<div", '<div style="margin-top:1.1rem"', 1),
         f'<div class="grid">{plan}<div>{metrics}{_section("What was not private", released)}</div></div>',
+        _calibration(facts),
         _section("Ledger", _table_card(ledger_table(facts), "Ledger")),
         _section("Notes", _notes(facts)),
         _section("Configuration and versions", _folded(facts)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from lipdp_lightning.report.calibration import calibration_words, result_table
 from lipdp_lightning.report.contents import (
     Table,
     layer_table,
@@ -83,6 +84,9 @@ def render_markdown(facts: RunFacts) -> str:
             blocks.extend([f"## {title}", _table(table) if table else otherwise])
 
     section("Metrics", metric_table(facts), "No metric was recorded.")
+    for result in facts.calibration:
+        words = escape_markdown(calibration_words(result, facts.certified))
+        blocks.extend([f"## Calibration, {escape_markdown(result['stage'])} rows", words, _table(result_table(result))])
     section("Layers", layer_table(facts))
     section("Privacy plan", plan_facts_table(facts))
     section("Ledger", ledger_table(facts))

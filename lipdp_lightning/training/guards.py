@@ -54,11 +54,12 @@ def make_certifier(
         from ..baselines.groups import ClippedGroups
 
         kind = partial(ClippedGroups, plan)
-    certifier: Certifier = kind(
-        module.network, data.input_shape, module.input_bound, module.private_loss(plan.loss_clip),
-        norms=norms, compute_dtype=PRECISIONS.get(str(trainer.precision), torch.float32),
-        cotangent_caps=matching_modules(module.network, plan.cotangent_clip),
-    )  # fmt: skip
+    with torch.compiler.set_stance("force_eager"):  # a compiled network is traced as it is written
+        certifier: Certifier = kind(
+            module.network, data.input_shape, module.input_bound, module.private_loss(plan.loss_clip),
+            norms=norms, compute_dtype=PRECISIONS.get(str(trainer.precision), torch.float32),
+            cotangent_caps=matching_modules(module.network, plan.cotangent_clip),
+        )  # fmt: skip
     return certifier
 
 
@@ -71,13 +72,20 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
         *_callbacks(trainer, module),
         *view_problems(trainer, strategy, data),
     ]
-    problems += [*module_problems(module), *_data(data, module, strategy.plan)]
+    problems += [*module_problems(module), *(wrong_data := _data(data, module, strategy.plan))]
+    if not wrong_data:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            problems += getattr(callback, "set_up_problems", _none)(trainer, module, strategy.plan, data)
     if isinstance(module, PrivateModule) and strategy.plan is not None and _is_private_data(data):
         problems += _certificate(trainer, module, strategy.plan, data)
     if problems:
         problems = list(dict.fromkeys(problems))
         lines = "\n".join(f"  - {p}" for p in problems)
         raise ValueError(f"this set-up cannot be trained privately, {len(problems)} problem(s):\n{lines}")
+
+
+def _none(*_: Any) -> list[str]:
+    return []
 
 
 def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:

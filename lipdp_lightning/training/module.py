@@ -55,6 +55,8 @@ class PrivateModule(lightning.LightningModule):
         self.log_nonprivate = log_nonprivate
         self._make_optimizer = optimizer
         self.task: Task = _task(self.loss)
+        # of a temperature scaling after training: evaluations and predictions divide class scores by it
+        self.output_temperature = 1.0
         self._metrics = nn.ModuleDict()
 
     @property
@@ -149,24 +151,30 @@ class PrivateModule(lightning.LightningModule):
         assert isinstance(metric, torchmetrics.Metric)
         return metric
 
-    def _evaluate(self, batch: Any, stage: str) -> None:
+    def _scaled(self, outputs: Tensor) -> Tensor:
+        return outputs if self.output_temperature == 1.0 else outputs / self.output_temperature
+
+    def _evaluate(self, batch: Any, stage: str) -> dict[str, Tensor]:
+        """Logs loss and metric; the network's outputs, for callbacks, without the temperature."""
         x, y = batch[0], batch[1]
-        logits = self(x)
+        outputs = self(x)
+        logits = self._scaled(outputs)
         losses = self.loss.per_example(logits, y)
         metric = self._metric(stage, logits.shape[1] if logits.dim() > 1 else 1)
         metric.update(*_predictions(self.task, logits, y))
         self.log(f"{stage}/loss", losses.mean(), on_epoch=True, on_step=False, batch_size=len(x), sync_dist=True)
         name = "mae" if self.task == "regression" else "accuracy"
         self.log(f"{stage}/{name}", metric, on_epoch=True, on_step=False, prog_bar=stage == "validation")
+        return {"outputs": outputs.detach()}
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, "validation")
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        return self._evaluate(batch, "validation")
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, "test")
+    def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        return self._evaluate(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self(batch[0])
+        return self._scaled(self(batch[0]))
 
     def configure_optimizers(self) -> Any:
         if self._make_optimizer is not None:

@@ -488,3 +488,33 @@ def statistics(world: World, folder: str = "") -> dict[str, Any]:
     _, trainer, data = mean_session(directory, trainer=world.trainer_options(), fixed_secret=None)
     used = {label: value.tolist() for label, value in data.used.items()}
     return {"used": used, "looks": data.looks, "step": trainer.global_step}
+
+
+# ---- calibration on held-out rows
+
+
+class Uneven(Blobs):
+    """41 validation rows, so that two ranks count 21 and 20."""
+
+    def load_validation(self) -> tuple[Tensor, Tensor]:
+        return self._rows(41, 2)
+
+
+def calibration(world: World) -> dict[str, Any]:
+    """Sums of very unequal shares of fixed rows, and the results of a run whose ranks evaluate together."""
+    from callbacks import CalibrationMetrics, TemperatureScaling
+    from lipdp_lightning.calibration import CalibrationSums
+
+    callback, scaling = CalibrationMetrics(directory=""), TemperatureScaling(public_data=Uneven())
+    module, trainer = world.fit(
+        make_plan(noise_multiplier=0.0), callback, scaling, data=Uneven(), trainer=DOUBLE | {"limit_val_batches": 1.0}
+    )
+    seen = callback.results["validation"]
+    (after,) = trainer.validate(module, datamodule=Uneven(), verbose=False)
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = 3 * torch.randn(500, 3, generator=generator), torch.randint(3, (500,), generator=generator)
+    share = slice(None) if world.size == 1 else (slice(None, 3), slice(3, None))[world.rank]
+    metric = CalibrationSums(3)
+    metric.update(logits[share], labels[share])
+    sums = {name: value.tolist() for name, value in metric.compute().items()}
+    return {"sums": sums, "seen": seen, "logged": after, "temperature": module.output_temperature}
