@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from data_modules.base import PrivateDataModule
 from data_modules.files import cache_root, refusal
 from data_modules.poisson import InMemoryRows, slices
 from lipdp_lightning.features import FeatureExtractor
-from lipdp_lightning.features.cache import Source, cached_features
+from lipdp_lightning.features.cache import KeptRows, Source, cached_features
 from lipdp_lightning.privacy.statistics import Terms
 
 SMALLEST_NORM = 1e-12
@@ -79,7 +80,7 @@ class Features(PrivateDataModule):
         self.cache_dir = cache_root() / "features" if cache_dir is None else Path(cache_dir).expanduser()
         self.batch_size, self.device = batch_size, device
         self._means: list[Tensor] = []
-        self._computed: dict[str, tuple[list[Tensor], Tensor]] = {}
+        self._computed: dict[str, tuple[list[KeptRows], Tensor]] = {}
 
     @property
     def dataset_size(self) -> int:
@@ -113,7 +114,7 @@ class Features(PrivateDataModule):
         if not self.preliminary:
             self._assemble()
 
-    def _features(self, rows: InMemoryRows) -> tuple[list[Tensor], Tensor]:
+    def _features(self, rows: InMemoryRows) -> tuple[list[KeptRows], Tensor]:
         digest = hashlib.sha256(repr((self.data.scale, self.data.offset)).encode())
         rows.digest_into(digest)
         source = Source(len(rows), digest.digest(), lambda piece: self.data.transform_batch(rows[piece][0]))
@@ -121,15 +122,18 @@ class Features(PrivateDataModule):
         return blocks, torch.cat([rows[piece][1] for piece in slices(len(rows), rows.x)])
 
     def _assemble(self) -> None:
-        """The rows as the network sees them."""
-        made = {id(part): InMemoryRows(self._joined(part[0]), part[1]) for part in self._computed.values()}
+        """The rows as the network sees them; those with other means go first, so that there is one set in memory."""
+        self._train = self._validation = self._test = None
+        gc.collect()  # a trainer that is done still holds its loaders, in a circle of references
+        parts = {id(part): part for part in self._computed.values()}  # test rows may be the validation rows, too
+        made = {name: InMemoryRows(self._joined(part[0]), part[1]) for name, part in parts.items()}
         self._train = made[id(self._computed["train"])]
         self._validation, self._test = (
             made[id(self._computed[name])] if name in self._computed else None for name in ("validation", "test")
         )
         self._fingerprint = None
 
-    def _joined(self, blocks: Sequence[Tensor]) -> Tensor:
+    def _joined(self, blocks: Sequence[KeptRows]) -> Tensor:
         sizes = [math.prod(block.shape[1:]) for block in blocks]
         out = torch.empty(len(blocks[0]), sum(sizes), dtype=torch.float32)
         columns = torch.split(out, sizes, dim=1)
@@ -182,9 +186,9 @@ def _unit(rows: Tensor) -> Tensor:
     return rows.div_(torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(SMALLEST_NORM))
 
 
-def _unit_rows(block: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _unit_rows(block: KeptRows) -> Iterator[tuple[slice, Tensor]]:
     """The rows of a block as unit vectors, some at a time; what is not finite counts as zero."""
-    height = max(1, _PIECE // max(1, block[:1].numel()))
+    height = max(1, _PIECE // max(1, math.prod(block.shape[1:])))
     for start in range(0, len(block), height):
         piece = slice(start, min(start + height, len(block)))
         yield piece, _unit(torch.nan_to_num(block[piece].flatten(1), nan=0.0, posinf=0.0, neginf=0.0))

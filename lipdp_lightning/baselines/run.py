@@ -7,6 +7,7 @@ the same data, validating, and writing reports.
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import time
 import warnings
@@ -32,6 +33,7 @@ from ..training.settings import PrivacySettings
 from ..training.strategy import PrivateStrategy
 
 KEPT_DATA_SETS = 4
+KEPT_BYTES = 1 << 30  # of rows that are not in use
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class LeanExperiment(Experiment):
         return settings if self._known_noise is None else settings.with_noise(self._known_noise)
 
     def make_plan(self) -> PrivacyPlan:
-        self.datamodule = _known_data(_Keyed(yaml.safe_dump(self.config["data"].as_dict()), self.datamodule))
+        self.datamodule = _known_data(yaml.safe_dump(self.config["data"].as_dict()), self.datamodule)
         settings, data = self.settings, self.datamodule
         if settings.epsilon is not None:
             budget = repr((settings.budget(), data.dataset_size, data.preliminary))
@@ -200,10 +202,28 @@ class _Keyed:
         return isinstance(other, _Keyed) and other.key == self.key
 
 
-@lru_cache(maxsize=KEPT_DATA_SETS)
-def _known_data(fresh: _Keyed) -> PrivateDataModule:
-    data: PrivateDataModule = fresh.value
+_kept_data: dict[str, PrivateDataModule] = {}
+
+
+def _known_data(key: str, fresh: PrivateDataModule) -> PrivateDataModule:
+    """The data of that description, with their rows if they were used lately and are not in the way of others."""
+    data = _kept_data.pop(key, fresh)
+    room, kept = KEPT_BYTES, {key: data}
+    for name, other in reversed(_kept_data.items()):
+        room -= _bytes_in_memory(other)
+        if room >= 0 and len(kept) < KEPT_DATA_SETS:
+            kept[name] = other
+    if dropped := len(kept) <= len(_kept_data):
+        _kept_data.clear()
+    _kept_data.update(reversed(kept.items()))
+    if dropped:
+        gc.collect()  # data modules and the trainers they were used by refer to each other
     return data
+
+
+def _bytes_in_memory(data: PrivateDataModule) -> int:
+    parts = {id(rows): rows for rows in (data._train, data._validation, data._test) if rows is not None}
+    return 0 if data.mapped else sum(rows.x.nbytes for rows in parts.values())
 
 
 @lru_cache(maxsize=4096)

@@ -7,5 +7,8 @@ from .mirrored import MirroredScattering
 from .patches import Patches
 from .scattering import Scattering
 from .timm_backbone import TimmFeatures
+from .whitened import Whitened
 
-__all__ = ["Deskewed", "FeatureExtractor", "Gabor", "MirroredScattering", "Patches", "Scattering", "TimmFeatures"]
+__all__ = [
+    "Deskewed", "FeatureExtractor", "Gabor", "MirroredScattering", "Patches", "Scattering", "TimmFeatures", "Whitened",
+]  # fmt: skip

@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +41,20 @@ class Source:
     read: Callable[[slice], Tensor]
 
 
+class KeptRows:
+    """Features in a file, float32. A slice of rows is read when it is asked for, and is then a tensor of its own."""
+
+    def __init__(self, path: Path, shape: Sequence[int]) -> None:
+        self.path, self.shape = path, tuple(shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        # the mapping ends with the slice: what was read does not stay in this process's memory
+        return torch.from_numpy(np.array(np.load(self.path, mmap_mode="r")[rows]))
+
+
 @dataclass(frozen=True)
 class _Contents:
     format: int
@@ -54,8 +68,8 @@ class _Contents:
 
 def cached_features(
     directory: Path, extractor: FeatureExtractor, source: Source, batch_size: int = 256, device: str = "cpu"
-) -> Tensor:
-    """The features (rows, *feature_shape) of every row, float32, mapped from a file.
+) -> KeptRows:
+    """The features (rows, *feature_shape) of every row, float32, in a file.
 
     The file is made where there is none. One that does not hold what its name says is refused, not replaced: what else
     uses the directory may be at fault.
@@ -116,7 +130,7 @@ def _compute(
     os.replace(beside, directory / f"{name}.json")
 
 
-def _open(directory: Path, name: str, extractor: FeatureExtractor, source: Source) -> Tensor:
+def _open(directory: Path, name: str, extractor: FeatureExtractor, source: Source) -> KeptRows:
     data, beside = directory / f"{name}.npy", directory / f"{name}.json"
     contents = _read_contents(beside)
     problems = []
@@ -138,7 +152,7 @@ def _open(directory: Path, name: str, extractor: FeatureExtractor, source: Sourc
             f"the cached features {data} cannot be used: {'; '.join(problems)}. HINT: delete that file and "
             f"{beside.name} beside it; the features are then computed again."
         )
-    return torch.from_numpy(np.load(data, mmap_mode="c"))
+    return KeptRows(data, expected)
 
 
 def signature(extractor: FeatureExtractor) -> list[float]:

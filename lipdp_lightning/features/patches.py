@@ -14,7 +14,7 @@ from torch import Tensor
 from .extractor import FeatureExtractor
 
 _GREY = (0.299, 0.587, 0.114)
-_BATCH = 16  # images at a time: their responses stay in the processor's cache
+_RESPONSES = 1 << 20  # of the images taken at a time, or of one image: they stay in the processor's cache
 _SAMPLES = 40_000  # patches that the whitening is computed from
 _GRID = 2.0**-14  # filters are rounded to it, so that another linear algebra library finds the same ones
 # photographs are shrunk by these: their detail is finer than that of small images
@@ -77,7 +77,9 @@ class Patches(FeatureExtractor):
         self.freeze()
 
     def extract(self, x: Tensor) -> Tensor:
-        pieces = (self._features(piece) for piece in ((x - self.low) / (self.high - self.low)).split(_BATCH))
+        height, width = (side // self.shrink - self.kernels.shape[-1] + 1 for side in self.input_shape[1:])
+        images = max(1, _RESPONSES // (len(self.kernels) * height * width))
+        pieces = (self._features(piece) for piece in ((x - self.low) / (self.high - self.low)).split(images))
         return torch.cat(list(pieces))
 
     def _features(self, x: Tensor) -> Tensor:
@@ -126,7 +128,7 @@ def _filters(
     """Kernels (filters, channels, size, size) with mean zero, and what is subtracted from their responses."""
     generator = torch.Generator().manual_seed(seed)
     images = photographs(channels)
-    patches = torch.cat([_draw(image, size, _SAMPLES // len(images), generator) for image in images])
+    patches = torch.cat([draw_patches(image, (size, size), _SAMPLES // len(images), generator) for image in images])
     patches = patches[torch.randperm(len(patches), generator=generator)]
     patches = patches - patches.mean(1, keepdim=True)
     deviations = patches.square().mean(1, keepdim=True).sqrt()
@@ -144,12 +146,13 @@ def _filters(
     return kernels.to(torch.float32), offsets.to(torch.float32).reshape(1, -1, 1, 1)
 
 
-def _draw(image: Tensor, size: int, count: int, generator: torch.Generator) -> Tensor:
-    """Patches at random places, as rows."""
-    rows = torch.randint(image.shape[1] - size + 1, (count,), generator=generator)
-    columns = torch.randint(image.shape[2] - size + 1, (count,), generator=generator)
-    offsets = torch.arange(size)
-    taken = image[:, (rows[:, None] + offsets)[:, :, None], (columns[:, None] + offsets)[:, None, :]]
+def draw_patches(image: Tensor, size: tuple[int, int], count: int, generator: torch.Generator) -> Tensor:
+    """Patches of (height, width) at random places, as rows."""
+    height, width = size
+    rows = torch.randint(image.shape[1] - height + 1, (count,), generator=generator)
+    columns = torch.randint(image.shape[2] - width + 1, (count,), generator=generator)
+    down, right = rows[:, None] + torch.arange(height), columns[:, None] + torch.arange(width)
+    taken = image[:, down[:, :, None], right[:, None, :]]
     return taken.permute(1, 0, 2, 3).flatten(1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from data_modules import Digits, Features
 from data_modules.base import PrivateDataModule
+from data_modules.poisson import loader
 from data_modules.splits import hashed_split
 from lipdp_lightning.features import FeatureExtractor, Scattering
 from lipdp_lightning.privacy.statistics import bounded_sum
@@ -297,6 +299,28 @@ def test_rows_wait_for_the_released_means(tmp_path: Path) -> None:
     assert module.fingerprint() != one  # other rows for the noise key
     with pytest.raises(ValueError, match="not those of its extractors"):
         module.use_statistics({labels[0]: means[labels[0]]})
+
+
+def test_rows_with_other_means_are_gone_before_new_ones_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two trainings on one data module hold one set of rows, although the first trainer still has its loaders."""
+    module = features(tmp_path, private_mean=10.0)
+    label = module.labels[0]
+    module.use_statistics({label: torch.zeros(7, dtype=torch.float64)})
+    rows = weakref.ref(module._ready())
+    trainer: dict[str, Any] = {"loader": loader(module._ready(), [])}
+    trainer["module"] = {"trainer": trainer}
+    del trainer
+    alive, join = [], Features._joined
+
+    def joined(self: Features, blocks: Any) -> Tensor:
+        alive.append(rows() is not None)
+        return join(self, blocks)
+
+    monkeypatch.setattr(Features, "_joined", joined)
+    module.use_statistics({label: torch.ones(7, dtype=torch.float64)})
+    assert alive == [False, False]  # for the training rows and the test rows
 
 
 def test_the_terms_of_a_mean_are_the_training_rows_alone(tmp_path: Path) -> None:

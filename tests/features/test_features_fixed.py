@@ -14,6 +14,7 @@ from lipdp_lightning.features import (
     MirroredScattering,
     Patches,
     Scattering,
+    Whitened,
 )
 from lipdp_lightning.features.deskewed import deskew
 from lipdp_lightning.features.gabor import gabor_bank
@@ -28,10 +29,11 @@ def extractors() -> list[FeatureExtractor]:
         Patches((1, 12, 12), **SMALL),
         Patches((3, 14, 14), mirror=True, low=-1.0, shrink=2, **SMALL),
         Deskewed(Gabor((1, 28, 28))),
+        Whitened(Patches((1, 12, 12), **SMALL), components=20, crops=80),
     ]
 
 
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(6))
 def test_features_of_an_example_depend_on_it_alone(index: int) -> None:
     extractor = extractors()[index]
     x = torch.rand(20, *extractor.input_shape, dtype=torch.float64)
@@ -42,14 +44,14 @@ def test_features_of_an_example_depend_on_it_alone(index: int) -> None:
     assert not list(extractor.parameters())
 
 
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(6))
 def test_constant_images_have_finite_features(index: int) -> None:
     extractor = extractors()[index]
     for value in (0.0, 1.0):
         assert extractor(torch.full((2, *extractor.input_shape), value)).isfinite().all()
 
 
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(6))
 def test_made_again_it_is_the_same(index: int) -> None:
     assert extractors()[index].identity() == extractors()[index].identity()
 
@@ -100,6 +102,44 @@ def test_partners_are_the_coefficients_of_the_mirror_image(options: dict[str, An
 def test_mirrored_scattering_needs_halves() -> None:
     with pytest.raises(ValueError, match=r"7 columns.*HINT"):
         MirroredScattering((1, 28, 28))
+
+
+def whitened(**options: Any) -> Whitened:
+    return Whitened(Patches((3, 14, 14), low=-1.0, **SMALL), crops=100, low=-1.0, **options)
+
+
+def test_components_of_the_crops_have_the_variances_of_the_formula() -> None:
+    """Uncorrelated over all places, and each with eigenvalue / (eigenvalue / mean + floor) ** power."""
+    variances = {}
+    for power in (0.0, 0.6, 1.0):
+        extractor = whitened(power=power, floor=0.01)
+        components = extractor(extractor._crops()).double().transpose(0, 1).flatten(1)
+        assert components.mean(1).abs().max() < 1e-4 * components.std()
+        covariance = components @ components.T / components.shape[1]
+        variances[power] = covariance.diagonal()
+        assert (covariance - variances[power].diag()).abs().max() < 1e-4 * variances[power].max()
+    values = variances[0.0]
+    assert (values.diff() < 1e-6).all() and values[0] > 50 * values[-1]  # the largest first
+    for power in (0.6, 1.0):
+        expected = values * (values / values.mean() + 0.01) ** -power
+        torch.testing.assert_close(variances[power], expected, rtol=1e-3, atol=1e-6)
+
+
+def test_components_at_power_zero_are_a_rotation_and_fewer_are_the_first_of_them() -> None:
+    x = 2 * torch.rand(5, 3, 14, 14) - 1
+    turned, some = whitened(power=0.0), whitened(power=0.0, components=7)
+    centred = turned.extractor(x) - turned._learned()[0].float()
+    torch.testing.assert_close(turned(x).norm(dim=1), centred.norm(dim=1), rtol=1e-4, atol=1e-5)
+    assert some.feature_shape == (7, 2, 2)
+    torch.testing.assert_close(some(x), turned(x)[:, :7])
+    assert whitened().identity() != whitened(seed=1).identity() != whitened(power=0.4).identity()
+
+
+def test_what_cannot_be_whitened_is_named() -> None:
+    with pytest.raises(ValueError, match=r"components=40 of 32 channels(?s:.)*floor=0(?s:.)*crops=1 "):
+        Whitened(Patches((1, 12, 12), **SMALL), components=40, floor=0.0, crops=1)
+    with pytest.raises(ValueError, match="larger than the photographs"):
+        Whitened(Patches((1, 300, 300), **SMALL))
 
 
 def slanted(slant: float, shift: float = 0.0) -> torch.Tensor:

@@ -28,7 +28,7 @@ def test_the_columns_differ_in_the_clip_alone(data: str) -> None:
     assert file == configuration(data, CLIPPED)[0]
     radius = yaml.safe_load(file.read_text())["privacy"]["loss_clip"]
     assert changes == {
-        "privacy.method": "dpsgd_flat", "privacy.clip_norm": radius, "privacy.loss_clip": None,
+        "privacy.method": "dpsgd_ghost", "privacy.clip_norm": radius, "privacy.loss_clip": None,
     }  # fmt: skip
 
 

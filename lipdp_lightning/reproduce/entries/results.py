@@ -46,7 +46,7 @@ def configuration(data: str, method: str) -> tuple[Path, dict[str, Any]]:
 
     radius = yaml.safe_load(file.read_text())["privacy"]["loss_clip"]
     # the gradient of a row of norm 1 is as long as the loss's gradient in the logits
-    return file, {"privacy.method": "dpsgd_flat", "privacy.clip_norm": radius, "privacy.loss_clip": None}
+    return file, {"privacy.method": "dpsgd_ghost", "privacy.clip_norm": radius, "privacy.loss_clip": None}
 
 
 def run(cell: Cell) -> Row:
