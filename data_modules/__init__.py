@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from data_modules.tables import GermanCredit as GermanCredit
     from data_modules.tables import Nursery as Nursery
     from data_modules.tables import WineQuality as WineQuality
+    from data_modules.text import SNLI as SNLI
+    from data_modules.text import HashedWords as HashedWords
+    from data_modules.text import MovieSnippets as MovieSnippets
+    from data_modules.text import SentenceEmbeddings as SentenceEmbeddings
+    from data_modules.text import WordVectors as WordVectors
 
 _HOME = {
     "android": ("Android",),
@@ -49,6 +54,7 @@ _HOME = {
     "image_folder": ("ImageFolder",),
     "mapped": ("MappedArrays",),
     "schema": ("TableSchema",),
+    "text": ("HashedWords", "MovieSnippets", "SNLI", "SentenceEmbeddings", "WordVectors"),
     "tables": (
         "Adult",
         "BreastCancer",

@@ -1,0 +1,248 @@
+"""Sentences as frozen embeddings: what an example becomes depends on its own text and on public constants alone.
+
+The embeddings are computed when the rows are read and are not trained. No vocabulary, frequency or mean is taken from
+the private texts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_modules.base import PrivateDataModule, Rows
+from data_modules.files import data_root, find_file, read_bytes, read_text, refusal
+from data_modules.splits import Split
+
+_WORD = re.compile(r"[a-z]+|[0-9]+|[!?]")
+# "word":[0.1,...] in a JSON object, or a line "word 0.1 ..." of GloVe's text format
+_ENTRY = {
+    ".json": re.compile(rb'"((?:[^"\\]|\\.)+)":\[([-+0-9.eE,]+)\]'),
+    ".txt": re.compile(rb"^(\S+)((?: [-+0-9.eE]+)+)\r?$", re.MULTILINE),
+}
+_SMALLEST_NORM = 1e-12
+
+
+class Encoder(Protocol):
+    """Embeds each text by itself."""
+
+    dimension: int
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """One float32 row per text."""
+
+
+class HashedWords:
+    """Words and pairs of words, hashed into ``dimension`` places with signs: an embedding that needs no file."""
+
+    def __init__(self, dimension: int = 4096, longest: int = 2) -> None:
+        if dimension < 2 or longest < 1:
+            raise refusal(
+                f"HashedWords({dimension}, {longest}): nothing is left of a text", "4096 places, pairs of words"
+            )
+        self.dimension, self.longest = dimension, longest
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        from sklearn.feature_extraction.text import HashingVectorizer
+
+        hashed = HashingVectorizer(n_features=self.dimension, ngram_range=(1, self.longest), norm=None)
+        return torch.from_numpy(hashed.transform(texts).toarray().astype(np.float32))
+
+
+class WordVectors:
+    """The mean of the unit vectors of a text's words, from published vectors; unknown words are left out.
+
+    Args:
+        file: below the data root: GloVe's text format (`.txt`, plain or gzipped), or a JSON object of word to list.
+        dimension: numbers taken of each entry.
+        root: the data folder; LIPDP_DATA by default.
+    """
+
+    def __init__(
+        self, file: str = "text/word_vectors/glove.6B.100d.txt", dimension: int = 100, root: str | None = None
+    ) -> None:
+        if Path(file).suffix not in _ENTRY:
+            raise refusal(f"word vectors in {file}: the format is unknown", "a .txt file of GloVe, or .json")
+        self.file, self.dimension, self.root = file, dimension, root
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        words = [_WORD.findall(text.lower()) for text in texts]
+        known = self._vectors({word for row in words for word in row})
+        rows = torch.zeros(len(texts), self.dimension)
+        for place, row in enumerate(words):
+            found = [known[word] for word in row if word in known]
+            if found:
+                rows[place] = torch.from_numpy(np.mean(found, axis=0))
+        return rows
+
+    def _vectors(self, wanted: set[str]) -> dict[str, np.ndarray]:
+        """Of the words that occur; which of the others are in the file has no effect."""
+        path = find_file(data_root(self.root), self.file, "see docs/results_calibration.md for where vectors ship")
+        found = {}
+        for match in _ENTRY[Path(self.file).suffix].finditer(read_bytes(path)):
+            word = match.group(1).decode("utf-8", "replace")
+            if word in wanted:
+                numbers = np.array(match.group(2).replace(b",", b" ").split()[: self.dimension], dtype=np.float32)
+                if len(numbers) != self.dimension:
+                    raise refusal(f"{path}: {word!r} has {len(numbers)} numbers", f"dimension={len(numbers)}")
+                found[word] = numbers / max(float(np.linalg.norm(numbers)), _SMALLEST_NORM)
+        if wanted and not found:
+            raise refusal(f"{path} has a vector for none of the words", "vectors of the texts' language, in lower case")
+        return found
+
+
+class SentenceEmbeddings:
+    """A model of the package sentence-transformers, by name, frozen; it is loaded from the local cache or a folder.
+
+    Texts are encoded one at a time. Together they are faster, and padded to the longest of them: a text's embedding
+    then depends in its last bits on its neighbours, which the guarantee does not cover.
+    """
+
+    def __init__(self, name: str = "all-MiniLM-L6-v2", dimension: int = 384, batch_size: int = 1) -> None:
+        self.name, self.dimension, self.batch_size = name, dimension, batch_size
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        try:
+            package: Any = import_module("sentence_transformers")
+        except ImportError:
+            hint = "install sentence-transformers and fetch the model, or use HashedWords or WordVectors"
+            raise refusal(f"{self.name} needs the package sentence-transformers", hint) from None
+        model = package.SentenceTransformer(self.name)
+        rows = model.encode(list(texts), batch_size=self.batch_size)
+        return torch.as_tensor(np.asarray(rows, dtype=np.float32))
+
+
+class EmbeddedText(PrivateDataModule):
+    """Texts through a frozen encoder, each row scaled to norm 1; a text without a known word is the zero row."""
+
+    task = "classification"
+    num_classes = 3
+    input_bound = 1.0
+    parts = 1  # blocks of an encoder's dimension in a row
+
+    def __init__(
+        self,
+        encoder: Encoder | None = None,
+        root: str | None = None,
+        test_fraction: float = 0.0,
+        validation_fraction: float | None = None,
+        split: Split | None = None,
+        eval_batch_size: int = 1024,
+        pin_memory: bool = False,
+    ) -> None:
+        super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        self.encoder: Encoder = HashedWords() if encoder is None else encoder
+        self.root, self.test_fraction = root, test_fraction
+        self.input_shape = (self.parts * self.encoder.dimension,)
+
+    def declarations(self) -> list[str]:
+        return [f"texts through the frozen encoder {type(self.encoder).__name__}, each row of norm 1"]
+
+    def _encoded(self, texts: Sequence[str]) -> Tensor:
+        rows = self.encoder.encode(texts)
+        if tuple(rows.shape) != (len(texts), self.encoder.dimension):
+            given = f"{type(self.encoder).__name__} gave rows of shape {tuple(rows.shape)} for {len(texts)} texts"
+            raise refusal(given, f"declare dimension={rows.shape[-1]}")
+        return unit_rows(rows)
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Each row on the unit sphere; zero, and what is not finite, becomes zero."""
+    finite = torch.nan_to_num(rows.float(), nan=0.0, posinf=0.0, neginf=0.0)
+    return finite / torch.linalg.vector_norm(finite, dim=1, keepdim=True).clamp_min(_SMALLEST_NORM)
+
+
+class MovieSnippets(EmbeddedText):
+    """10,605 sentences of film reviews with the mean of twenty raters' sentiment (Hutto and Gilbert 2014).
+
+    Classes by the public thresholds -0.5 and 0.5 on the scale from -4 to 4: negative, neither, positive. The file is
+    `movieReviewSnippets_GroundTruth.txt` of the archive `hutto_ICWSM_2014.tar.gz`, which the source package of
+    vaderSentiment 2.5 holds.
+    """
+
+    declared_size = 10_605
+    file = "text/icwsm2014/movieReviewSnippets_GroundTruth.txt"
+
+    def load_train(self) -> Rows:
+        path = find_file(data_root(self.root), self.file, "it is in the source package of vaderSentiment 2.5")
+        texts, labels = [], []
+        for number, line in enumerate(read_text(path).splitlines(), start=1):
+            fields = line.split("\t")
+            try:
+                rating = float(fields[1])
+            except (IndexError, ValueError):
+                raise refusal(f"{path}, line {number} is not number, rating, text", "fetch the file again") from None
+            texts.append("\t".join(fields[2:]))
+            labels.append(0 if rating < -0.5 else 2 if rating > 0.5 else 1)
+        return self._encoded(texts), torch.tensor(labels)
+
+
+SNLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
+
+
+class SNLI(EmbeddedText):
+    """Stanford Natural Language Inference 1.0, pairs of sentences (Bowman et al. 2015); pairs without a gold label, an
+    item's own property, are left out.
+
+    A pair with embeddings u and v of norm 1 becomes (u, v, |u - v|, u v) of norm 1. Files `snli_1.0_train.jsonl`,
+    `snli_1.0_dev.jsonl` and `snli_1.0_test.jsonl` below `text/snli`.
+
+    Args:
+        limit: read this many lines of the training file only, a public number; `declared_size` has to be given then.
+    """
+
+    declared_size = 549_367
+    parts = 4
+
+    def __init__(
+        self,
+        encoder: Encoder | None = None,
+        root: str | None = None,
+        declared_size: int | None = None,
+        limit: int | None = None,
+        validation_fraction: float | None = None,
+        eval_batch_size: int = 1024,
+    ) -> None:
+        super().__init__(encoder, root, 0.0, validation_fraction, None, eval_batch_size)
+        if limit is not None and declared_size is None:
+            raise refusal(f"limit={limit} without a declared size", "declared_size=, about 0.9986 of the lines")
+        self.limit = limit
+        if declared_size is not None:
+            self.declared_size = declared_size
+
+    def load_train(self) -> Rows:
+        return self._pairs("train", self.limit)
+
+    def load_validation(self) -> Rows:
+        return self._pairs("dev")
+
+    def load_test(self) -> Rows:
+        return self._pairs("test")
+
+    def _pairs(self, part: Literal["train", "dev", "test"], limit: int | None = None) -> Rows:
+        path = find_file(data_root(self.root), f"text/snli/snli_1.0_{part}.jsonl", "unpack snli_1.0.zip there")
+        found = list(_gold(path, limit))
+        if not found:
+            raise refusal(f"{path} has no pair with a gold label", "fetch the file again")
+        first, second = (self._encoded([pair[place] for pair in found]) for place in (0, 1))
+        rows = torch.cat([first, second, (first - second).abs(), first * second], dim=1)
+        return unit_rows(rows), torch.tensor([pair[2] for pair in found])
+
+
+def _gold(path: Path, limit: int | None) -> Iterator[tuple[str, str, int]]:
+    for number, line in enumerate(read_text(path).splitlines()[:limit], start=1):
+        try:
+            pair = json.loads(line)
+            label = SNLI_LABELS.get(pair["gold_label"])
+            texts = str(pair["sentence1"]), str(pair["sentence2"])
+        except (ValueError, KeyError, TypeError):
+            raise refusal(f"{path}, line {number} is not a pair of SNLI 1.0", "fetch the file again") from None
+        if label is not None:
+            yield *texts, label
