@@ -18,6 +18,9 @@ class TrackedNorms(NormSource):
     The first walk evaluates every norm exactly and remembers the order of the requests; later walks answer
     from one :class:`NormTracker` update, with one host synchronisation for all layers. ``slack`` is how far
     a cheap bound may lie above the last exact one before the exact one is taken again.
+
+    Bounds of a projection serve the walk that follows it too, where the weights are the same: the caller names the
+    weights by a digest of all of their bits, in :meth:`projected` and in :meth:`expect`.
     """
 
     def __init__(self, slack: float = SLACK) -> None:
@@ -31,25 +34,38 @@ class TrackedNorms(NormSource):
         self._vector_bounds: list[float] = []
         self._next_operator = self._next_vector = 0
         self._walks = 0
+        self._projected: tuple[bytes, list[float]] | None = None
+        self._expected = b""
 
-    def state(self) -> list[Any] | None:
+    def state(self) -> dict[str, Any] | None:
         """What a resume needs to go on with the same bounds; see :meth:`NormTracker.state`."""
-        return None if self.tracker is None else self.tracker.state()
+        return None if self.tracker is None else {"tracker": self.tracker.state(), "projected": self._projected}
 
-    def load_state(self, state: list[Any] | None) -> None:
+    def load_state(self, state: dict[str, Any] | None) -> None:
         if state is not None:
             assert self.tracker is not None, "the tracker starts with the second walk"
-            self.tracker.load_state(state)
+            self.tracker.load_state(state["tracker"])
+            self._projected = state["projected"]
+
+    def projected(self, digest: bytes, bounds: list[float]) -> None:
+        """A projection left these bounds on all norms, of the weights that the digest names."""
+        self._projected = digest, bounds
+
+    def expect(self, digest: bytes) -> None:
+        """The next walk is over the weights that the digest names."""
+        self._expected = digest
 
     def begin(self) -> None:
         self._walks += 1
+        expected, self._expected = self._expected, b""
         self._next_operator = self._next_vector = 0
         if self._walks == 1:
             return
         if self.tracker is None:
             self.tracker = NormTracker(self._entries, slack=self._slack, known=self._known)
             self._known = []
-        self._operator_bounds = self.tracker.update()
+        known = self._projected
+        self._operator_bounds = known[1] if known is not None and known[0] == expected else self.tracker.update()
         self._vector_bounds = _vector_norms(self._vectors)
 
     def operator_norm(

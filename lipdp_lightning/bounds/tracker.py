@@ -225,6 +225,11 @@ class NormTracker:
         """Upper bounds on the norms of all weights as they are now."""
         return self._bounds_and_deviations()[0]
 
+    def certified(self, index: int, norm: float) -> None:
+        """Tell the tracker that ``norm`` bounds the norm of a weight as it is now, as :meth:`refresh` would find."""
+        assert math.isfinite(norm) and norm >= 0.0
+        self._anchor(index, norm)
+
     def rescale(self, index: int, factor: float) -> None:
         """Tell the tracker that the weight was multiplied in place by ``factor`` >= 0 (a radial projection).
 

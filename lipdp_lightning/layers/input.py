@@ -52,15 +52,19 @@ class BoundedInput(nn.Module):
         # rounding the factor and the product to x.dtype adds at most eps
         radius = self.bound * (1 - torch.finfo(x.dtype).eps)
         floor = radius if self.mode == "clip" else radius * SMALLEST_SIZE
-        factor = (radius / size.clamp_min(floor)).to(x.dtype)
-        return x * factor.reshape(-1, *(1,) * (x.dim() - 1))
+        factor = (radius / size.clamp_min(floor)).to(x.dtype).reshape(-1, *(1,) * (x.dim() - 1))
+        # sanitised values are this module's own: without a gradient to follow, they need no second copy
+        return x * factor if x.requires_grad else x.mul_(factor)
 
     def extra_repr(self) -> str:
         return f"bound={self.bound}, mode={self.mode!r}, color_space={self.color_space!r}"
 
 
 def _sanitized(x: Tensor) -> Tensor:
-    return torch.nan_to_num(x, nan=0.0).clamp(-LARGEST_ENTRY, LARGEST_ENTRY)
+    finite = torch.nan_to_num(x, nan=0.0)
+    return (
+        finite.clamp(-LARGEST_ENTRY, LARGEST_ENTRY) if x.requires_grad else finite.clamp_(-LARGEST_ENTRY, LARGEST_ENTRY)
+    )
 
 
 def convert_color(x: Tensor, space: str) -> Tensor:

@@ -42,8 +42,8 @@ class ScaledLayer(nn.Module):
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
         if self.gradient_scaler is None or not torch.is_grad_enabled() or not any(self._trains):
             return None
-        with torch.no_grad():
-            return self.gradient_scaler(norms())
+        # numbers of the step change every time: compiled into a graph, each step would need another one
+        return (_apart if torch.compiler.is_compiling() else _scaled)(self.gradient_scaler, norms)
 
     def _keep(self, options: tuple[Any, ...] | None) -> Keep | None:
         keeper, trains = self.gradient_keeper, self._trains
@@ -61,6 +61,14 @@ class ScaledLayer(nn.Module):
         weight: Any = self.weight
         bias: Any = self.bias
         return weight.requires_grad, bias is not None and bias.requires_grad
+
+
+@torch.no_grad()
+def _scaled(scaler: GradientScaler, norms: Callable[[], Tensor]) -> Tensor | None:
+    return scaler(norms())
+
+
+_apart: Callable[..., Tensor | None] = torch.compiler.disable(_scaled)  # type: ignore[no-untyped-call]
 
 
 def under_autocast(input: Tensor) -> bool:

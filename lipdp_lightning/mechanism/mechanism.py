@@ -10,8 +10,7 @@ and the certificate that calibrates the noise is that of the weights the gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -20,12 +19,16 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import Certifier
 from ..privacy.plan import PrivacyPlan
-from ..privacy.randomness import numeric_environment, state_digest
+from ..privacy.randomness import derive_key, keyed_digest, numeric_environment, state_digest
 from .allocation import Allocation, allocate, joint_thresholds
 from .choice import make_scaling, scaling_at
-from .noise import Mode, NoisePrefetcher, NoiseSource
+from .flat import add_to, divide_into
+from .noise import NoisePrefetcher, NoiseSource
+from .place import Agree, Digest, Reduce
+from .place import Place as Place
 from .projector import Projector
 from .scaling import BatchMax, Radii, quantile_step
+from .watched import WatchedTensors, bounds_of
 
 
 def sum_margin(expected_batch_size: float) -> float:
@@ -35,19 +38,6 @@ def sum_margin(expected_batch_size: float) -> float:
     example and without it.
     """
     return 1.0 + 2.0**-16 + 2.0**-23 * expected_batch_size
-
-
-Reduce = Callable[[Tensor], None]
-Agree = Callable[[bytes], bytes]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this process stands among those that share the step."""
-
-    rank: int = 0
-    world_size: int = 1
-    mode: Mode = "distributed"
 
 
 class Mechanism:
@@ -75,22 +65,25 @@ class Mechanism:
         self.model, self.plan, self.place, self.views = model, plan, place or Place(), views
         self._certifier = certifier
         self._allocation = cast(Allocation, plan.allocation)  # checked by the plan
-        self._context = context
+        self._context = plan.digest(), context
+        self._state_key = derive_key(secret, "state")
+        self._watched = WatchedTensors(model)
         self.certificate = certifier.certify()
         self.scaling = make_scaling(plan, self.certificate)
         self.scaling.views = views
         self.scaling.attach(model)
         named = dict(model.named_parameters())
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
+        self._numels = {group.name: group.numel for group in self.certificate.groups}
         self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
         self._noise = NoisePrefetcher(NoiseSource(secret, secure=plan.secure))
         self._projector = Projector(certifier, plan, self.certificate, named)
-        self._thresholds: dict[str, float] = {}
+        self._shared_out: tuple[dict[str, float], dict[str, float]] = {}, {}
         self._certified_versions: tuple[int, ...] = ()
         self._step: int | None = None
         self._drawn = 0
         self.checksum = b""
-        self.digest = b""
+        self._digest: Digest = b""
         self.deviations()  # shares that fit no group are refused here and not in the first step
 
     def close(self) -> None:
@@ -105,24 +98,31 @@ class Mechanism:
 
         ``checksum`` is then the same on every process that shares the step. ``digest`` names all that the
         step's release is a function of, besides the secret: ``agree`` turns the digests of all processes into one,
-        so that a replay with a change on any of them draws fresh noise on each, and replicated noise is one draw.
+        so that a replay with a change on any of them draws fresh noise on each, and replicated noise is one draw;
+        or returns a function that waits for it, called by the thread that draws.
         """
         if self._step == step:
             assert self._certified_versions == self._versions(), "the weights changed between two micro-batches"
             return
         self._step = step
+        weights = self._weights_digest()
+        self._projector.expect(weights)  # the bounds of the projection still hold for the same weights
         self.refresh_certificate()
         self._check_trained()
         self.scaling = scaling_at(step, self.scaling, self.plan, self.certificate, self.model)
-        self._thresholds = self._joint_thresholds()
-        self.scaling.begin(self.certificate, self._thresholds)
+        self.scaling.begin(self.certificate, self._joint_thresholds())
         self._drawn = 0
         # bounds may lag behind the weights, and they scale both gradients and noise
-        public = self.plan.digest(), self._context, repr(self.certificate.groups).encode()
-        self.checksum = state_digest(self._state(), *public)
+        public = *self._context, bounds_of(self.certificate)
+        self.checksum = state_digest(self._radii(), weights, *public)
         own = state_digest({}, self.checksum, numeric_environment())
-        self.digest = own if agree is None else agree(own)
-        self._noise.start(step, self._sizes(), self.place.rank, self.place.world_size, self.place.mode, self.digest)
+        self._digest = own if agree is None else agree(own)
+        self._noise.expect(self._deviations_with_votes())
+        self._noise.start(step, self._sizes(), self.place.rank, self.place.world_size, self.place.mode, self._digest)
+
+    @property
+    def digest(self) -> bytes:
+        return self._digest if isinstance(self._digest, bytes) else self._digest()
 
     def count_examples(self, drawn: int) -> None:
         """Begin a micro-batch. batch_max alone reads how many examples it holds, and divides by it, as printed."""
@@ -157,12 +157,15 @@ class Mechanism:
             if reduce is not None:
                 reduce(total)
         self._update_radii(total)
-        self._write_back(total.div_(self._divisor()))
+        self._write_back(total, self._divisor())
+        self._noise.give_back()
         self._step = None
 
     def project_(self) -> None:
         """Put every layer back into its norm ball."""
-        self._projector.project_()
+        bounds = self._projector.project_()
+        if bounds is not None and self._parameters[0][0].device.type == "cpu":  # elsewhere a digest is slow
+            self._projector.projected(self._weights_digest(), bounds)
 
     # ---- public numbers of the present step
 
@@ -184,7 +187,7 @@ class Mechanism:
         if self.scaling.joint or isinstance(self.scaling, BatchMax):
             # joint: sigma tau_k, sound as a whole; batch_max: sigma Delta_k on each layer, as printed
             return {name: sigma * value for name, value in sensitivities.items()}
-        return allocate(sensitivities, self._numels(), sigma, self._allocation, weights=self._weights())
+        return allocate(sensitivities, self._numels, sigma, self._allocation, weights=self._weights())
 
     def boundary(self) -> dict[str, tuple[float, float | None]]:
         """Certified norm of every projected layer, and the largest it may have."""
@@ -212,16 +215,16 @@ class Mechanism:
 
     def _joint_thresholds(self) -> dict[str, float]:
         reference = self.scaling.reference(self.certificate)
-        return joint_thresholds(reference, self._numels(), self._allocation, weights=self._weights())
+        if reference != self._shared_out[0]:
+            thresholds = joint_thresholds(reference, self._numels, self._allocation, weights=self._weights())
+            self._shared_out = reference, thresholds
+        return self._shared_out[1]
 
     def _weights(self) -> dict[str, float] | None:
         if self._allocation != "custom":
             return None
         total = math.fsum(weight for _, weight in self.plan.group_weights)
         return {pattern: weight / total for pattern, weight in self.plan.group_weights}
-
-    def _numels(self) -> dict[str, int]:
-        return {group.name: group.numel for group in self.certificate.groups}
 
     def _votes(self) -> list[str]:
         return sorted(self.scaling.radii) if isinstance(self.scaling, Radii) and self.scaling.counting else []
@@ -249,10 +252,11 @@ class Mechanism:
         offset, apart = 0, self.scaling.take_sums()
         for parameters in self._parameters:
             for parameter in parameters:
+                segment = flat[offset : offset + parameter.numel()]
                 for part in (parameter.grad, apart.get(id(parameter))):
                     if part is not None:
                         # the mean over views; taken in the loss, it would come before the clips
-                        flat[offset : offset + parameter.numel()].add_(part.reshape(-1), alpha=1 / self.views)
+                        add_to(segment, part, 1 / self.views)
                 offset += parameter.numel()
         if isinstance(self.scaling, Radii) and self.scaling.counting:
             for i, path in enumerate(self._votes()):
@@ -261,15 +265,11 @@ class Mechanism:
                     flat[offset + i].add_(votes, alpha=1 / self.views)
             self.scaling.below = {}
 
-    def _write_back(self, flat: Tensor) -> None:
+    def _write_back(self, flat: Tensor, divisor: float) -> None:
         offset = 0
         for parameters in self._parameters:
             for parameter in parameters:
-                part = flat[offset : offset + parameter.numel()].reshape(parameter.shape)
-                if parameter.grad is None:
-                    parameter.grad = part.to(parameter.dtype)
-                else:
-                    parameter.grad.copy_(part)
+                divide_into(parameter, flat[offset : offset + parameter.numel()], divisor)
                 offset += parameter.numel()
 
     def _update_radii(self, total: Tensor) -> None:
@@ -288,13 +288,12 @@ class Mechanism:
             return float(max(1, self._drawn))
         return float(self.plan.expected_batch_size)
 
-    def _state(self) -> dict[str, Tensor]:
-        state = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        if isinstance(self.scaling, Radii):
-            for path, radius in self.scaling.radii.items():
-                state[f"radius of {path}"] = torch.tensor(radius, dtype=torch.float64)
-        return state
+    def _weights_digest(self) -> bytes:
+        return keyed_digest(self._state_key, self._watched.named())
+
+    def _radii(self) -> dict[str, Tensor]:
+        radii = self.scaling.radii if isinstance(self.scaling, Radii) else {}
+        return {path: torch.tensor(radius, dtype=torch.float64) for path, radius in radii.items()}
 
     def _versions(self) -> tuple[int, ...]:
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        return tuple(t._version for t in tensors) + tuple(t.data_ptr() for t in tensors)
+        return self._watched.versions()

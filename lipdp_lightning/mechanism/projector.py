@@ -54,7 +54,8 @@ class Projector:
                     found[layer] = (entries[0], self._norms.weight_groups(entries[0]))
         return found
 
-    def project_(self) -> None:
+    def project_(self) -> list[float] | None:
+        """Bounds on all norms of the tracker afterwards, where they come at no further cost."""
         tracker = self._norms.tracker
         assert tracker is not None
         for weight in self._standardized.values():
@@ -63,12 +64,20 @@ class Projector:
             limits: list[float | None] = [None] * len(tracker.entries)
             for layer, rule in self._rules.items():
                 limits[self._entries[layer]] = None if rule is None else rule.max_norm
-            tracker.clip(limits)
-            return
+            return tracker.clip(limits)
         for layer, rule in self._rules.items():
             if rule is not None:
                 entry = tracker.entries[self._entries[layer]]
-                rule.apply(entry.weight, entry.exact_norm, kappa=entry.kappa, groups=self._groups[layer])
+                norm = rule.apply(entry.weight, entry.exact_norm, kappa=entry.kappa, groups=self._groups[layer])
+                tracker.certified(self._entries[layer], norm)
+        return None
+
+    def projected(self, digest: bytes, bounds: list[float]) -> None:
+        self._norms.projected(digest, bounds)
+
+    def expect(self, digest: bytes) -> None:
+        """The next certificate is of the weights that the digest names: those of the last projection, or others."""
+        self._norms.expect(digest)
 
     def norms(self) -> dict[str, tuple[float, float | None]]:
         """Certified norm and maximum (None: free) of every layer, for reports."""

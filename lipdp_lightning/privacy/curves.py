@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,13 +69,16 @@ class RdpCurve:
         if not np.isfinite(self.divergences).any():
             raise AccountantFailure("no Renyi divergence could be computed")
 
-    def _divergences(self, noise_multiplier: float, sample_rate: float) -> npt.NDArray[np.float64]:
+    @classmethod
+    @lru_cache(maxsize=64)
+    def _divergences(cls, noise_multiplier: float, sample_rate: float) -> npt.NDArray[np.float64]:
+        """Of one release, at all orders; they are not to be written to."""
         if sample_rate == 1:
-            return self.orders / (2 * noise_multiplier**2)
+            return np.array([order / (2 * noise_multiplier**2) for order in cls.ORDERS])
         from opacus.accountants.analysis import rdp
 
-        values = np.full_like(self.orders, math.inf)
-        for index, order in enumerate(self.ORDERS):
+        values = np.full(len(cls.ORDERS), math.inf)
+        for index, order in enumerate(cls.ORDERS):
             try:  # an order whose series does not converge numerically bounds nothing
                 value = rdp.compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=float(order))
             except (ValueError, ArithmeticError):

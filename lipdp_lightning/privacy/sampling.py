@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,6 +20,12 @@ from lipdp_lightning.privacy.randomness import CounterStream, derive_key
 
 _WORDS = 1 << 64
 _BLOCK = 1 << 20  # words drawn at a time: bounds the memory, a multiple of the stream's block
+
+
+@lru_cache(maxsize=16)
+def _threshold(sample_rate: float) -> int:
+    """Exact: a float is a fraction, and rounding down keeps the true rate at or below the accounted one."""
+    return math.floor(Fraction(sample_rate) * _WORDS)
 
 
 def poisson_sample(secret: bytes, step: int, dataset_size: int, sample_rate: float) -> Tensor:
@@ -38,8 +45,7 @@ def poisson_sample(secret: bytes, step: int, dataset_size: int, sample_rate: flo
         raise ValueError("\n".join([*problems, "HINT: take them from the run's PrivacyPlan."]))
     if sample_rate == 1:
         return torch.arange(dataset_size)
-    # exact: a float is a fraction, and rounding down keeps the true rate at or below the accounted one
-    threshold = math.floor(Fraction(sample_rate) * _WORDS)
+    threshold = _threshold(sample_rate)
     stream = CounterStream(derive_key(secret, "sampling", step))
     parts = []
     for start in range(0, dataset_size, _BLOCK):

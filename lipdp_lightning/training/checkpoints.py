@@ -28,7 +28,7 @@ class CheckpointStrategy(ProcessStrategy):
     configured: list[dict[str, Any]]
     _norms: TrackedNorms
     _restored_statistics: dict[str, Tensor] | None
-    _restored_norms: list[Any] | None
+    _restored_norms: dict[str, Any] | None
 
     def _trained_weights(self) -> AbstractContextManager[None]:
         """The weights that steps are taken from, also while an evaluation looks at their average."""

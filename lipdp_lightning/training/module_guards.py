@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._dynamo import OptimizedModule
 
 from ..bounds.losses import Loss
+from ..mechanism.watched import WatchedTensors
 from .module import PrivateModule
 
 FIXED_METHODS = ("forward", "training_step", "optimizer_step", "backward", "manual_backward")
@@ -31,7 +33,17 @@ def module_problems(module: Any) -> list[str]:
         )
     if not module.automatic_optimization:
         problems.append("manual optimization bypasses the step that adds noise. HINT: automatic_optimization = True.")
-    return problems + _optimizer_problems(module) + hooked(module)
+    return problems + _compiled_problems(module) + _optimizer_problems(module) + hooked(module)
+
+
+def _compiled_problems(module: PrivateModule) -> list[str]:
+    wrapped = [p or "the network" for p, m in module.network.named_modules() if isinstance(m, OptimizedModule)]
+    if not wrapped:
+        return []
+    return [
+        f"{', '.join(wrapped)} is wrapped by torch.compile, and the certificate cannot be traced through the wrapper. "
+        "HINT: network.compile(), which wraps nothing, or torch.compile(PrivateModule(network)) for the whole step."
+    ]
 
 
 def _optimizer_problems(module: PrivateModule) -> list[str]:
@@ -104,10 +116,17 @@ class LiveChecks:
 
     def __init__(self, module: PrivateModule) -> None:
         self._module = module
+        self._tensors = WatchedTensors(module)
         self._trained = self._flags()
 
     def _flags(self) -> tuple[bool, ...]:
-        return tuple(p.requires_grad for p in self._module.parameters())
+        return tuple(p.requires_grad for p in self._tensors.parameters())
+
+    def _any_hook(self) -> bool:
+        on_parameters = any(
+            p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in self._tensors.parameters()
+        )
+        return on_parameters or any(m._backward_hooks or m._backward_pre_hooks for m in self._tensors.modules())
 
     def check(self) -> None:
         """Raise if a parameter was unfrozen or added, or a backward hook attached, since set-up."""
@@ -116,6 +135,5 @@ class LiveChecks:
                 "a parameter was frozen, unfrozen or added after set-up, so the certificate does not cover it. "
                 "HINT: decide what is trained before the run, with requires_grad_."
             )
-        problems = hooked(self._module)
-        if problems:
-            raise ValueError(problems[0])
+        if self._any_hook():
+            raise ValueError(hooked(self._module)[0])

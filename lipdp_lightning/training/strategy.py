@@ -88,7 +88,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._secret = b""
         self.restored: ResumeState | None = None
         self._restored_statistics: dict[str, Tensor] | None = None
-        self._restored_norms: list[Any] | None = None
+        self._restored_norms: dict[str, Any] | None = None
         self._hooks: list[Any] = []
         self._branch = ""
         self._norms = TrackedNorms()
@@ -216,15 +216,20 @@ class PrivateStrategy(CheckpointStrategy):
         self._live.check()
         if self.is_global_zero:
             self.branches.reserve(step)
-        mechanism.begin_step(step, self.ranks.agree)
+        mechanism.begin_step(step, None if self.world_size == 1 else self.ranks.agree_later)
         every = self.checksum_every_n_steps
         if every is not None and self.world_size > 1 and step % every == 0:
             self.ranks.check_in_step(step, mechanism.checksum)
-        if self.is_global_zero:
-            scales = struct.pack(f"{len(mechanism.deviations())}d", *mechanism.deviations().values())
-            self.record.take(
-                self._branch, step, derive_key(self._secret, "step", step, mechanism.digest, scales)[:16].hex()
-            )
+
+    def _put_on_record(self, step: int) -> None:
+        """What the step is about to be released from; refused where the record has another release of it."""
+        mechanism = self.mechanism
+        assert mechanism is not None
+        deviations = mechanism.deviations().values()
+        scales = struct.pack(f"{len(deviations)}d", *deviations)
+        self.record.take(
+            self._branch, step, derive_key(self._secret, "step", step, mechanism.digest, scales)[:16].hex()
+        )
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Lightning's order, with noise between the backward pass and the first hook that sees gradients."""
@@ -236,6 +241,8 @@ class PrivateStrategy(CheckpointStrategy):
         self._micro_batches += 1
         if self._micro_batches == self.chunks:
             step = module.trainer.global_step
+            if self.is_global_zero:
+                self._put_on_record(step)
             self._partial_sums.put_back()
             mechanism.privatize_(step, self._all_reduce if self.world_size > 1 else None)
             self._private_step, self._micro_batches = step, 0

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from lipdp_lightning.privacy import randomness
 from lipdp_lightning.privacy.randomness import (
     CounterStream,
     derive_key,
+    keyed_digest,
     new_secret,
     normals_from_words_,
     numeric_environment,
@@ -126,8 +128,8 @@ def test_successive_draws_share_no_block() -> None:
     normals = stream.normal(3)
     assert stream.position == 4
     assert not torch.isin(normals, CounterStream(KEY).normal(3)).any()
-    whole = CounterStream(KEY).normal(3 * 32_768)  # three of the chunks of which normals are made
-    assert torch.equal(CounterStream(KEY, position=16_384).normal(2 * 32_768, threads=2), whole[32_768:])
+    whole = CounterStream(KEY).normal(3 << 17)  # three of the chunks of which normals are made
+    assert torch.equal(CounterStream(KEY, position=1 << 16).normal(2 << 17, threads=2), whole[1 << 17 :])
     assert stream.bytes(0) == b"" and stream.normal(0).numel() == 0 and stream.position == 4
 
 
@@ -138,7 +140,7 @@ def test_bytes_are_uniform() -> None:
     assert abs(int(top_bits.sum()) - (1 << 15)) < 4 * math.sqrt(1 << 16) / 2
 
 
-@pytest.mark.parametrize("count", [1, 2, 15, 32_767, 32_769, 300_001])
+@pytest.mark.parametrize("count", [1, 2, 15, 131_071, 131_073, 300_001])
 def test_normals_are_the_same_for_any_thread_count(count: int) -> None:
     single = CounterStream(KEY).normal(count)
     assert single.dtype == torch.float64 and single.device.type == "cpu" and single.shape == (count,)
@@ -177,6 +179,26 @@ def test_extreme_words_give_finite_normals_beyond_eight() -> None:
     assert values.max() == pytest.approx(math.sqrt(2 * 63 * math.log(2)), rel=1e-12)
     assert values.min() == pytest.approx(-values.max().item(), rel=1e-12)
     assert transform([highest], [0])[0] == 0.0  # u = 1, not log(0)
+
+
+def error_of_box_muller() -> float:
+    """Largest difference from r cos(a) and r sin(a) in extended precision, over r and what rounding u does to r."""
+    half = 1 << 14
+    words = CounterStream(KEY).uint64(2 * half)
+    out = torch.empty(2 * half, dtype=torch.float64)
+    normals_from_words_(torch.from_numpy(words.view(np.int64).copy()), out, torch.empty(half, dtype=torch.float64))
+    uniform = ((words[:half] & np.uint64((1 << 63) - 1)).astype(np.longdouble) + 1) / np.longdouble(2**63)
+    angle = words[half:].view(np.int64).astype(np.longdouble) * (np.arctan(np.longdouble(1)) * 4 / 2**63)
+    radius = np.sqrt(-2 * np.log(uniform))
+    exact = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    allowed = np.tile(radius + 0.1 / radius, 2)
+    return float((np.abs(out.numpy() - exact) / allowed).max())
+
+
+def test_normals_are_those_of_box_muller_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert error_of_box_muller() < 2e-15
+    monkeypatch.setattr(randomness, "_SINE_OF_WORD", [0.0, *randomness._SINE_OF_WORD[1:]])
+    assert error_of_box_muller() > 1e-12
 
 
 def largest_of_53_bits() -> float:
@@ -224,9 +246,10 @@ def test_normals_pass_ks_variance_and_moderate_tails() -> None:
     for threshold in (3.0, 4.0):
         expected = 2 * stats.norm.sf(threshold) * 2e6
         assert abs(int((sample.abs() > threshold).sum()) - expected) < 4 * math.sqrt(expected)
-    first, second = sample[:16_384], sample[16_384:32_768]  # the cosines and sines of the same radii
-    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1].item()) < 4 / math.sqrt(16_384)
-    assert abs(torch.corrcoef(torch.stack([first**2, second**2]))[0, 1].item()) < 4 / math.sqrt(16_384)
+    half = 1 << 16
+    first, second = sample[:half], sample[half : 2 * half]  # the cosines and sines of the same radii
+    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1].item()) < 4 / math.sqrt(half)
+    assert abs(torch.corrcoef(torch.stack([first**2, second**2]))[0, 1].item()) < 4 / math.sqrt(half)
 
 
 @pytest.mark.slow
@@ -277,6 +300,20 @@ def changed_states() -> dict[str, bytes]:
 def test_every_change_of_state_changes_the_digest() -> None:
     states = changed_states()
     assert len(set(states.values())) == len(states) and {len(digest) for digest in states.values()} == {32}
+
+
+def test_a_keyed_digest_tells_every_bit_of_large_tensors_and_the_key() -> None:
+    large = {"a": torch.zeros(5000), "b": torch.zeros(70, 100)}
+    reference = keyed_digest(KEY, large)
+    assert reference == keyed_digest(KEY, {name: t.t().contiguous().t() for name, t in large.items()})
+    digests = {reference, keyed_digest(bytes(32), large), state_digest(large)}
+    digests.add(keyed_digest(KEY, {"a": large["a"], "b": large["b"].reshape(100, 70)}))
+    digests.add(keyed_digest(KEY, {"b": large["a"], "a": large["b"]}))
+    for name, place in (("a", 0), ("a", 4999), ("b", 3333)):
+        changed = {n: t.clone() for n, t in large.items()}
+        changed[name].view(-1).view(torch.int32)[place] ^= 1
+        digests.add(keyed_digest(KEY, changed))
+    assert len(digests) == 8 and {len(d) for d in digests} == {32}
 
 
 def test_digest_is_of_values_not_of_layout() -> None:

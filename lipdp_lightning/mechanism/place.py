@@ -1,0 +1,23 @@
+"""Where a process stands among those that share a step, and what they do together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .noise import Mode
+
+Reduce = Callable[[Tensor], None]
+Digest = bytes | Callable[[], bytes]  # known, or what to call for it
+Agree = Callable[[bytes], Digest]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among those that share the step."""
+
+    rank: int = 0
+    world_size: int = 1
+    mode: Mode = "distributed"

@@ -1,0 +1,156 @@
+"""What a step takes over from the one before, and when it must not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from private_step import Harness, make_plan, mlp, random_batch
+from torch import Tensor, nn
+
+from lipdp_lightning.mechanism.flat import PIECE, add_to, divide_into
+from lipdp_lightning.mechanism.mechanism import Mechanism
+from lipdp_lightning.mechanism.noise import NoisePrefetcher, NoiseSource
+from lipdp_lightning.mechanism.watched import WatchedTensors
+
+SECRET = bytes(range(16))
+
+
+def harness(kind: type[Mechanism] = Mechanism, **options: object) -> Harness:
+    torch.manual_seed(0)
+    return Harness(mlp(), (12,), make_plan(scaling="joint", max_norm=1.0, **options), kind=kind)
+
+
+def spectral(module: nn.Module) -> float:
+    return float(torch.linalg.matrix_norm(module.weight.detach().double(), 2))
+
+
+class NeverLooksAgain(Mechanism):
+    """Takes all weights for those that were projected."""
+
+    def _weights_digest(self) -> bytes:
+        return b"the same"
+
+
+def certified_after_growth(kind: type[Mechanism], through_data: bool) -> tuple[float, float]:
+    """Certified and true norm of the last layer after something enlarges it between two steps."""
+    own = harness(kind)
+    own.release(random_batch(20, (12,), 5))
+    own.mechanism.project_()
+    head = own.module.network[-1]
+    with torch.no_grad():
+        (head.weight.data if through_data else head.weight).mul_(3.0)
+    own.mechanism.begin_step(1)
+    node = next(n for n in own.mechanism.certificate.nodes if n.cotangent == own.mechanism.certificate.loss_lipschitz)
+    own.mechanism.close()
+    return node.lipschitz[0], spectral(head)
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_bounds_of_a_projection_serve_only_the_weights_it_left(through_data: bool) -> None:
+    certified, true = certified_after_growth(Mechanism, through_data)
+    assert certified >= true
+    certified, true = certified_after_growth(NeverLooksAgain, through_data)
+    assert certified < true
+
+
+def test_the_certificate_after_a_projection_measures_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = harness()
+    own.release(random_batch(20, (12,), 5))
+    own.mechanism.project_()
+    tracker = own.mechanism._projector._norms.tracker
+    assert tracker is not None
+    measured = tracker.update()
+    monkeypatch.setattr(tracker, "update", lambda: pytest.fail("measured twice"))
+    own.mechanism.begin_step(1)
+    used = own.mechanism._projector._norms._operator_bounds
+    # the same bounds up to rounding, and none above the radius
+    assert used == pytest.approx(measured, rel=1e-6) and max(used) <= 1.0
+    own.mechanism.close()
+
+
+@pytest.mark.parametrize("kind", ["fixed", "bjorck", "clip_singular", "frobenius"])
+def test_a_projection_that_certifies_its_result_is_not_certified_again(kind: str) -> None:
+    own = harness(projection=kind)
+    tracker = own.mechanism._projector._norms.tracker
+    assert tracker is not None
+    with torch.no_grad():
+        for parameter in own.module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))  # far enough for exact norms to fall due
+    own.mechanism.project_()
+    before = tracker.refreshes
+    bounds = tracker.update()
+    assert tracker.refreshes == before
+    for entry, bound in zip(tracker.entries, bounds, strict=True):
+        assert entry.exact_norm(entry.weight) <= bound * (1 + 1e-12)
+    own.mechanism.close()
+
+
+# ---- noise
+
+
+def test_a_draw_in_reused_memory_has_the_bits_of_a_fresh_one() -> None:
+    sizes, deviations = [40_001, 7], [0.5, 2.0]
+
+    def fresh(step: int) -> Tensor:
+        return NoiseSource(SECRET).draw(step, sizes, 0, 1, "distributed", bytes(32), deviations)
+
+    with NoisePrefetcher(NoiseSource(SECRET)) as prefetcher:
+        kept: list[Tensor] = []
+        places = []
+        for step in range(4):
+            if step % 2:
+                prefetcher.expect(deviations)
+            prefetcher.start(step, sizes, 0, 1, "distributed", bytes(32))
+            drawn = prefetcher.take(step, deviations)
+            assert torch.equal(drawn, fresh(step))
+            places.append(drawn.data_ptr())
+            if step:
+                prefetcher.give_back()
+            else:
+                kept.append(drawn)
+        assert torch.equal(kept[0], fresh(0)) and places[0] not in places[1:]  # it was not given back
+        assert len(set(places[1:])) == 1
+        prefetcher.expect(deviations)
+        prefetcher.start(9, sizes, 0, 1, "distributed", bytes(32))
+        with pytest.raises(AssertionError, match="other deviations"):
+            prefetcher.take(9, [0.5, 1.0])
+
+
+# ---- gradients and the flat vector
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_pieces_add_and_write_what_whole_tensors_do(layout: str) -> None:
+    torch.manual_seed(0)
+    shape = (512, 3, 10, 10)
+    assert PIECE < 512 * 300
+    parameter = nn.Parameter(torch.zeros(shape))
+    parameter.grad = torch.randn(shape)
+    if layout == "channels_last":
+        parameter.grad = parameter.grad.contiguous(memory_format=torch.channels_last)
+    values = parameter.grad.clone()
+    flat = torch.randn(values.numel(), dtype=torch.float64)
+    expected = (flat + 0.5 * values.double().reshape(-1)) / 7
+    add_to(flat, parameter.grad, 0.5)
+    divide_into(parameter, flat, 7.0)
+    assert torch.equal(parameter.grad.reshape(-1), expected.float())
+    assert parameter.grad.stride() == values.stride()
+
+
+# ---- the tensors of a model
+
+
+def test_replaced_and_added_tensors_are_seen() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)))
+    watched = WatchedTensors(model)
+    before = watched.versions()
+    assert before == watched.versions() and list(watched.named()) == list(model.state_dict())
+    with torch.no_grad():
+        model[1][0].weight.add_(1)
+    assert watched.versions() != before
+    model[1][0].weight = nn.Parameter(torch.zeros(3, 3))
+    assert watched.named()["1.0.weight"] is model[1][0].weight
+    model[1].append(nn.BatchNorm1d(3))
+    assert list(watched.named()) == [*dict(model.named_parameters()), *dict(model.named_buffers())]
+    model[0].register_buffer("mask", torch.ones(3))
+    assert "0.mask" in watched.named() and len(watched.modules()) == len(list(model.modules()))
