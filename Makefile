@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-slow test-slurm test-all lint format clean
+.PHONY: help setup demo test test-slow test-slurm check-speed test-all lint format clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test-slow: $(STAMP) ## the slow tests alone
 
 test-slurm: $(STAMP) ## jobs on a Slurm of one machine; needs root and Debian's slurm-wlm and munge
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slurm tests/slurm
+
+check-speed: $(STAMP) ## hold ratios of time and memory against bounds, on an idle machine
+	$(BIN)/lipdp bench --check
 
 test-all: test test-slow ## the fast tests, then the slow ones
 

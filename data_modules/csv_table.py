@@ -25,10 +25,16 @@ def read_csv(path: Path, schema: TableSchema) -> RawTable:
         # an empty line keeps the reader's line count that of the file
         lines = ("\n" if line.startswith(marker) else line for line in lines)
     reader = csv.reader(lines, delimiter=schema.delimiter, skipinitialspace=True, strict=True)
+    numbered: list[tuple[int, list[str]]] = []
+    start = 1
     try:
-        numbered = [(reader.line_num, row) for row in reader if row]
+        for row in reader:
+            if row:
+                numbered.append((reader.line_num, row))
+            start = reader.line_num + 1
     except csv.Error as error:
-        raise refusal(f"{path}, row {reader.line_num}: {error}", "check the quotes around that row") from None
+        # an open quote runs to the end of the file: what counts is where its row starts
+        raise refusal(f"{path}, row {start}: {error}", "check the quotes of that row") from None
     header: Sequence[str] | None = schema.names
     first = [name.strip() for name in numbered[0][1]] if numbered else []
     if numbered and (header is None or first == list(header)):  # some copies of a file have a header, others do not

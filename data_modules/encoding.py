@@ -97,7 +97,7 @@ def encode(table: RawTable, schema: TableSchema) -> tuple[Tensor, Tensor]:
     if problems:
         raise refusal(
             "; ".join(problems),
-            "correct the file or the declared ranges and categories; a missing marker goes under missing",
+            "correct the file or the declaration; `other: true` takes unlisted categories, `missing` the marks of none",
         )
     _add_crosses(x, schema)
     return torch.from_numpy(x), torch.from_numpy(y)

@@ -53,7 +53,7 @@ def test_composed_runs_without_sampling_show_the_composition() -> None:
     subject = subject_of(noise_multiplier=1.0, expected_batch_size=1000, steps=10, scaling="joint")
     plan = subject.plan
     sampler = plan_sampler(plan)
-    scores = run_scores(subject, sampler, 80, canary=gradient_canary(subject))
+    scores = run_scores(subject, sampler, 240, canary=gradient_canary(subject))
     claimed = privacy_bound(1.0, plan.delta, 1.0, 10, "pld").epsilon
     found = run_finding("whole runs", plan, scores, 0.01, claimed)
     assert not found.violated

@@ -110,6 +110,26 @@ def test_a_bad_array_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_published_file_of_another_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "tabular" / "nursery" / "nursery.data"
+    place.parent.mkdir(parents=True)
+    place.write_text("usual,proper,complete,1,convenient,convenient,nonprob,recommended,recommend\n" * 12_960)
+    data = {"class_path": "data_modules.Nursery", "init_args": {"root": str(tmp_path), "download": True}}
+    refused(tmp_path, configuration(tmp_path, data, 27), "nursery.data has the SHA-256", capsys)
+    assert place.is_file()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_target_outside_the_declared_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "people.csv").write_text("\n".join([HEADER, *ROWS[:5], "5,F,1.5", *ROWS[6:]]))
+    schema = yaml.safe_load(SCHEMA) | {"label": {"name": "y", "low": 0, "high": 1}}
+    files = {"path": str(tmp_path / "people.csv"), "schema": schema}
+    config = configuration(tmp_path, {"class_path": "data_modules.CSVTable", "init_args": files}, 3)
+    config.write_text(config.read_text().replace("binary_cross_entropy", "huber"))
+    refused(tmp_path, config, "row 7, column 'y': target 1.5 is outside the declared [0, 1]", capsys)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_picture_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)

@@ -92,7 +92,7 @@ BAD_TABLES = {
     "absent": ([HEADER.replace("age", "years"), *ROWS], "declared column 'age' is missing; column 'years' is not"),
     "delimiter": ([line.replace(",", ";") for line in (HEADER, *ROWS)], "declared column 'age' is missing"),
     "quotes": (swapped(4, '4,"4"4,F,no'), "row 6"),
-    "open quote": (swapped(39, '39,"39,F,no'), "row 41"),
+    "open quote": (swapped(4, '4,"4,F,no'), "row 6: "),
     "size": ([HEADER, *ROWS[:30]], "40 rows are declared and 30 exist"),
 }
 

@@ -6,6 +6,7 @@ import gzip
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def write(root: Path, file: str, schema: TableSchema, packed: bool, seed: int = 
     path.write_bytes(gzip.compress(data) if packed else data)
 
 
-def small(name: str, root: Path, options: dict[str, str]) -> NamedTable:
+def small(name: str, root: Path, options: dict[str, Any]) -> NamedTable:
     return type("Small", (getattr(tables, name),), {"declared_size": ROWS})(root=str(root), **options)
 
 
@@ -102,6 +103,19 @@ def test_a_missing_table_names_file_and_publisher(tmp_path: Path) -> None:
     (tmp_path / "tabular").mkdir()
     with pytest.raises(ValueError, match=r"nursery\.data.*\nHINT: .*UCI"):
         small("Nursery", tmp_path, {}).setup()
+
+
+def test_a_salt_moves_validation_rows_and_no_test_row(tmp_path: Path) -> None:
+    def split(salt: str) -> list[torch.Tensor]:
+        options = {"test_fraction": 0.3, "validation_fraction": 0.3, "salt": salt}
+        module = small("WineQuality", tmp_path, options)
+        module.setup()
+        return [part.x for part in (module._train, module._validation, module._test)]  # type: ignore[union-attr]
+
+    write(tmp_path, tables.WineQuality.file, SCHEMAS["WineQuality"], False)
+    (_, kept, test), (_, moved, still) = split("lipdp"), split("fold 1")
+    assert torch.equal(test, still) and len(test)
+    assert kept.shape != moved.shape or not torch.equal(kept, moved)
 
 
 def test_unknown_target_is_refused(tmp_path: Path) -> None:

@@ -10,8 +10,15 @@ from typing import Any
 
 import pytest
 
-from lipdp_lightning.reproduce.entries import table_5_4, table_5_4_search
-from lipdp_lightning.reproduce.entry import Options, checked_cells
+from lipdp_lightning.reproduce.entries import (
+    paper_bias,
+    paper_clipping_error,
+    paper_images,
+    paper_runtime,
+    table_5_4,
+    table_5_4_search,
+)
+from lipdp_lightning.reproduce.entry import Entry, Options, checked_cells
 from lipdp_lightning.reproduce.output import Output
 from lipdp_lightning.reproduce.reaccounting import as_published
 from lipdp_lightning.reproduce.tabular import METHODS, SETS, configuration, trained
@@ -106,3 +113,54 @@ def test_a_cell_meets_the_budget_and_repeats() -> None:
         first, again = trained(table, method, settings, 0), trained(table, method, settings, 0)
         assert first == again and first["certified_epsilon"] <= table.epsilon and first["accuracy"] > 0.85
         assert json.dumps(first)
+
+
+# ---- figures
+
+
+@pytest.mark.parametrize(
+    "method, expected",
+    [("clipping", (-0.01765, -0.94221)), ("joint scaling", (0.0, 0.0)), ("no clipping", (0.0, 0.0))],
+)
+def test_clipping_moves_the_optimum_from_every_start_and_scaling_by_inputs_does_not(
+    method: str, expected: tuple[float, float]
+) -> None:
+    for start in paper_bias.STARTS:
+        assert paper_bias.limit(method, start, points=200) == pytest.approx(expected, abs=2e-5)
+
+
+def test_a_front_holds_what_no_other_training_beats() -> None:
+    points = [(1.0, 0.8), (1.0, 0.7), (2.0, 0.75), (3.0, 0.9), (3.0, 0.9), (5.0, 0.85)]
+    made = [{"certified_epsilon": epsilon, "accuracy": accuracy} for epsilon, accuracy in points]
+    assert [(row["certified_epsilon"], row["accuracy"]) for row in paper_images.front(made)] == [(1.0, 0.8), (3.0, 0.9)]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [paper_bias.ENTRY, paper_clipping_error.ENTRY, paper_runtime.ENTRY, *paper_images.ENTRIES],
+    ids=lambda e: e.name,
+)
+def test_the_figures_have_cells_in_both_sizes(entry: Entry) -> None:
+    assert 0 < len(checked_cells(entry, Options(quick=True))) <= len(checked_cells(entry, Options()))
+
+
+def test_the_figures_train_at_the_stated_budget() -> None:
+    from lipdp_lightning.commands.experiment import parse_experiment
+
+    for method in paper_images.METHODS:
+        config = paper_images.configuration("MNIST", method, 2.0, 0)
+        assert config["privacy"]["epsilon"] == 2.0 and config["privacy"]["delta"] == paper_images.DELTA
+        clips = config["privacy"].get("clip_norm"), config["privacy"].get("loss_clip")
+        assert clips == {0: (0.3, None), 1: (None, None), 2: (None, 0.3)}[paper_images.METHODS.index(method)]
+    for method in paper_runtime.METHODS:
+        content = json.dumps(paper_runtime.configuration("MNIST", method, 256, 1))
+        plan = parse_experiment(["--config", content], None, "off").plan
+        assert plan.expected_batch_size == 256 and plan.certified is (method != "no privacy")
+
+
+@needs_data
+@pytest.mark.slow
+def test_the_error_of_clipping_is_measured_and_grows() -> None:
+    first, later = (paper_clipping_error.run({"data": "Dropout", "iteration": n, "seed": 0}) for n in (0, 25))
+    ratios = [float(row["clipping_error"]) / float(row["clipped_gradient"]) for row in (first, later)]  # type: ignore
+    assert ratios[1] > 2 * ratios[0] and first["certified_epsilon"] == math.inf

@@ -95,7 +95,9 @@ def finish(rows: Rows, out: Output) -> str:
         line = [row for row in table(rows) if row["data"] == data]
         figure, axes = new_figure(f"Error of the clipped gradient, {data}")
         for column, label in (("clipping_error", "|g - clip(g)|"), ("clipped_gradient", "|clip(g)|")):
-            axes.plot([number(r["iteration"]) for r in line], [number(r[column]) for r in line], "o-", label=label)
+            places, heights = ([number(row[name]) for row in line] for name in ("iteration", column))
+            errors = [number(row.get(f"{column} (sd)") or 0.0) for row in line]
+            axes.errorbar(places, heights, yerr=errors, marker="o", markersize=4, capsize=2, label=label)
         label_axes(axes, "iteration", "norm of the mean")
         axes.legend()
         out.figure(figure, f"error and norm of the mean clipped gradient on {data}", data.lower())
