@@ -24,7 +24,7 @@ from .allocation import Allocation, allocate, joint_thresholds
 from .choice import make_scaling, scaling_at
 from .flat import add_to, divide_into
 from .noise import NoisePrefetcher, NoiseSource
-from .place import Agree, Digest, Reduce
+from .place import Agree, Reduce
 from .place import Place as Place
 from .projector import Projector
 from .scaling import BatchMax, Radii, quantile_step
@@ -83,7 +83,7 @@ class Mechanism:
         self._step: int | None = None
         self._drawn = 0
         self.checksum = b""
-        self._digest: Digest = b""
+        self.digest = b""
         self.deviations()  # shares that fit no group are refused here and not in the first step
 
     def close(self) -> None:
@@ -98,8 +98,7 @@ class Mechanism:
 
         ``checksum`` is then the same on every process that shares the step. ``digest`` names all that the
         step's release is a function of, besides the secret: ``agree`` turns the digests of all processes into one,
-        so that a replay with a change on any of them draws fresh noise on each, and replicated noise is one draw;
-        or returns a function that waits for it, called by the thread that draws.
+        so that a replay with a change on any of them draws fresh noise on each, and replicated noise is one draw.
         """
         if self._step == step:
             assert self._certified_versions == self._versions(), "the weights changed between two micro-batches"
@@ -116,13 +115,9 @@ class Mechanism:
         public = *self._context, bounds_of(self.certificate)
         self.checksum = state_digest(self._radii(), weights, *public)
         own = state_digest({}, self.checksum, numeric_environment())
-        self._digest = own if agree is None else agree(own)
+        self.digest = own if agree is None else agree(own)
         self._noise.expect(self._deviations_with_votes())
-        self._noise.start(step, self._sizes(), self.place.rank, self.place.world_size, self.place.mode, self._digest)
-
-    @property
-    def digest(self) -> bytes:
-        return self._digest if isinstance(self._digest, bytes) else self._digest()
+        self._noise.start(step, self._sizes(), self.place.rank, self.place.world_size, self.place.mode, self.digest)
 
     def count_examples(self, drawn: int) -> None:
         """Begin a micro-batch. batch_max alone reads how many examples it holds, and divides by it, as printed."""

@@ -10,8 +10,7 @@ from torch import Tensor
 from .noise import Mode
 
 Reduce = Callable[[Tensor], None]
-Digest = bytes | Callable[[], bytes]  # known, or what to call for it
-Agree = Callable[[bytes], Digest]
+Agree = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True)

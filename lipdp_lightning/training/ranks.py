@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -40,24 +39,6 @@ class Ranks:
     def agree(self, own: bytes) -> bytes:
         """One digest of every rank's bytes, the same on all: what differs on any rank changes it everywhere."""
         return own if self.world_size == 1 else hashlib.sha256(b"".join(self.gather(own))).digest()
-
-    def agree_later(self, own: bytes) -> Callable[[], bytes]:
-        """The same without waiting here: a function that waits for the others, for any thread, once or more often."""
-        if self.world_size == 1:
-            return lambda: own
-        sent = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(self.device)
-        received = [torch.empty_like(sent) for _ in range(self.world_size)]
-        under_way = torch.distributed.all_gather(received, sent, async_op=True)
-        lock, found = threading.Lock(), bytearray()
-
-        def agreed() -> bytes:
-            with lock:
-                if not found:
-                    under_way.wait()
-                    found.extend(hashlib.sha256(b"".join(bytes(tensor.tolist()) for tensor in received)).digest())
-            return bytes(found)
-
-        return agreed
 
     def from_first(self, action: Callable[[], Result]) -> Result:
         """The result of ``action`` on rank 0; where it fails there, every rank raises instead of waiting."""
