@@ -88,7 +88,8 @@ def test_a_killed_run_continues(calls: Path, tmp_path: Path) -> None:
     """Ctrl-C ends the workers too; what was finished stays, and is not run again."""
     (calls / "wait-other-0.1-0").touch()
     code = (
-        "import sys, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"  # a job in the background has none
+        # a job in the background ignores the signal
+        "import sys, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "from lipdp_lightning.commands import reproduce as command;"
         "import lipdp_lightning.reproduce.catalogue as c; import tiny_entries;"
         "c.catalogue = lambda: {e.name: c.Listed(e, 'tiny_entries') for e in tiny_entries.ENTRIES};"
