@@ -147,7 +147,7 @@ class AtAnotherScale(Mechanism):
 
     def begin_step(self, step: int) -> None:
         super().begin_step(step)
-        self._noise.start(step, self._sizes(), 0, 1, "distributed", bytes(32))
+        self.sums.begin(step, self._sizes(), bytes(32), self._deviations_with_votes())
 
 
 def test_one_draw_at_two_scales_reveals_the_sum() -> None:

@@ -418,9 +418,16 @@ def test_votes_are_covered_by_their_noise() -> None:
 
 
 class NoiseInFloat32(Mechanism):
-    def _add_gradients(self, flat: Tensor) -> None:
-        flat.copy_(flat.float())
-        super()._add_gradients(flat)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        gradients = self.sums.gradients
+        add = gradients.add_to
+
+        def add_to_rounded(flat: Tensor, apart: Any, share: float) -> None:
+            flat.copy_(flat.float())
+            add(flat, apart, share)
+
+        gradients.add_to = add_to_rounded  # type: ignore[method-assign]
 
 
 def noise_has_all_its_bits(kind: type[Mechanism]) -> bool:

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +70,13 @@ class CanaryStrategy(PrivateStrategy):
         super().setup(trainer)
         mechanism = self.mechanism
         assert mechanism is not None
-        add, privatize = mechanism._add_gradients, mechanism.privatize_
+        sums, privatize = mechanism.sums, mechanism.privatize_
+        sums.whole = True  # the sum of a step is looked at as one vector
+        add = sums.gradients.add_to
 
-        def add_with_canaries(flat: Tensor) -> None:
+        def add_with_canaries(flat: Tensor, apart: Mapping[int, Tensor], share: float) -> None:
             noise = flat.clone()
-            add(flat)
+            add(flat, apart, share)
             # what the examples add is known to the worst-case observer, and subtracted from what is released
             self._examples = flat - noise
             present = torch.cat(self._present) if self._present else torch.empty(0, dtype=torch.int64)
@@ -85,7 +87,7 @@ class CanaryStrategy(PrivateStrategy):
             privatize(step, reduce)
             self._observe(mechanism)
 
-        mechanism._add_gradients = add_with_canaries  # type: ignore[method-assign]
+        sums.gradients.add_to = add_with_canaries  # type: ignore[method-assign]
         mechanism.privatize_ = privatize_and_look  # type: ignore[method-assign]
 
     def _sizes(self, mechanism: Mechanism) -> Tensor:

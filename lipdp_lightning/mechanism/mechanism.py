@@ -22,8 +22,8 @@ from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key, keyed_digest, numeric_environment, state_digest
 from .allocation import Allocation, allocate, joint_thresholds
 from .choice import make_scaling, scaling_at
-from .flat import add_to, divide_into
-from .noise import NoisePrefetcher, NoiseSource
+from .noise import NoiseSource
+from .noisy_sums import NoisySums
 from .place import Agree, Reduce
 from .place import Place as Place
 from .projector import Projector
@@ -75,8 +75,9 @@ class Mechanism:
         named = dict(model.named_parameters())
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
         self._numels = {group.name: group.numel for group in self.certificate.groups}
-        self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
-        self._noise = NoisePrefetcher(NoiseSource(secret, secure=plan.secure))
+        trained = [named[n] for group in self.certificate.groups for n in group.parameters]
+        self._device = trained[0].device
+        self.sums = NoisySums(trained, NoiseSource(secret, secure=plan.secure), self.place)
         self._projector = Projector(certifier, plan, self.certificate, named)
         self._shared_out: tuple[dict[str, float], dict[str, float]] = {}, {}
         self._certified_versions: tuple[int, ...] = ()
@@ -88,7 +89,7 @@ class Mechanism:
 
     def close(self) -> None:
         """Detach from the model and end the noise thread."""
-        self._noise.close()
+        self.sums.close()
         self.scaling.detach(self.model)
 
     # ---- the step
@@ -116,8 +117,7 @@ class Mechanism:
         self.checksum = state_digest(self._radii(), weights, *public)
         own = state_digest({}, self.checksum, numeric_environment())
         self.digest = own if agree is None else agree(own)
-        self._noise.expect(self._deviations_with_votes())
-        self._noise.start(step, self._sizes(), self.place.rank, self.place.world_size, self.place.mode, self.digest)
+        self.sums.begin(step, self._sizes(), self.digest, self._deviations_with_votes())
 
     def count_examples(self, drawn: int) -> None:
         """Begin a micro-batch. batch_max alone reads how many examples it holds, and divides by it, as printed."""
@@ -139,27 +139,17 @@ class Mechanism:
         """
         assert self._step == step, f"privatize_({step}) without begin_step({step})"
         assert self._certified_versions == self._versions(), "the weights changed between forward and privatize_"
-        noise = self._noise.take(step, self._deviations_with_votes())
-        device = self._parameters[0][0].device
-        total = noise.to(device)
-        if self.place.mode == "replicated" and reduce is not None:
-            sums = torch.zeros_like(total)
-            self._add_gradients(sums)
-            reduce(sums)
-            total += sums
-        else:
-            self._add_gradients(total)
-            if reduce is not None:
-                reduce(total)
-        self._update_radii(total)
-        self._write_back(total, self._divisor())
-        self._noise.give_back()
+        deviations, divisor = self._deviations_with_votes(), self._divisor()
+        apart = self.scaling.take_sums()  # the examples vote here at the latest
+        votes = self._take_votes()
+        # the mean over views; taken in the loss, it would come before the clips
+        self._update_radii(self.sums.release_(deviations, apart, votes, 1 / self.views, divisor, reduce))
         self._step = None
 
     def project_(self) -> None:
         """Put every layer back into its norm ball."""
         bounds = self._projector.project_()
-        if bounds is not None and self._parameters[0][0].device.type == "cpu":  # elsewhere a digest is slow
+        if bounds is not None and self._device.type == "cpu":  # elsewhere a digest is slow
             self._projector.projected(self._weights_digest(), bounds)
 
     # ---- public numbers of the present step
@@ -243,38 +233,27 @@ class Mechanism:
             vote_deviation = self.plan.radius_noise_multiplier * math.hypot(*self._votes_of_one()) / 2
         return [by_name[group.name] for group in self.certificate.groups] + [vote_deviation] * len(votes)
 
-    def _add_gradients(self, flat: Tensor) -> None:
-        offset, apart = 0, self.scaling.take_sums()
-        for parameters in self._parameters:
-            for parameter in parameters:
-                segment = flat[offset : offset + parameter.numel()]
-                for part in (parameter.grad, apart.get(id(parameter))):
-                    if part is not None:
-                        # the mean over views; taken in the loss, it would come before the clips
-                        add_to(segment, part, 1 / self.views)
-                offset += parameter.numel()
-        if isinstance(self.scaling, Radii) and self.scaling.counting:
-            for i, path in enumerate(self._votes()):
+    def _take_votes(self) -> Tensor:
+        """The sums of votes of this step, float64; of a radius without votes, zero."""
+        names = self._votes()
+        sums = torch.zeros(len(names), dtype=torch.float64, device=self._device)
+        if names:
+            assert isinstance(self.scaling, Radii)
+            for i, path in enumerate(names):
                 votes = self.scaling.below.get(path)
                 if votes is not None:
-                    flat[offset + i].add_(votes, alpha=1 / self.views)
+                    sums[i] += votes
             self.scaling.below = {}
+        return sums
 
-    def _write_back(self, flat: Tensor, divisor: float) -> None:
-        offset = 0
-        for parameters in self._parameters:
-            for parameter in parameters:
-                divide_into(parameter, flat[offset : offset + parameter.numel()], divisor)
-                offset += parameter.numel()
-
-    def _update_radii(self, total: Tensor) -> None:
+    def _update_radii(self, sums: Tensor) -> None:
         """Radii of the next step from the noisy votes; post-processing of this release."""
         votes = self._votes()
         if not votes:
             return
         assert isinstance(self.scaling, Radii) and self.plan.radius_quantile is not None
-        sums = (total[-len(votes) :] / self.plan.expected_batch_size).tolist()
-        for path, balance, uses in zip(votes, sums, self._votes_of_one(), strict=True):
+        shares = (sums / self.plan.expected_batch_size).tolist()
+        for path, balance, uses in zip(votes, shares, self._votes_of_one(), strict=True):
             share = balance / uses + 0.5
             self.scaling.radii[path] = quantile_step(self.scaling.radii[path], share, self.plan.radius_quantile)
 

@@ -16,7 +16,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key
+from lipdp_lightning.privacy.randomness import CounterStream, Visit, derive_key
+
+from .flat import Segments
 
 Mode = Literal["distributed", "replicated"]
 
@@ -86,12 +88,46 @@ class NoiseSource:
         self, step: int, sizes: Sequence[int], rank: int, world_size: int, mode: Mode, digest: bytes
     ) -> Tensor:
         """The same draw before scaling: standard normals, needed before the deviations are known."""
+        key = self._key(step, sizes, rank, world_size, mode, digest)
+        if self._samples == 1:
+            return CounterStream(key).normal(sum(sizes), self._threads, self._reusable())
+        return self._summed(key, sum(sizes))
+
+    def visit(
+        self,
+        step: int,
+        sizes: Sequence[int],
+        rank: int,
+        world_size: int,
+        mode: Mode,
+        digest: bytes,
+        deviations: Sequence[float],
+        visit: Visit,
+    ) -> None:
+        """The noise of ``draw`` in pieces, which the visitor may overwrite: no more than a few are held at once.
+
+        ``visit(start, piece)`` is called in any order, with several threads at once.
+        """
+        key = self._key(step, sizes, rank, world_size, mode, digest)
+        scales, segments = _scales(sizes, deviations, world_size, mode), Segments(sizes)
+
+        def scaled(start: int, piece: Tensor) -> None:
+            values = piece.numpy()
+            for index, first, last in segments.within(start, start + len(piece)):
+                values[first - start : last - start] *= scales[index]
+            visit(start, piece)
+
+        if self._samples == 1:
+            CounterStream(key).visit_normals(segments.total, scaled, self._threads)
+        else:
+            scaled(0, self._summed(key, segments.total))
+
+    def _key(self, step: int, sizes: Sequence[int], rank: int, world_size: int, mode: Mode, digest: bytes) -> bytes:
         _check_request(step, sizes, rank, world_size, mode, digest)
         owner = _SHARED if mode == "replicated" else rank
-        key = derive_key(self._secret, "noise", step, owner, world_size, digest, *sizes)
-        total = sum(sizes)
-        if self._samples == 1:
-            return CounterStream(key).normal(total, self._threads, self._reusable())
+        return derive_key(self._secret, "noise", step, owner, world_size, digest, *sizes)
+
+    def _summed(self, key: bytes, total: int) -> Tensor:
         noise = torch.zeros(total, dtype=torch.float64, device="cpu")
         for sample in range(self._samples):
             noise.add_(gaussian(derive_key(key, "sample", sample), total, self._threads))
@@ -110,6 +146,16 @@ class NoiseSource:
 
 def scale_(noise: Tensor, sizes: Sequence[int], deviations: Sequence[float], world_size: int, mode: Mode) -> Tensor:
     """Multiply segment k of the flat buffer by one rank's deviation: over ranks, variances add."""
+    # by numpy: torch would start a team of threads of its own for the thread that draws, and from then on the teams of
+    # both threads sleep instead of waiting actively, which costs the forward and backward pass a third of their time
+    values, start = noise.numpy(), 0
+    for size, scale in zip(sizes, _scales(sizes, deviations, world_size, mode), strict=True):
+        values[start : start + size] *= scale
+        start += size
+    return noise
+
+
+def _scales(sizes: Sequence[int], deviations: Sequence[float], world_size: int, mode: Mode) -> list[float]:
     problems = [
         f"the noise deviation of group {index} is {deviation}; noise needs a finite deviation >= 0."
         for index, deviation in enumerate(deviations)
@@ -120,13 +166,7 @@ def scale_(noise: Tensor, sizes: Sequence[int], deviations: Sequence[float], wor
     if problems:
         raise ValueError("\n".join([*problems, "HINT: take sizes and deviations from the same certificate."]))
     share = math.sqrt(world_size) if mode == "distributed" else 1.0
-    # by numpy: torch would start a team of threads of its own for the thread that draws, and from then on the teams of
-    # both threads sleep instead of waiting actively, which costs the forward and backward pass a third of their time
-    values, start = noise.numpy(), 0
-    for size, deviation in zip(sizes, deviations, strict=True):
-        values[start : start + size] *= deviation / share
-        start += size
-    return noise
+    return [deviation / share for deviation in deviations]
 
 
 def _check_request(step: int, sizes: Sequence[int], rank: int, world_size: int, mode: str, digest: bytes) -> None:

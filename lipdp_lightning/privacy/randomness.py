@@ -35,10 +35,12 @@ _WORD_BYTES = 8
 _ZEROS = bytes(1 << 20)  # encrypting zeros yields the key stream itself
 # Normals are made in chunks of this many: small enough for the cache, and large enough that threads which take turns
 # at Python's lock between two calls of numpy seldom wait for it.
-_CHUNK = len(_ZEROS) // _WORD_BYTES
+_CHUNK = 1 << 16
 _SHORT = 1 << 14  # bytes that are hashed as they are
 _AUTHENTICATED = 1 << 30  # bytes of one authentication code, which takes less than 2^31
 _LOW_63_BITS = (1 << 63) - 1
+
+Visit = Callable[[int, Tensor], None]
 
 
 def new_secret() -> bytes:
@@ -229,27 +231,40 @@ class CounterStream:
         whole = None if out is None else out._base if out._base is not None else out
         if whole is None or whole.numel() != total or whole.dtype != torch.float64 or whole.device.type != "cpu":
             whole = torch.empty(total, dtype=torch.float64, device="cpu")
-        out = whole
+        self._make_normals(total, threads, whole, None)
+        return whole[:count]
+
+    def visit_normals(self, count: int, visit: Visit, threads: int = 1) -> None:
+        """The same draw, never held as a whole: ``visit(start, piece)`` for every chunk, which is the visitor's until
+        it returns. Chunks come in any order, with several threads at once.
+        """
+        assert count >= 0 and threads >= 1
+        self._make_normals(count + count % 2, threads, None, lambda start, piece: visit(start, piece[: count - start]))
+
+    def _make_normals(self, total: int, threads: int, whole: Tensor | None, visit: Visit | None) -> None:
+        position, largest = self.position, min(_CHUNK, total)
+
+        def make(starts: Iterable[int]) -> None:
+            buffer = _buffer(largest * _WORD_BYTES)
+            words = torch.from_numpy(buffer[: largest * _WORD_BYTES].view(np.int64))
+            own = torch.empty(largest if whole is None else 0, dtype=torch.float64, device="cpu")
+            scratch = torch.empty(largest // 2, dtype=torch.float64, device="cpu")
+            for start in starts:
+                size = min(_CHUNK, total - start)
+                piece = own[:size] if whole is None else whole[start : start + size]
+                self._encrypt(buffer, size * _WORD_BYTES, position + start * _WORD_BYTES // BLOCK_BYTES)
+                normals_from_words_(words[:size], piece, scratch[: size // 2])
+                if visit is not None:
+                    visit(start, piece)
+
         chunks = range(0, total, _CHUNK)
         workers = min(threads, len(chunks))
         if workers <= 1:
-            self._fill_normals(out, self.position, chunks)
+            make(chunks)
         else:
             with ThreadPoolExecutor(workers) as pool:
-                shares = [chunks[worker::workers] for worker in range(workers)]
-                list(pool.map(lambda share: self._fill_normals(out, self.position, share), shares))
+                list(pool.map(make, [chunks[worker::workers] for worker in range(workers)]))
         self.position += _blocks(total * _WORD_BYTES)
-        return out[:count]
-
-    def _fill_normals(self, out: Tensor, position: int, starts: Iterable[int]) -> None:
-        largest = min(_CHUNK, out.numel())
-        buffer = _buffer(largest * _WORD_BYTES)
-        words = torch.from_numpy(buffer[: largest * _WORD_BYTES].view(np.int64))
-        scratch = torch.empty(largest // 2, dtype=torch.float64, device="cpu")
-        for start in starts:
-            size = min(_CHUNK, out.numel() - start)
-            self._encrypt(buffer, size * _WORD_BYTES, position + start * _WORD_BYTES // BLOCK_BYTES)
-            normals_from_words_(words[:size], out[start : start + size], scratch[: size // 2])
 
     def _draw(self, count: int) -> npt.NDArray[np.uint8]:
         assert count >= 0

@@ -7,7 +7,7 @@ import torch
 from private_step import Harness, make_plan, mlp, random_batch
 from torch import Tensor, nn
 
-from lipdp_lightning.mechanism.flat import PIECE, add_to, divide_into
+from lipdp_lightning.mechanism.flat import PIECE, FlatGradients, Release
 from lipdp_lightning.mechanism.mechanism import Mechanism
 from lipdp_lightning.mechanism.noise import NoisePrefetcher, NoiseSource
 from lipdp_lightning.mechanism.watched import WatchedTensors
@@ -120,7 +120,8 @@ def test_a_draw_in_reused_memory_has_the_bits_of_a_fresh_one() -> None:
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_pieces_add_and_write_what_whole_tensors_do(layout: str) -> None:
+@pytest.mark.parametrize("way", ["whole", "pieces"])
+def test_pieces_add_and_write_what_whole_tensors_do(layout: str, way: str) -> None:
     torch.manual_seed(0)
     shape = (512, 3, 10, 10)
     assert PIECE < 512 * 300
@@ -131,8 +132,15 @@ def test_pieces_add_and_write_what_whole_tensors_do(layout: str) -> None:
     values = parameter.grad.clone()
     flat = torch.randn(values.numel(), dtype=torch.float64)
     expected = (flat + 0.5 * values.double().reshape(-1)) / 7
-    add_to(flat, parameter.grad, 0.5)
-    divide_into(parameter, flat, 7.0)
+    gradients = FlatGradients([parameter])
+    if way == "whole":
+        gradients.add_to(flat, {}, 0.5)
+        gradients.write(flat, 7.0)
+    else:
+        release, cut = Release(gradients, {}, 0.5, 7.0), PIECE + 3
+        for start in reversed(range(0, len(flat), cut)):
+            release.complete(start, flat[start : start + cut])
+        release.end()
     assert torch.equal(parameter.grad.reshape(-1), expected.float())
     assert parameter.grad.stride() == values.stride()
 

@@ -1,0 +1,110 @@
+"""Where noise meets the summed gradients: on one CPU piece by piece, elsewhere as one flat float64 vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .flat import FlatGradients, Release
+from .noise import Mode, NoisePrefetcher, NoiseSource
+from .place import Place, Reduce
+
+
+class NoisySums:
+    """The sums that a step releases: gradients of all parameters, and votes beside them.
+
+    Guarantee: what ``release_`` leaves behind is a function of the sum over ranks of (share * sums + noise), and every
+    entry of the flat vector (gradients, votes) has a draw of its own.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], source: NoiseSource, place: Place) -> None:
+        self.gradients, self._source, self._place = FlatGradients(parameters), source, place
+        self._device = parameters[0].device
+        self.prefetcher = NoisePrefetcher(source)
+        # As one vector, whose noise a thread draws during the passes, where a GPU computes these or ranks add vectors.
+        # On one CPU, passes and noise share the processors: nothing is gained by drawing earlier, and it would take 8
+        # bytes for every parameter while the passes need most memory. The released bits are the same.
+        self.whole = self._device.type != "cpu" or place.world_size > 1
+        self._request: tuple[int, Sequence[int], int, int, Mode, bytes] | None = None
+
+    def begin(self, step: int, sizes: Sequence[int], digest: bytes, deviations: Sequence[float]) -> None:
+        """What the noise of this step is a function of; the weights it was computed from must not change before
+        ``release_``.
+        """
+        self._request = (step, sizes, self._place.rank, self._place.world_size, self._place.mode, digest)
+        if self.whole:
+            self.prefetcher.expect(deviations)
+            self.prefetcher.start(*self._request)
+
+    def release_(
+        self,
+        deviations: Sequence[float],
+        apart: Mapping[int, Tensor],
+        votes: Tensor,
+        share: float,
+        divisor: float,
+        reduce: Reduce | None,
+    ) -> Tensor:
+        """grad <- (sum over ranks of share * (grad + apart) + noise) / divisor, in place; the noisy votes.
+
+        ``apart`` holds sums that are not in a parameter's grad, by the parameter's id. ``reduce`` sums a float64 tensor
+        over ranks. In distributed mode the noise is added before it, so no process ever holds an un-noised sum; a rank
+        without gradients contributes zeros.
+        """
+        assert self._request is not None, "release_() without begin()"
+        if reduce is None and not self.whole:
+            noisy = self._in_pieces(deviations, apart, votes * share, share, divisor)
+        else:
+            noisy = self._as_a_whole(deviations, apart, votes * share, share, divisor, reduce)
+        self._request = None
+        return noisy
+
+    def close(self) -> None:
+        """End the noise thread."""
+        self.prefetcher.close()
+
+    def _in_pieces(
+        self, deviations: Sequence[float], apart: Mapping[int, Tensor], votes: Tensor, share: float, divisor: float
+    ) -> Tensor:
+        assert self._request is not None
+        numel = self.gradients.segments.total
+        release = Release(self.gradients, apart, share, divisor)
+
+        def complete(start: int, piece: Tensor) -> None:
+            of_gradients = max(0, min(len(piece), numel - start))
+            release.complete(start, piece[:of_gradients])
+            if of_gradients < len(piece):
+                first = start + of_gradients - numel
+                votes[first : first + len(piece) - of_gradients] += piece[of_gradients:]
+
+        self._source.visit(*self._request, deviations, complete)
+        release.end()
+        return votes
+
+    def _as_a_whole(
+        self,
+        deviations: Sequence[float],
+        apart: Mapping[int, Tensor],
+        votes: Tensor,
+        share: float,
+        divisor: float,
+        reduce: Reduce | None,
+    ) -> Tensor:
+        assert self._request is not None
+        if not self.whole:
+            self.prefetcher.start(*self._request)
+        total = self.prefetcher.take(self._request[0], deviations).to(self._device)
+        replicated = self._place.mode == "replicated" and reduce is not None
+        sums = torch.zeros_like(total) if replicated else total
+        self.gradients.add_to(sums, apart, share)
+        sums[self.gradients.segments.total :] += votes
+        if reduce is not None:
+            reduce(sums)
+        if replicated:
+            total += sums
+        noisy = total[self.gradients.segments.total :].clone()  # its memory is given back
+        self.gradients.write(total, divisor)
+        self.prefetcher.give_back()
+        return noisy
