@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 CERTIFIED_SCALINGS = ("worst_case", "layerwise", "joint", "radius")
@@ -45,12 +46,12 @@ class GroupBound:
     numel: int
     uses: tuple[UseBound, ...]
 
-    @property
+    @cached_property
     def worst_case(self) -> float:
         """Delta_k = sum over uses of l * n, for unscaled gradients."""
         return sum(u.cotangent_bound * u.gradient_factor for u in self.uses)
 
-    @property
+    @cached_property
     def layerwise(self) -> float:
         """Delta_k = sum over uses of l, for gradients divided by the example's own n_ik; unscalable uses keep l * n."""
         return sum(u.cotangent_bound * (1.0 if u.scalable else u.gradient_factor) for u in self.uses)

@@ -21,7 +21,8 @@ from .checks import (
     unbounded,
 )
 from .cotangents import CotangentWalk
-from .groups import grouped
+from .groups import Groups
+from .held import HeldTensors
 from .losses import Loss
 from .registry import Rule, function_rule, module_rule
 from .rounded_norms import RoundedNorms
@@ -34,13 +35,18 @@ __all__ = ["CertificationError", "Certifier", "certify"]
 
 @dataclass(frozen=True)
 class _Step:
-    """A node prepared once; ``rule`` is None for the input and for a member of a tuple."""
+    """A node prepared once; ``rule`` is None for the input and for a member of a tuple.
+
+    ``flat``: its arguments are nodes and plain values, and hold no node deeper inside.
+    """
 
     node: fx.Node
+    name: str
     rule: Rule | None
     module: nn.Module | None
     reads: tuple[fx.Node, ...]
     shapes: tuple[tuple[int, ...], ...]
+    flat: bool
 
 
 class Certifier:
@@ -73,6 +79,9 @@ class Certifier:
             raise CertificationError(problems)
         propagate_shapes(self._graph, tuple(input_shape))
         self._steps = _prepare(self._graph)
+        self._operations = {
+            s.node: Operation(s.name, s.module, s.shapes[0], self._norms_used, s.shapes) for s in self._steps
+        }
         self._output = _output_node(self._graph)
         try:
             self.loss.lipschitz(self._output.meta["shape"])
@@ -82,7 +91,8 @@ class Certifier:
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
         self._model = model
-        self._names = {id(p): name for name, p in model.named_parameters()}
+        self._held = HeldTensors(model)
+        self._groups = Groups()
 
     def certify(self) -> Certificate:
         """Bounds for the weights as they are now."""
@@ -110,11 +120,9 @@ class Certifier:
             index = node.args[1]
             assert isinstance(index, int)
             return Bound(bounds[step.reads[0]].parts[index], 1.0)
-        operation = Operation(operation_name(node), step.module, step.shapes[0], self._norms_used, step.shapes)
-        args = fx.node.map_arg(node.args, lambda n: self._argument(n, bounds))
-        kwargs = fx.node.map_arg(node.kwargs, lambda n: self._argument(n, bounds))
+        args, kwargs = self._arguments(step, bounds)
         try:
-            bound = step.rule(operation, *args, **kwargs)
+            bound = step.rule(self._operations[node], *args, **kwargs)
         except (TypeError, AttributeError, IndexError) as error:
             raise Unbounded(
                 f"its rule does not take this call ({error})",
@@ -125,10 +133,18 @@ class Certifier:
                 f"its rule answers for {len(bound.slots)} argument slots, and {len(step.reads)} hold activations",
                 "return one Lipschitz constant for each activation that the operation reads",
             )
-        check_parameters(step.module, (args, kwargs), bound)
+        check_parameters(step.module, (args, kwargs.values()), bound)
         if self._compute_dtype == torch.bfloat16:
             check_accumulation(step.rule, step.module, bound)
         return self._with_margin(bound)
+
+    def _arguments(self, step: _Step, bounds: dict[fx.Node, Bound]) -> tuple[Any, Any]:
+        node = step.node
+        if step.flat:
+            values = [self._argument(a, bounds) if isinstance(a, fx.Node) else a for a in node.args]
+            return values, node.kwargs
+        args = fx.node.map_arg(node.args, lambda n: self._argument(n, bounds))
+        return args, fx.node.map_arg(node.kwargs, lambda n: self._argument(n, bounds))
 
     def _with_margin(self, bound: Bound) -> Bound:
         margin = self._margin
@@ -161,7 +177,7 @@ class Certifier:
         for step in self._steps:
             node, bound = step.node, bounds[step.node]
             shape = step.shapes[0]
-            nodes.append(NodeBound(node.name, operation_name(node), bound.norm, bound.slots, cotangent[node], shape))
+            nodes.append(NodeBound(node.name, step.name, bound.norm, bound.slots, cotangent[node], shape))
             for use in bound.uses:
                 record = UseBound(
                     node=node.name,
@@ -173,8 +189,9 @@ class Certifier:
                     scalable=bool(getattr(step.module, "scales_gradient", False)),
                 )
                 uses.append((use.parameters, record))
-        groups = grouped(uses, self._names)
-        problems = unbounded(groups, self._model)
+        named = self._held.named_parameters()
+        groups = self._groups.of(uses, named)
+        problems = unbounded(groups, named)
         if problems:
             raise CertificationError(problems)
         return Certificate(tuple(nodes), groups, at_output, self.input_bound, self._output.name)
@@ -235,7 +252,7 @@ def _prepare(graph: fx.GraphModule) -> list[_Step]:
             problems.append(Problem(node_path(node), f"{operation_name(node)} has no rule", hint))
         shapes = tuple(shape) if isinstance(shape, list) else (shape,)
         assert rule is None or callable(rule)
-        steps.append(_Step(node, rule, module, reads, shapes))
+        steps.append(_Step(node, operation_name(node), rule, module, reads, shapes, _is_flat(node)))
     if problems:
         raise CertificationError(problems)
     return steps
@@ -253,6 +270,15 @@ def _caps(steps: list[_Step], caps: Mapping[str, float], margin: float) -> dict[
     return {
         s.node: caps[str(s.node.target)] * margin for s in steps if s.module is not None and str(s.node.target) in caps
     }
+
+
+def _is_flat(node: fx.Node) -> bool:
+    """Whether none of its arguments is a container, and no named one a node."""
+    containers = (tuple, list, dict, slice)
+    named = node.kwargs.values()
+    return not any(isinstance(a, containers) for a in (*node.args, *named)) and not any(
+        isinstance(a, fx.Node) for a in named
+    )
 
 
 def _takes_member(node: fx.Node) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -53,19 +55,31 @@ def loss_problem(error: ValueError) -> Problem:
     return Problem("loss", reason.rstrip("."), hint.rstrip("."))
 
 
-def check_parameters(module: nn.Module | None, arguments: Any, bound: Bound) -> None:
-    """Every trained parameter that the operation holds or reads needs a bound on this use of it.
+def check_parameters(module: nn.Module | None, arguments: Sequence[Iterable[Any]], bound: Bound) -> None:
+    """Every trained parameter that the operation holds, or reads among its ``arguments``, needs a bound on this use.
 
     A bound on another use of the same parameter does not serve: the gradients of the uses add.
     """
-    read: list[nn.Parameter] = list(module.parameters()) if module is not None else []
-    fx.node.map_aggregate(arguments, lambda a: read.append(a) if isinstance(a, nn.Parameter) else None)
+    read = _parameters_of(module)
+    for argument in chain(*arguments):
+        if isinstance(argument, nn.Parameter):
+            read.append(argument)
+        elif isinstance(argument, tuple | list | dict | slice):
+            fx.node.map_aggregate(argument, lambda a: read.append(a) if isinstance(a, nn.Parameter) else None)
     covered = {id(p) for use in bound.uses for p in use.parameters}
     if any(p.requires_grad and id(p) not in covered for p in read):
         raise Unbounded(
             "its rule bounds no gradient for a trained parameter that it uses",
             "return a ParameterUse for it, or freeze it with requires_grad_(False)",
         )
+
+
+def _parameters_of(module: nn.Module | None) -> list[nn.Parameter]:
+    if module is None:
+        return []
+    if module._modules:
+        return list(module.parameters())
+    return [p for p in module._parameters.values() if p is not None]  # the same for a leaf, in a tenth of the time
 
 
 _KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract, rules.structure.multiply)
@@ -95,11 +109,11 @@ def _structural_problems(model: nn.Module) -> list[Problem]:
         return list(error.problems)
 
 
-def unbounded(groups: tuple[GroupBound, ...], model: nn.Module) -> list[Problem]:
+def unbounded(groups: tuple[GroupBound, ...], named: Mapping[str, nn.Parameter]) -> list[Problem]:
     """Trained parameters that no use bounds, and groups whose bound is not a number that noise can be scaled to."""
     problems = []
     covered = {name for group in groups for name in group.parameters}
-    for name, parameter in model.named_parameters():
+    for name, parameter in named.items():
         if parameter.requires_grad and name not in covered:
             hint = (
                 "freeze it with requires_grad_(False), remove it, or return a ParameterUse for it from the rule of "

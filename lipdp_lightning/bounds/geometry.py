@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -213,7 +215,18 @@ def kappa(
     over sizes, the product over axes of ceil(k gcd(s, d) / s), and any other mode that does pad is a
     ValueError.
     """
-    return kappa_of(convolution_axes(kernel_size, stride, dilation, padding, padding_mode, input_size))
+    given = kernel_size, stride, dilation, padding, padding_mode, input_size
+    return _kappa(*map(_hashable, given))
+
+
+@lru_cache(maxsize=1024)
+def _kappa(*geometry: Any) -> float:
+    """A certificate asks for that of every convolution at every step."""
+    return kappa_of(convolution_axes(*geometry))
+
+
+def _hashable(value: Any) -> Any:
+    return value if value is None or isinstance(value, int | str) else tuple(map(_hashable, value))
 
 
 def coverage(

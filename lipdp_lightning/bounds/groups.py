@@ -2,31 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from .certificate import GroupBound, UseBound
 
+Use = tuple[tuple[Tensor, ...], UseBound]
 
-def grouped(uses: list[tuple[tuple[Tensor, ...], UseBound]], names: dict[int, str]) -> tuple[GroupBound, ...]:
-    """Parameters that are used together, or share a tensor, are one group, named after its first parameter's layer."""
-    members: list[tuple[dict[int, Tensor], list[UseBound]]] = []
-    for parameters, use in uses:
-        merged, together = {id(p): p for p in parameters}, [use]
+
+@dataclass(frozen=True)
+class _Group:
+    name: str
+    labels: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    uses: tuple[int, ...]
+
+
+class Groups:
+    """Parameters that are used together, or share a tensor, are one group, named after its first parameter's layer.
+
+    Which ones do is worked out when uses read other tensors than the last time, or the model holds others.
+    """
+
+    def __init__(self) -> None:
+        self._read: list[tuple[Tensor, ...]] = []
+        self._named: Mapping[str, Tensor] = {}
+        self._groups: list[_Group] = []
+
+    def of(self, uses: Sequence[Use], named: Mapping[str, Tensor]) -> tuple[GroupBound, ...]:
+        """``named``: the model's parameters, in its order; another object if they are others than the last time."""
+        read = [parameters for parameters, _ in uses]
+        if named is not self._named or not _same(read, self._read):
+            self._read, self._named, self._groups = read, named, _work_out(read, named)
+        return tuple(
+            GroupBound(g.name, g.labels, sum(t.numel() for t in g.tensors), tuple(uses[i][1] for i in g.uses))
+            for g in self._groups
+        )
+
+
+def _same(one: Sequence[tuple[Tensor, ...]], other: Sequence[tuple[Tensor, ...]]) -> bool:
+    """Whether both hold the very same tensors; those held are alive, so that none can take the place of another."""
+    return len(one) == len(other) and all(
+        len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True)) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _work_out(read: Sequence[tuple[Tensor, ...]], named: Mapping[str, Tensor]) -> list[_Group]:
+    names = {id(tensor): name for name, tensor in named.items()}
+    order = {key: i for i, key in enumerate(names)}
+    members: list[tuple[dict[int, Tensor], list[int]]] = []
+    for index, parameters in enumerate(read):
+        merged, together = {id(p): p for p in parameters}, [index]
         for other in [m for m in members if merged.keys() & m[0].keys()]:
             members.remove(other)
             merged = {**other[0], **merged}
             together = other[1] + together
         members.append((merged, together))
-    order = {key: i for i, key in enumerate(names)}
     groups = []
     for tensors, together in members:
         keys = sorted(tensors, key=lambda k: order.get(k, len(order)))
         labels = tuple(names.get(k, "?") for k in keys)
         name = labels[0].rpartition(".")[0] or labels[0]
-        groups.append((order.get(keys[0], 0), name, labels, sum(tensors[k].numel() for k in keys), tuple(together)))
+        held = tuple(tensors[k] for k in keys)
+        groups.append((order.get(keys[0], 0), _Group(name, labels, held, tuple(together))))
     groups.sort(key=lambda g: g[0])
-    taken = [g[1] for g in groups]
-    return tuple(
-        GroupBound(labels[0] if taken.count(name) > 1 else name, labels, numel, together)
-        for _, name, labels, numel, together in groups
-    )
+    taken = [g.name for _, g in groups]
+    return [_Group(g.labels[0] if taken.count(g.name) > 1 else g.name, g.labels, g.tensors, g.uses) for _, g in groups]

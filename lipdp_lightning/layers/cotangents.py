@@ -31,11 +31,12 @@ class _Clip(torch.autograd.Function):
 
 def _weigh_rows(cotangent: Tensor, factor: Tensor, size: Tensor) -> Tensor:
     """Each row times its factor, rounded once; a row whose size or factor is not finite becomes zero, not NaN."""
-    finite = torch.isfinite(size) & torch.isfinite(factor) & (factor != 0)
+    # of an infinity and 0 the product is NaN, and of a row that is not finite so is its size, or an infinity
+    finite = (size * factor).abs() < math.inf
     shape = (-1, *(1,) * (cotangent.dim() - 1))
     # a factor in bfloat16 would add its own rounding, beyond the margin of the certificate
-    rows = torch.where(finite, factor, 0.0).reshape(shape)
-    return (torch.where(finite.reshape(shape), widened(cotangent), 0.0) * rows).to(cotangent.dtype)
+    weighed = widened(cotangent) * factor.reshape(shape)
+    return torch.where(finite.reshape(shape), weighed, 0.0).to(cotangent.dtype)
 
 
 class CotangentClip(nn.Module):

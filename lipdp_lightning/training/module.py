@@ -63,6 +63,12 @@ class PrivateModule(lightning.LightningModule):
     def input_bound(self) -> float:
         return self.bounded_input.bound
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_current_fx_name":  # Lightning writes this string forty times a step
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     # ---- private training
 
     def private_loss(self, radius: float | None) -> Loss:

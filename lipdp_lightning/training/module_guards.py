@@ -119,14 +119,13 @@ class LiveChecks:
         self._tensors = WatchedTensors(module)
         self._trained = self._flags()
 
-    def _flags(self) -> tuple[bool, ...]:
-        return tuple(p.requires_grad for p in self._tensors.parameters())
+    def _flags(self) -> list[bool]:
+        return [p.requires_grad for p in self._tensors.parameters()]
 
     def _any_hook(self) -> bool:
-        on_parameters = any(
-            p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in self._tensors.parameters()
-        )
-        return on_parameters or any(m._backward_hooks or m._backward_pre_hooks for m in self._tensors.modules())
+        # lists in place of generators: this is looked at before every step
+        on_parameters = [p._backward_hooks or p._post_accumulate_grad_hooks for p in self._tensors.parameters()]  # type: ignore[attr-defined]
+        return any(on_parameters) or any([m._backward_hooks or m._backward_pre_hooks for m in self._tensors.modules()])
 
     def check(self) -> None:
         """Raise if a parameter was unfrozen or added, or a backward hook attached, since set-up."""

@@ -32,6 +32,7 @@ from .partial_sums import PartialSums
 from .release import settle_statistics
 from .resume import hyperparameters
 from .step_record import StepRecord
+from .unprofiled import spare_profiling
 from .views import Views, views_of
 
 
@@ -151,6 +152,7 @@ class PrivateStrategy(CheckpointStrategy):
         trainer.accumulate_grad_batches = self.chunks
         module.clip_loss(plan.loss_clip)
         require_exact_products()
+        spare_profiling(trainer)
         super().setup(trainer)
         self.configured = [hyperparameters(o) for o in self.optimizers]
         self._norms = TrackedNorms()

@@ -1,0 +1,53 @@
+"""What a model holds, without a walk over all names."""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import methodcaller
+
+from torch import Tensor, nn
+
+_values = methodcaller("values")
+
+
+class HeldTensors:
+    """Parameters and buffers by name, and the modules that hold them.
+
+    Names are collected anew when any module holds other parameters, buffers or modules than before; whether it does is
+    seen from the identities of what it holds, which are alive here and hence belong to nothing else.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._modules: list[nn.Module] = []
+        self._held: tuple[list[int], list[int]] = ([], [])
+        self._named: dict[str, Tensor] = {}
+        self._names: dict[str, nn.Parameter] = {}
+        self._parameters: list[nn.Parameter] = []
+
+    def named(self) -> dict[str, Tensor]:
+        if not self._modules or _identities(self._modules) != self._held:
+            self._modules = list(self._model.modules())
+            self._held = _identities(self._modules)
+            self._names = dict(self._model.named_parameters())
+            self._named = self._names | dict(self._model.named_buffers())
+            self._parameters = [tensor for tensor in self._named.values() if isinstance(tensor, nn.Parameter)]
+        return self._named
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        self.named()
+        return self._names
+
+    def parameters(self) -> list[nn.Parameter]:
+        self.named()
+        return self._parameters
+
+    def modules(self) -> list[nn.Module]:
+        self.named()
+        return self._modules
+
+
+def _identities(modules: list[nn.Module]) -> tuple[list[int], list[int]]:
+    """How many each module holds of each kind, and which ones."""
+    held = [kind for module in modules for kind in (module._parameters, module._buffers, module._modules)]
+    return list(map(len, held)), list(map(id, chain.from_iterable(map(_values, held))))
