@@ -29,6 +29,10 @@ class Android(NamedTable):
 
     declared_size = 20_531
     file = "naticusdroid/training.csv"
+    source = (
+        "the UCI Machine Learning Repository as a whole (https://archive.ics.uci.edu/dataset/722), and this part, 70 % "
+        "of its rows, as data/training.csv of github.com/ZahrizhalAli/naticusdroid-dsi"
+    )
     set_aside = 0.2
     schema = TableSchema(
         ignore=("index",),

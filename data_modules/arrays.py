@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.files import kind_of, refusal
+from data_modules.files import refusal, refused_zip
 from data_modules.splits import Split
 
 
@@ -62,18 +62,26 @@ class NpzArrays(PrivateDataModule):
         if not self.path.is_file():
             raise refusal(f"there is no file {self.path}", "check the path")
         if not zipfile.is_zipfile(self.path):
-            with self.path.open("rb") as file:
-                found = kind_of(file.read(64)) or "not a zip archive of arrays"
+            found = refused_zip(self.path)
             raise refusal(f"{self.path} is {found}", "write it with numpy.savez(path, x=x, y=y)")
         try:
             with np.load(self.path, allow_pickle=False) as archive:
                 missing = [name for name in names if name not in archive.files]
-                return None if missing else [archive[name] for name in names]
+                found = [archive[name] for name in names if name not in missing]
         except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
             problem = str(error).splitlines()[0]
             raise refusal(
                 f"{self.path} cannot be read: {problem}", "write it with numpy.savez(path, x=x, y=y)"
             ) from None
+        if found and missing:
+            raise refusal(
+                f"{self.path} has an array {', '.join(set(names) - set(missing))} and no {', '.join(missing)}",
+                "features and labels belong together: numpy.savez(path, x=x, y=y, x_test=x_test, y_test=y_test)",
+            )
+        # a member that is no array comes back as its bytes
+        if not all(isinstance(array, np.ndarray) for array in found):
+            raise refusal(f"{self.path}: {' and '.join(names)} must be arrays", "write it with numpy.savez")
+        return found or None
 
     def _rows(self, arrays: list[np.ndarray]) -> Rows:
         x, y = arrays
@@ -82,7 +90,7 @@ class NpzArrays(PrivateDataModule):
             raise refusal(f"{self.path}: x and y must be arrays of numbers", "one row of x and of y per record")
         if x.dtype != np.uint8:
             # a non-finite entry passes through the clip and is refused, with its row, in set-up
-            x = np.where(np.isfinite(x), np.clip(x, self.low, self.high), np.nan).astype(np.float32)
+            x = np.where(np.isfinite(x), np.clip(x, self.low, self.high), x).astype(np.float32)
         whole = self.task != "regression" and y.dtype.kind != "f"
         return torch.from_numpy(x), torch.from_numpy(y.astype(np.int64 if whole else np.float32))
 

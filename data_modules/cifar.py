@@ -16,7 +16,7 @@ import torch
 
 from data_modules.base import PrivateDataModule, Rows, box_norm
 from data_modules.downloads import fetched, how_to_get
-from data_modules.files import cache_root, data_root, kind_of, read_bytes, refusal
+from data_modules.files import cache_root, data_root, read_bytes, refusal, refused_zip
 from data_modules.splits import Split
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -44,6 +44,12 @@ def read_python_batch(path: Path) -> Arrays:
     except Exception as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise refusal(f"{path} is not a CIFAR-10 python batch: {problem}", "fetch the archive again") from None
+    if labels.shape != (len(images),):
+        raise refusal(f"{path}: {len(images)} images and labels of shape {labels.shape}", "fetch the archive again")
+    outside = (labels < 0) | (labels >= len(CLASSES))
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise refusal(f"{path}, row {row}: label {labels[row]} is not one of 0 to 9", "fetch the archive again")
     return images, labels
 
 
@@ -58,6 +64,8 @@ def _decode(archive: zipfile.ZipFile, part: str, path: Path) -> Arrays:
             if pieces[1] not in CLASSES or not stem.isdecimal():
                 raise refusal(f"{path}, member {member}: not <class>/<index>.<ending>", "give the zip of images")
             found[int(stem)] = (member, CLASSES.index(pieces[1]))
+    if not found:
+        raise refusal(f"{path} has no images {part}/<class>/<index>.<ending>", "give the zip of images")
     images = np.empty((len(found), 3, 32, 32), dtype=np.uint8)
     labels = np.empty(len(found), dtype=np.int64)
     for row, (_, (member, label)) in enumerate(sorted(found.items())):
@@ -102,9 +110,7 @@ def read_image_zip(path: Path, part: str) -> Arrays:
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
                 decoded = {name: _decode(archive, name, path) for name in ("train", "test")}
     except zipfile.BadZipFile:
-        with path.open("rb") as file:
-            found = kind_of(file.read(64)) or "not a zip archive"
-        raise refusal(f"{path} is named .zip and is {found}", "fetch it again") from None
+        raise refusal(f"{path} is named .zip and is {refused_zip(path)}", "fetch it again") from None
     flat = {f"{name}_{kind}": decoded[name][i] for name in decoded for i, kind in enumerate("xy")}
     try:
         _write_whole(cached, flat)
@@ -147,13 +153,26 @@ class CIFAR10(PrivateDataModule):
         super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
         self.root, self.download = root, download
 
+    def _root(self) -> Path:
+        hint = f"{how_to_get('cifar-10-batches-py')} once there is a folder"
+        return data_root(self.root, "cifar-10-batches-py/ or cifar-10/cifar10_images.zip", hint)
+
+    def where(self, part: str) -> str:
+        batches = self._root() / "cifar-10-batches-py"
+        place = batches if batches.is_dir() else self._root() / "cifar-10" / "cifar10_images.zip"
+        return f"{place}, {part} images"
+
     def _read(self, part: str) -> Rows:
-        root = data_root(self.root)
+        root = self._root()
         batches, images_zip = root / "cifar-10-batches-py", root / "cifar-10" / "cifar10_images.zip"
         if self.download and not batches.is_dir() and not images_zip.is_file():
             fetched(root, batches.name, "")
         if batches.is_dir():
             names = [f"data_batch_{i}" for i in range(1, 6)] if part == "train" else ["test_batch"]
+            missing = [name for name in names if not (batches / name).is_file()]
+            if missing:
+                hint = f"remove the folder and {how_to_get(batches.name)}"
+                raise refusal(f"there is no file {batches / missing[0]}", hint)
             parts = [read_python_batch(batches / name) for name in names]
             images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         elif images_zip.is_file():

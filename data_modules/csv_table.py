@@ -30,7 +30,8 @@ def read_csv(path: Path, schema: TableSchema) -> RawTable:
     try:
         for row in reader:
             if row:
-                numbered.append((reader.line_num, row))
+                # a quoted field may hold line ends: a record is named by the line where it begins
+                numbered.append((start, row))
             start = reader.line_num + 1
     except csv.Error as error:
         # an open quote runs to the end of the file: what counts is where its row starts
@@ -39,10 +40,10 @@ def read_csv(path: Path, schema: TableSchema) -> RawTable:
     first = [name.strip() for name in numbered[0][1]] if numbered else []
     if numbered and (header is None or first == list(header)):  # some copies of a file have a header, others do not
         header, numbered = first, numbered[1:]
+    # a file of another kind shows in its first line, before its lack of rows does
+    names = [] if header is None else match_columns(path, list(header), schema)
     if not numbered:
         raise refusal(f"{path} has no rows", "the download or export was cut off: fetch it again")
-    assert header is not None
-    names = match_columns(path, list(header), schema)
     ragged = [(line, len(row)) for line, row in numbered if len(row) != len(names)]
     if ragged:
         line, found = ragged[0]
@@ -60,16 +61,21 @@ def read_parquet(path: Path, schema: TableSchema) -> RawTable:
     if not path.is_file():
         raise refusal(f"there is no file {path}", "check the path")
     with path.open("rb") as file:
-        head = file.read(8)
+        head = file.read(64)
+        file.seek(max(0, path.stat().st_size - 4))
+        tail = file.read()
     if not head.startswith(b"PAR1"):
-        raise refusal(f"{path} is {kind_of(head) or 'not a Parquet file'}", "check what wrote it")
+        found = kind_of(head) or ("not a Parquet file" if head else "empty")
+        raise refusal(f"{path} is {found}", "check what wrote it")
+    if tail != b"PAR1":
+        raise refusal(f"{path} is a damaged Parquet file: its end is missing", "write or fetch it again")
     try:
         parquet = import_module("pyarrow.parquet")
     except ImportError:
         raise refusal(f"{path} needs the package pyarrow", "install pyarrow, or export the table as CSV") from None
     try:
         table = parquet.read_table(path)
-    except (ValueError, OSError):  # pyarrow's own errors derive from these
+    except (ValueError, OSError, NotImplementedError):  # pyarrow's own errors derive from these
         raise refusal(f"{path} is a damaged Parquet file", "write it again") from None
     names = match_columns(path, list(table.column_names), schema)
     text = [["" if value is None else str(value).strip() for value in column.to_pylist()] for column in table.columns]

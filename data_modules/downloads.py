@@ -12,6 +12,7 @@ import tarfile
 import tempfile
 import urllib.error
 import urllib.request
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +29,18 @@ class Source:
     Args:
         url: http or https.
         sha256: of the bytes at the url.
-        members: of an archive (.tar.gz), what to unpack: {member: file beside the archive}.
+        members: of an archive (.tar.gz or .zip), what to unpack: {member: file beside the archive}.
+        content: SHA-256 of the one file that is unpacked, by which a file that is there is checked.
     """
 
     url: str
     sha256: str
     members: tuple[tuple[str, str], ...] = ()
+    content: str | None = None
 
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
+_UCI_ZIP = "https://archive.ics.uci.edu/static/public"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _BATCHES = tuple(f"cifar-10-batches-py/{name}" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"))
@@ -79,6 +83,18 @@ SOURCES: dict[str, Source] = (
         )
     }
     | {
+        "tabular/students_dropout/data.csv": Source(
+            f"{_UCI_ZIP}/697/predict+students+dropout+and+academic+success.zip",
+            "e90e55fd65ec462ae283ebeb2cca409319e3460ed898d8754f62fb35cc83a65d",
+            (("data.csv", "data.csv"),),
+            content="3ef126de5cefff26eb11fbb4237f1a1401cb64b488e2f1d598c23cedeb4c45ae",
+        ),
+        "tabular/diabetes_130us/diabetic_data.csv": Source(
+            f"{_UCI_ZIP}/296/diabetes+130-us+hospitals+for+years+1999-2008.zip",
+            "f82ac129da2ddd2299391ff6fbae3a6a58b3edcf59ac9d7bd480c00fe453112a",
+            (("diabetic_data.csv", "diabetic_data.csv"),),
+            content="0689e7ec031237dc63031b938805c48377748761a3b26acab621567afa24df97",
+        ),
         "tabular/california_housing/cal_housing.data": Source(
             "https://ndownloader.figshare.com/files/5976036",
             "aaa5c9a6afe2225cc2aed2723682ae403280c4a3695a2ddda4ffb5d8215ea681",
@@ -135,8 +151,9 @@ def fetched(root: Path, place: str, hint: str) -> Path:
             raise refusal(f"there is no file {path}, and no source with a known checksum", hint)
         download(source, path)
         return path
-    if source is not None and not source.members and there.is_file():
-        check(there, source.sha256, unpack=there == packed)
+    expected = None if source is None else source.content if source.members else source.sha256
+    if expected is not None and there.is_file():
+        check(there, expected, unpack=there == packed)
     return there
 
 
@@ -202,13 +219,31 @@ def _check_download(part: Path, source: Source) -> None:
 
 def _unpack(part: Path, source: Source, path: Path) -> None:
     """The listed members and nothing else, each written under the name given here, not under the archive's."""
-    with tarfile.open(part) as archive:
-        for member, name in source.members:
-            content = archive.extractfile(member)
+    try:
+        contents = _members(part, [member for member, _ in source.members])
+    except (KeyError, OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
+        reason = str(error).splitlines()[0].rstrip(":")
+        raise refusal(f"the archive at {source.url} cannot be unpacked: {reason}", "fetch it by hand") from None
+    for (_, name), content in zip(source.members, contents, strict=True):
+        target = path.parent / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.part")
+        partial.write_bytes(content)
+        os.replace(partial, target)
+
+
+def _members(part: Path, names: list[str]) -> list[bytes]:
+    """The content of each named file of a zip or tar archive; a KeyError for one that is not there."""
+    with part.open("rb") as file:
+        zipped = file.read(4) == b"PK\x03\x04"
+    if zipped:
+        with zipfile.ZipFile(part) as archive:
+            return [archive.read(name) for name in names]
+    found = []
+    with tarfile.open(part) as tar:
+        for name in names:
+            content = tar.extractfile(name)
             if content is None:
-                raise refusal(f"the archive at {source.url} has no file {member}", "fetch it by hand")
-            target = path.parent / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f"{target.name}.part")
-            partial.write_bytes(content.read())
-            os.replace(partial, target)
+                raise KeyError(f"{name} is not a file")
+            found.append(content.read())
+    return found

@@ -38,7 +38,8 @@ def match_columns(path: Path, names: list[str], schema: TableSchema) -> list[str
             f"{path}, header: "
             + "; ".join(problems[:8])
             + (f"; {len(problems) - 8} more" if len(problems) > 8 else ""),
-            "check the delimiter, declare the column, or list it under ignore",
+            "check the delimiter, declare the column, or list it under ignore; "
+            "a file without a header line needs names in the schema",
         )
     return names
 

@@ -30,14 +30,29 @@ def kind_of(head: bytes) -> str | None:
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
 
 
-def data_root(root: str | None) -> Path:
-    """`root`, or the folder named by the environment variable LIPDP_DATA."""
-    given = root or os.environ.get("LIPDP_DATA")
+def refused_zip(path: Path) -> str:
+    """What a file is that is named like a zip archive and cannot be opened as one."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(b"PK\x03\x04"):
+        return "a zip archive that was cut off or damaged"
+    return kind_of(head) or ("not a zip archive" if head else "empty")
+
+
+def data_root(root: str | None, wanted: str = "", hint: str = "") -> Path:
+    """`root`, or the folder named by the environment variable LIPDP_DATA.
+
+    `wanted` and `hint` say which file is looked for there, and how to get it, if there is no such folder.
+    """
+    given, purpose = root or os.environ.get("LIPDP_DATA"), f", and {wanted} is looked for in one" if wanted else ""
+    more = f"; {hint}" if hint else ""
     if not given:
-        raise refusal("no data folder was given", "set the environment variable LIPDP_DATA or pass root")
+        raise refusal(
+            f"no data folder was given{purpose}", f"set the environment variable LIPDP_DATA or pass root{more}"
+        )
     path = Path(given).expanduser()
     if not path.is_dir():
-        raise refusal(f"the data folder {path} does not exist", "check LIPDP_DATA or the option root")
+        raise refusal(f"the data folder {path} does not exist{purpose}", f"check LIPDP_DATA or the option root{more}")
     return path
 
 
@@ -73,7 +88,7 @@ def read_bytes(path: Path) -> bytes:
 
 def _gunzip(path: Path, data: bytes) -> bytes:
     if not data.startswith(b"\x1f\x8b"):
-        found = kind_of(data) or "something else"
+        found = kind_of(data) or ("something else" if data else "empty")
         raise refusal(f"{path} is named .gz and is {found}", "rename it, or fetch it again")
     try:
         return gzip.decompress(data)
@@ -92,5 +107,6 @@ def read_text(path: Path) -> str:
         row = data.count(b"\n", 0, error.start) + 1
         raise refusal(f"{path}, row {row}: not UTF-8 text", "save the table as UTF-8") from None
     if "\0" in text:
-        raise refusal(f"{path} holds zero bytes: it is not a text table", "save the table as UTF-8 CSV")
+        row = text.count("\n", 0, text.index("\0")) + 1
+        raise refusal(f"{path}, row {row}: a zero byte, so it is not a text table", "save the table as UTF-8 CSV")
     return text

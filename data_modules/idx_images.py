@@ -65,14 +65,15 @@ class IdxImages(PrivateDataModule):
         self.root, self.download = root, download
 
     def _file(self, name: str) -> Path:
-        root, place = data_root(self.root), f"{self.folder}/raw/{name}-ubyte"
+        place = f"{self.folder}/raw/{name}-ubyte"
         hint = f"{how_to_get(f'{place}.gz')}; or set LIPDP_DATA to the root of torchvision.datasets.{self.folder}"
+        root = data_root(self.root, f"{place}.gz", f"{how_to_get(f'{place}.gz')} once there is a folder")
         if self.download and not (root / place).is_file():
             return fetched(root, f"{place}.gz", hint)
         return find_file(root, place, hint)
 
     def where(self, part: str) -> str:
-        return f"{type(self).__name__}, {part} images"
+        return f"{data_root(self.root) / self.folder / 'raw'}, {part} images"
 
     def _read(self, part: str) -> Rows:
         place = self._file(f"{part}-images-idx3")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.files import kind_of, refusal
+from data_modules.files import kind_of, refusal, refused_zip
 from data_modules.splits import Split
 
 PARTS = ("train", "test")
@@ -96,9 +96,11 @@ class ImageFolder(PrivateDataModule):
                 continue
             folders = inside[1:] if part else inside
             if len(folders) != 2 or folders[0] not in self.classes:
+                wrong = f"{folders[0]!r} is not one of the declared classes {', '.join(self.classes)}"
+                if folders[0] in self.classes:
+                    wrong = f"not directly in the folder {folders[0]!r}"
                 raise refusal(
-                    f"{self.path}, {name}: {folders[0]!r} is not one of the declared classes {', '.join(self.classes)}",
-                    "one folder per declared class, with images directly in it",
+                    f"{self.path}, {name}: {wrong}", "one folder per declared class, with images directly in it"
                 )
             images.append(self._decode(name, content()))
             labels.append(self.classes.index(folders[0]))
@@ -141,9 +143,7 @@ class ImageFolder(PrivateDataModule):
 
     def _members(self) -> Iterator[tuple[PurePosixPath, Callable[[], bytes]]]:
         if not zipfile.is_zipfile(self.path):
-            with self.path.open("rb") as file:
-                found = kind_of(file.read(64)) or "not a zip archive"
-            raise refusal(f"{self.path} is {found}", "give a folder of images, or a zip of one")
+            raise refusal(f"{self.path} is {refused_zip(self.path)}", "give a folder of images, or a zip of one")
         with zipfile.ZipFile(self.path) as archive:
             names = sorted(m for m in archive.namelist() if not m.endswith("/") and not _hidden(PurePosixPath(m)))
             # zips are often made with the folder itself as their only entry

@@ -97,6 +97,8 @@ class MappedArrays(PrivateDataModule):
             array = np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
             raise refusal(f"{path} cannot be read: {str(error).splitlines()[0]}", "write it again") from None
+        if not array.ndim:
+            raise refusal(f"{path} holds a single number", "save one row per record")
         if mapped and (array.dtype not in (np.float32, np.uint8) or not array.flags.c_contiguous):
             order = "" if array.flags.c_contiguous else " in Fortran order"
             raise refusal(

@@ -36,8 +36,9 @@ def prepare(module: PrivateDataModule) -> Prepared:
     counted = None if groups is None else _counted(module, groups)
     sampled = groups if module.samples_groups else None
     rows = len(x) if counted is None else int(counted.sum())
-    name, drawn = type(module).__name__, "rows" if sampled is None else "groups"
-    check_declared_size(name, rows if sampled is None else len(sampled), module.declared_size, drawn)
+    drawn = "rows" if sampled is None else "groups"
+    found = rows if sampled is None else len(sampled)
+    check_declared_size(module.where("training"), found, module.declared_size, drawn)
     side = _held_out(module, x, y, groups) if module.validation_fraction > 0 else None
     aside = _set_aside(module, x, groups)
     free = _all_of(counted, None if aside is None else ~aside)

@@ -56,7 +56,7 @@ class NamedTable(SchemaTable):
     def _place(self, name: str) -> Path:
         place = f"tabular/{name}"
         hint = f"{type(self).__name__} is published by {self.source}; {how_to_get(place)}, or set LIPDP_DATA"
-        root = data_root(self.root)
+        root = data_root(self.root, place, hint.removesuffix(", or set LIPDP_DATA"))
         return fetched(root, place, hint) if self.download else find_file(root, place, hint)
 
     def where(self, part: str) -> str:
@@ -110,10 +110,14 @@ class BreastCancer(NamedTable):
 
 
 class DefaultCredit(NamedTable):
-    """Default of credit card clients in Taiwan, 2005; amounts in New Taiwan dollars."""
+    """Default of credit card clients in Taiwan, 2005; amounts in New Taiwan dollars. A CSV export of UCI's workbook."""
 
     declared_size = 30_000
     file = "default_credit_card/UCI_Credit_Card.csv"
+    source = (
+        "the UCI Machine Learning Repository as an Excel workbook (https://archive.ics.uci.edu/dataset/350): save it "
+        "as CSV, with the line of column names first"
+    )
     schema = TableSchema(
         ignore=("ID",),
         aliases={"PAY_0": "PAY_1", "default payment next month": "default.payment.next.month"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,14 @@ def test_regression_targets(tmp_path: Path) -> None:
 def test_a_clip_does_not_hide_a_value_that_is_not_finite(tmp_path: Path, value: float) -> None:
     x = X.copy()
     x[7, 1, 2] = value
-    with pytest.raises(ValueError, match=r"row 7, column \(1, 2\) is nan.*\nHINT"):
+    with pytest.raises(ValueError, match=rf"row 7, column \(1, 2\) is {value}.*\nHINT"):
         module(saved(tmp_path / "a.npz", x=x, y=Y)).setup()
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no_y": ({"x": X}, "no arrays x and y"),
+    "no_y": ({"x": X}, r"a\.npz has an array x and no y"),
+    "neither": ({"a": X}, "no arrays x and y"),
+    "half of a test set": ({"x": X, "y": Y, "y_test": Y}, "an array y_test and no x_test"),
     "text": ({"x": X, "y": np.array(["a"] * 40)}, "arrays of numbers"),
     "scalar": ({"x": X, "y": np.array(1)}, "arrays of numbers"),
     "shape": ({"x": X[:, 0], "y": Y}, "input_shape declares"),
@@ -94,8 +97,13 @@ def test_bad_files_and_options(tmp_path: Path) -> None:
         module(tmp_path / "p.npz").setup()
     whole = saved(tmp_path / "cut.npz", x=X, y=Y).read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"cut\.npz"):
+    with pytest.raises(ValueError, match=r"cut\.npz is a zip archive that was cut off or damaged\nHINT"):
         module(tmp_path / "cut.npz").setup()
+    with zipfile.ZipFile(tmp_path / "texts.npz", "w") as archive:
+        for name in "xy":
+            archive.writestr(f"{name}.npy", "1,2")
+    with pytest.raises(ValueError, match=r"texts\.npz: x and y must be arrays\nHINT"):
+        module(tmp_path / "texts.npz").setup()
     damaged = bytearray(whole)
     damaged[400] ^= 0xFF
     (tmp_path / "bit.npz").write_bytes(damaged)

@@ -31,9 +31,12 @@ TABLES = {
     "label": ([HEADER, *ROWS[:5], "5,F,2", *ROWS[6:]], "row 7, column 'y': label '2' is not one of the declared"),
     "empty": ([], "people.csv is empty"),
     "no rows": ([HEADER], "people.csv has no rows"),
+    "JSON": (['{"age": 5}'], "people.csv, header: declared column 'age' is missing"),
+    "zero byte": ([HEADER, *ROWS[:5], "5,F\0,0", *ROWS[6:]], "people.csv, row 7: a zero byte"),
+    "row of two lines": ([HEADER, *ROWS[:5], '5,"F', 'M",0', *ROWS[6:]], "row 7, column 'sex': 'F"),
     "duplicate column": (["age,age,sex,y", *(f"1,{r}" for r in ROWS)], "header: column 'age' appears twice"),
     "an HTML page": (["<!DOCTYPE html>", "<p>log in</p>"], "people.csv is an HTML page"),
-    "too few rows": ([HEADER, *ROWS[:20]], "40 rows are declared and 20 exist"),
+    "too few rows": ([HEADER, *ROWS[:20]], "people.csv: 40 rows are declared and 20 exist"),
 }
 
 
@@ -93,7 +96,7 @@ FILES = {
         lambda p: archive(p, changed(0, 0.5), np.where(np.arange(40) == 9, 7, LABELS)),
         "a.npz, training rows: row 9 has label 7",
     ),
-    "text": (lambda p: p.write_text("x,y\n"), "a.npz is not a zip archive of arrays"),
+    "text": (lambda p: p.write_text("x,y\n"), "a.npz is not a zip archive"),
     "gzip": (lambda p: p.write_bytes(gzip.compress(b"x")), "a.npz is a gzip file"),
     "other zip": (lambda p: zipfile.ZipFile(p, "w").writestr("readme", "x"), "a.npz has no arrays x and y"),
 }

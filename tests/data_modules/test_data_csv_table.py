@@ -148,10 +148,18 @@ def test_description_lists_every_declared_column(tmp_path: Path) -> None:
 def test_parquet_without_pyarrow_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("pyarrow") is not None:
         monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    (tmp_path / "t.parquet").write_bytes(b"PAR1 and so on")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and so on PAR1")
     schema = TableSchema((Numeric("b", 0, 1),), ClassLabel("y", (("0",), ("1",))))
     with pytest.raises(ValueError, match=r"t\.parquet needs the package pyarrow\nHINT"):
         read_table(tmp_path / "t.parquet", schema)
+
+
+def test_a_parquet_file_that_was_cut_off_is_told_without_pyarrow(tmp_path: Path) -> None:
+    schema = TableSchema((Numeric("b", 0, 1),), ClassLabel("y", (("0",), ("1",))))
+    for content, message in ((b"PAR1 and so", "a damaged Parquet file: its end is missing"), (b"", "empty")):
+        (tmp_path / "t.parquet").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"t\.parquet is {message}\nHINT"):
+            read_table(tmp_path / "t.parquet", schema)
 
 
 def test_parquet_gives_the_rows_of_the_csv(tmp_path: Path) -> None:

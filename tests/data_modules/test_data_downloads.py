@@ -7,6 +7,7 @@ import hashlib
 import io
 import tarfile
 import threading
+import zipfile
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -44,9 +45,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def publish(site: tuple[Path, str], content: bytes, promised: bytes | None = None, **options: object) -> Source:
-    (site[0] / "file").write_bytes(content)
-    digest = hashlib.sha256(content if promised is None else promised).hexdigest()
+def publish(site: tuple[Path, str], file: bytes, promised: bytes | None = None, **options: object) -> Source:
+    (site[0] / "file").write_bytes(file)
+    digest = hashlib.sha256(file if promised is None else promised).hexdigest()
     return Source(f"{site[1]}/file", digest, **options)  # type: ignore[arg-type]
 
 
@@ -123,6 +124,42 @@ def test_listed_members_of_an_archive_are_unpacked_and_no_others(
     fetched(root, "batches", "")
     assert files(root.parent / "data") == ["a"] and (root / "batches" / "a").read_bytes() == b"folder/a"
     assert not (root.parent / "evil").exists()
+
+
+def test_a_member_of_a_zip_is_unpacked_and_its_content_checked_from_then_on(
+    site: tuple[Path, str], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("data.csv", "a,b\n")
+        archive.writestr("../evil", "x")
+    digest = hashlib.sha256(b"a,b\n").hexdigest()
+    source = publish(site, content.getvalue(), members=(("data.csv", "table.csv"),), content=digest)
+    monkeypatch.setitem(SOURCES, "tables/table.csv", source)
+    path = fetched(root, "tables/table.csv", "")
+    assert path.read_text() == "a,b\n" and files(root) == ["table.csv"]
+    assert fetched(root, "tables/table.csv", "") == path
+    path.write_text("a;b\n")
+    with pytest.raises(ValueError, match=rf"table\.csv has the SHA-256 .*{digest} is expected\nHINT"):
+        fetched(root, "tables/table.csv", "")
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "neither"])
+def test_an_archive_without_the_listed_member_is_refused_and_leaves_nothing(
+    kind: str, site: tuple[Path, str], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = io.BytesIO(b"neither")
+    if kind == "zip":
+        with zipfile.ZipFile(content, "w") as archive:
+            archive.writestr("other.csv", "a,b\n")
+    elif kind == "tar":
+        with tarfile.open(fileobj=content, mode="w:gz") as tar:
+            tar.addfile(tarfile.TarInfo("other.csv"))
+    source = publish(site, content.getvalue(), members=(("data.csv", "data.csv"),))
+    monkeypatch.setitem(SOURCES, "data.csv", source)
+    with pytest.raises(ValueError, match=r"cannot be unpacked: .*\nHINT: fetch it by hand"):
+        fetched(root, "data.csv", "")
+    assert files(root) == []
 
 
 def test_a_table_without_a_known_checksum_says_where_it_is_published(root: Path) -> None:

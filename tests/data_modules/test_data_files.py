@@ -24,8 +24,9 @@ BAD_FILES = {
     "picture.csv.gz": (gzip.compress(PNG), "is a PNG image"),
     "empty.csv": (b"", "is empty"),
     "empty.csv.gz": (gzip.compress(b""), "is empty"),
+    "nothing.csv.gz": (b"", "is empty"),
     "latin.csv": (b"a,b\n1,2\nn\xe4he,3\n", "row 3: not UTF-8"),
-    "binary.csv": (b"a,b\n\0\0,2\n", "zero bytes"),
+    "binary.csv": (b"a,b\n\0\0,2\n", "row 2: a zero byte"),
 }
 
 

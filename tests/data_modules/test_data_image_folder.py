@@ -89,7 +89,7 @@ BAD_FILES = {
     "dog/001.png": (b"", r"dog/001\.png: empty"),
     "dog/003.png": (b"<html>not found</html>", r"dog/003\.png: an HTML page"),
     "bird/000.png": (picture(3), r"bird/000\.png: 'bird' is not one of the declared classes cat, dog"),
-    "cat/more/000.png": (picture(3), r"cat/more/000\.png: 'cat' is not"),
+    "cat/more/000.png": (picture(3), r"cat/more/000\.png: not directly in the folder 'cat'"),
     "000.png": (picture(3), r"000\.png: '000\.png' is not"),
     "cat/labels.csv": (b"a,b\n", r"cat/labels\.csv: not an image"),
 }
@@ -106,7 +106,12 @@ def test_a_file_that_is_no_image_of_a_declared_class_is_named(name: str, packed:
 
 @pytest.mark.parametrize(
     "content, message",
-    [(b"<!doctype html>", "is an HTML page"), (b"Rar!", "is not a zip archive"), (b"", "is not a zip archive")],
+    [
+        (b"<!doctype html>", "is an HTML page"),
+        (b"Rar!", "is not a zip archive"),
+        (b"", "is empty"),
+        (b"PK\x03\x04 and", "is a zip archive that was cut off or damaged"),
+    ],
 )
 def test_a_zip_that_is_none(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "images.zip").write_bytes(content)
