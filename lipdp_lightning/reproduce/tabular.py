@@ -23,12 +23,14 @@ class TabularSet:
         published_rows: n of the papers; delta is 1/n.
         epsilon: of the papers' row.
         claimed: accuracies of DP-SGD, Lip-DP-SGD and Fix-Lip-DP-SGD as published (000 table 1; 004 table 5.4).
-        options: of the data module.
         bins, crosses: choices of the search.
         bias: whether the model has one; a category's one-hot block makes it superfluous.
         file: below LIPDP_DATA.
         test: how the test rows were set aside.
-        heldout: the data module's option that sets them aside.
+        options: of the data module.
+        outputs: logits.
+        small: whether the whole table fits a batch.
+        folds: choices of validation rows in the search; the fewer there are, the more.
     """
 
     name: str
@@ -43,6 +45,7 @@ class TabularSet:
     options: Settings = field(default_factory=lambda: {"test_fraction": 0.2})
     outputs: int = 1
     small: bool = False
+    folds: int = 1
 
     @property
     def delta(self) -> float:
@@ -80,6 +83,7 @@ SETS = {
             "tabular/breast_cancer_wisconsin_diagnostic/wdbc.data",
             bias=True,
             small=True,
+            folds=10,
         ),
         TabularSet(
             "DefaultCredit",
@@ -98,6 +102,7 @@ SETS = {
             bins=(0, 8),
             options={"test_fraction": 0.2, "target": "dropout"},
             small=True,
+            folds=10,
         ),
         TabularSet(
             "GermanCredit",
@@ -107,6 +112,7 @@ SETS = {
             "tabular/german_credit/german.data",
             bins=(0, 8),
             small=True,
+            folds=20,
         ),
         TabularSet(
             "Nursery",
@@ -116,6 +122,7 @@ SETS = {
             "tabular/nursery/nursery.data",
             crosses=(False, True),
             outputs=5,
+            folds=5,
         ),
     )
 }
@@ -147,8 +154,8 @@ def privacy(table: TabularSet, method: str, settings: Settings, dataset_size: in
         return common | {"method": "nonprivate"}
     common["epsilon"] = table.epsilon
     if method == "dpsgd":
-        # the same release: ghost norms are exact, and cheaper for several layers
-        kind = "dpsgd_ghost" if hidden else "dpsgd_flat"
+        # the same release: ghost norms are exact, and cheaper for several layers or outputs
+        kind = "dpsgd_ghost" if hidden or table.outputs > 1 else "dpsgd_flat"
         return common | {"method": kind, "clip_norm": settings["clip"]}
     if method == "fix_lip":
         return common | {"method": "fix_lip", "max_norm": settings["radius"]}
@@ -162,11 +169,13 @@ def privacy(table: TabularSet, method: str, settings: Settings, dataset_size: in
     return common | scaling
 
 
-def configuration(table: TabularSet, method: str, settings: Settings, seed: int, validation: bool) -> dict[str, Any]:
-    """One training; with `validation` the test rows are left alone and a fifth of the others is held out."""
+def configuration(table: TabularSet, method: str, settings: Settings, seed: int, fold: int | None) -> dict[str, Any]:
+    """One training; with a `fold` the test rows are left alone, and a fifth of the others is held out by its name."""
     import data_modules
 
-    options = dict(table.options) | {"validation_fraction": 0.2 if validation else 0.0}
+    options = dict(table.options) | {"validation_fraction": 0.0}
+    if fold is not None:
+        options |= {"validation_fraction": 0.2} | ({"salt": f"fold {fold}"} if fold else {})
     options |= {name: settings[name] for name in ("bins", "crosses") if settings[name]}
     data = getattr(data_modules, table.name)(**options)
     network = {
@@ -200,20 +209,27 @@ def configuration(table: TabularSet, method: str, settings: Settings, seed: int,
     }
 
 
-def trained(table: TabularSet, method: str, settings: Settings, seed: int, validation: bool = False) -> dict[str, Any]:
-    """Accuracy on held-out rows, and the guarantee; sampling and noise are fixed by the seed, as the data is public."""
-    from lipdp_lightning.baselines import run_once
+def trained(table: TabularSet, method: str, settings: Settings, seed: int, fold: int | None = None) -> dict[str, Any]:
+    """Accuracy on held-out rows, and the guarantee; sampling and noise are fixed by the seed, as the data is public.
 
-    secret = hashlib.sha256(f"{table.name} {method} {seed} {validation}".encode()).digest()[:16]
-    result = run_once(configuration(table, method, settings, seed, validation), secret=secret)
+    Methods of one seed draw the same examples, so that they are pairs. Their noise differs: its key holds what is
+    released.
+    """
+    from lipdp_lightning.baselines.run import prepare
+    from lipdp_lightning.reproduce.correct_rows import CorrectRows
+
+    secret = hashlib.sha256(f"{table.name} {seed} {fold is not None}".encode()).digest()[:16]
+    prepared, correct = prepare(configuration(table, method, settings, seed, fold), secret=secret), CorrectRows()
+    prepared.experiment.trainer.callbacks.append(correct)  # type: ignore[attr-defined]
+    result = prepared.run()
     return {
         # without validation rows, the test rows are evaluated in their place
-        "accuracy": result.metrics["validation/accuracy"] if validation else result.score,
+        "accuracy": result.score if fold is None else result.metrics["validation/accuracy"],
         "noise_multiplier": result.plan.noise_multiplier if math.isfinite(result.epsilon) else 0.0,
         "certified_epsilon": result.epsilon,
         "delta": result.plan.delta,
         "adjacency": result.plan.adjacency,
-    }
+    } | ({"correct_rows": correct.text()} if fold is None else {})
 
 
 def settings_text(settings: Settings) -> str:
