@@ -15,9 +15,10 @@ from typing import Any
 import yaml
 
 from . import start_up
-from .compare import OK, Effort, Row, measure_cell, memory_over, quartiles, ratios_of
+from .compare import Effort, measure_cell
 from .contenders import REFERENCE, Job, problem_of
 from .networks import network_named
+from .rows import Row, memory_over, quartiles, ratios_of
 
 OWN_BOUNDS = Path(__file__).with_name("bounds.yaml")
 IN_STEPS = ("step_time", "peak_memory")
@@ -132,7 +133,8 @@ def _measured(bounds: Sequence[Bound], device: str, threads: int, rounds: int, s
         own = [bound for bound in bounds if bound.quantity in IN_STEPS and bound.cell == cell]
         names = dict.fromkeys([REFERENCE, *(name for bound in own for name in (bound.over, bound.contender))])
         jobs = [Job(name, *cell, device, threads) for name in names]
-        rows = {row.contender: row for row in measure_cell(jobs, effort)}
+        memory_of = {name for bound in own if bound.quantity == "peak_memory" for name in (bound.over, bound.contender)}
+        rows = {row.contender: row for row in measure_cell(jobs, effort, memory_of)}
         verdicts += [_verdict(bound, rows[bound.contender], rows[bound.over]) for bound in own]
     for bound in bounds:
         if bound.quantity not in IN_STEPS:
@@ -145,12 +147,14 @@ def _measured(bounds: Sequence[Bound], device: str, threads: int, rounds: int, s
 def _verdict(bound: Bound, row: Row, over: Row) -> Verdict:
     """A contender without a result keeps no bound."""
     for lost in (row, over):
-        if lost.status != OK:
+        if not lost.runs:
             return Verdict(bound, note=f"{lost.contender}: {lost.status}, {lost.reason}")
     if bound.quantity == "peak_memory":
         memory = memory_over(row, over)
         return (
-            Verdict(bound, note="no memory was measured") if memory is None else Verdict(bound, memory, (memory,) * 2)
+            Verdict(bound, note=row.reason or over.reason or "no memory was measured")
+            if memory is None
+            else Verdict(bound, memory, (memory,) * 2)
         )
     ratios = ratios_of(row, over)
     return Verdict(bound, statistics.median(ratios), quartiles(ratios), f"{len(ratios)} rounds")

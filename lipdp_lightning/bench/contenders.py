@@ -7,7 +7,7 @@ A contender takes a Job and ``between``, which it calls before every step; it tr
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..privacy.sampling import poisson_sample
 from .networks import Network, network_named, random_rows
 
 NOISE_MULTIPLIER = 1.0
@@ -22,13 +23,22 @@ CLIP_NORM = 1.0
 UPDATE_SIZE = 0.002
 """Norm of an update relative to that of the weights: as in training, neither certificate nor projection is idle."""
 
+MEMORY_STEPS = 5
+SECRET = bytes(16)
+"""Of the Poisson samples while memory is measured: every contender trains the same ones."""
+
 Between = Callable[[], None]
 Contender = Callable[["Job", Between], None]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One contender on one network at one batch size, in one process."""
+    """One contender on one network at one batch size, in one process.
+
+    With ``memory``, its memory is measured, and nothing of its time: every contender then trains the Poisson samples of
+    SECRET, since a sample is larger than expected in every other step, and what a step holds grows with it. Else those
+    without privacy and those of opacus and torch.func have batches of one size.
+    """
 
     contender: str
     model: str
@@ -36,27 +46,41 @@ class Job:
     device: str = "cpu"
     threads: int = 1
     memory_limit: int | None = None
+    memory: bool = False
 
     @property
     def network(self) -> Network:
         return network_named(self.model)
+
+    @property
+    def rows(self) -> int:
+        return max(self.network.rows, 2 * self.batch_size)
+
+    def batches(self, device: torch.device | str = "cpu") -> Iterator[Tensor]:
+        """Indices of rows without end: of one size and in a random order, or the Poisson samples."""
+        if self.memory:
+            rate = self.batch_size / self.rows
+            samples = [poisson_sample(SECRET, step, self.rows, rate).to(device) for step in range(MEMORY_STEPS + 1)]
+            while True:
+                yield from samples
+        while True:
+            order = torch.randperm(self.rows, device=device)
+            yield from order[: self.rows // self.batch_size * self.batch_size].split(self.batch_size)
 
 
 Step = Callable[[Tensor, Tensor], None]
 
 
 def _trains(make: Callable[[Job, nn.Module], Step]) -> Contender:
-    """A loop over batches of one size, indexed from tensors on the device in a random order."""
+    """A loop over batches, indexed from tensors on the device."""
 
     def run(job: Job, between: Between) -> None:
         network, device = job.network, torch.device(job.device)
-        x, y = (t.to(device) for t in random_rows(network.shape, max(network.rows, job.batch_size), network.outputs))
+        x, y = (t.to(device) for t in random_rows(network.shape, job.rows, network.outputs))
         step = make(job, network.build().to(device))
-        while True:
-            order = torch.randperm(len(x), device=device)
-            for rows in order[: len(x) // job.batch_size * job.batch_size].split(job.batch_size):
-                between()
-                step(x.index_select(0, rows), y.index_select(0, rows))
+        for rows in job.batches(device):
+            between()
+            step(x.index_select(0, rows), y.index_select(0, rows))
 
     return run
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .compare import Cell, Effort, Row, compare
+from .compare import Cell, Effort, compare
 from .contenders import DEFAULT, REFERENCE
 from .parts import ORDER, REST
+from .rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,8 +93,8 @@ def laws_of(series: Series, rows: Sequence[Row]) -> list[Law]:
 def measure(effort: Effort, *, device: str, threads: int, say: Callable[[str], None]) -> list[Law]:
     laws = []
     for series in SERIES:
-        cells = [Cell(model, batch, (REFERENCE, DEFAULT)) for model, batch in series.cells]
-        laws += laws_of(series, list(compare(cells, effort, device=device, threads=threads, say=say)))
+        cells = [Cell(model, batch, (REFERENCE, DEFAULT), threads, memory=False) for model, batch in series.cells]
+        laws += laws_of(series, list(compare(cells, effort, device=device, say=say)))
     return laws
 
 

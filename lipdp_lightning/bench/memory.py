@@ -1,4 +1,8 @@
-"""Peak memory of this process above what it held when it was set up, on a CPU or a GPU."""
+"""The peak memory of a training, on a CPU or a GPU: its tensors when it is set up, and what its steps add to them.
+
+What a process holds is not what it needs: the C library keeps blocks that were freed, and batches whose size changes
+leave it with blocks that the next step cannot use. PROMPT makes it hand them back at once, which costs time.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,33 @@ import ctypes
 import gc
 import resource
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 
 import torch
 
-from .turns import resident_bytes
+PROMPT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""glibc: blocks of 64 KiB and more are of their own, and go back to the system when they are freed."""
 
 
 class Memory:
-    """Peaks in bytes: of tensors on the GPU, else of what the process holds.
+    """Bytes: of tensors on the GPU, else of what the process holds without the files that are mapped into it, which are
+    the code of libraries.
 
-    Where the system lets a process forget its earlier peak, the peak counts from the set-up; else it is the largest
-    since the start, which may have been reached in the set-up.
+    ``set_up`` is of tensors that are alive at the set-up: weights, and whatever else a method keeps between steps.
+    Tensors of the shapes ``rows``, which hold what is trained on, are left out, and so are libraries and objects of
+    Python. Where the system lets a process forget its earlier peak, the peak counts from the set-up; else it is the
+    largest since the start, which may have been reached in the set-up.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.base = 0
+    def __init__(self, device: torch.device, rows: Collection[tuple[int, ...]] = ()) -> None:
+        self._device, self._rows = device, rows
+        self.base = self.set_up = 0
 
     def begin(self) -> None:
         """The set-up is complete."""
+        gc.collect()
+        self.set_up = _tensors(self._device, self._rows)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -33,18 +44,31 @@ class Memory:
             return
         _give_back()
         _forget_peak()
-        self.base = resident_bytes("self") or _largest_resident()
+        self.base = self._held("VmRSS")
 
     def peak(self) -> int:
-        """The largest amount since ``begin``, with the set-up."""
+        """The largest amount since ``begin``: ``set_up``, and what the process held beyond its state then."""
         if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
-        return max(_peak_on_record() or _largest_resident(), self.base)
+            held = torch.cuda.max_memory_allocated(self._device)
+        else:
+            held = max(self._held("VmHWM"), self.base)
+        return self.set_up + held - self.base
+
+    @staticmethod
+    def _held(total: str) -> int:
+        status = _status()
+        return status[total] - status.get("RssFile", 0) if total in status else _largest_resident()
+
+
+def _tensors(device: torch.device, rows: Collection[tuple[int, ...]]) -> int:
+    """Of all tensors that Python holds on the device, each storage once."""
+    alive = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.device.type == device.type]
+    storages = [tensor.untyped_storage() for tensor in alive if tuple(tensor.shape) not in rows]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _give_back() -> None:
     """What the set-up has freed goes to the system: steps that use it again would seem to need nothing."""
-    gc.collect()
     with suppress(OSError, AttributeError, TypeError):  # no glibc
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -54,13 +78,14 @@ def _forget_peak() -> None:
         file.write("5")
 
 
-def _peak_on_record() -> int:
+def _status() -> dict[str, int]:
+    """The amounts, in bytes, that the system says of this process."""
     try:
         with open("/proc/self/status") as file:
-            lines = [line for line in file if line.startswith("VmHWM:")]
+            lines = [line.split() for line in file if line.endswith(" kB\n")]
     except OSError:
-        return 0
-    return int(lines[0].split()[1]) * 1024 if lines else 0
+        return {}
+    return {name.rstrip(":"): int(amount) * 1024 for name, amount, _ in lines}
 
 
 def _largest_resident() -> int:

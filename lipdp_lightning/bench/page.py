@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .arithmetic import count, memory_lines
+from .figures import write_png
 from .growth import HEADERS, SERIES, Law, figure_of, lines
-from .outputs import markdown_table, measured_by, write_png
+from .outputs import markdown_table, measured_by
 
 _SECTION = re.compile(r"^<!-- bench: (\w+) -->\n(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 SECTIONS = ("steps", "growth", "memory", "estimate")

@@ -33,6 +33,8 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("noise", "lipdp_lightning.mechanism.noise", "NoisePrefetcher.start"),
     ("noise", "lipdp_lightning.mechanism.noise", "NoisePrefetcher.take"),
     ("noise", "lipdp_lightning.mechanism.noise", "NoiseSource.standard"),
+    ("noise", "lipdp_lightning.mechanism.noise", "NoiseSource.visit"),
+    ("release", "lipdp_lightning.mechanism.flat", "Release.complete"),
     ("release", "lipdp_lightning.mechanism.mechanism", "Mechanism.privatize_"),
     ("all-reduce", "lipdp_lightning.training.strategy", "PrivateStrategy._all_reduce"),
     ("optimizer", "torch.optim.sgd", "SGD.step"),

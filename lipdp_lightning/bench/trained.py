@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from data_modules.poisson import InMemoryRows, loader
 
 from ..privacy.plan import PrivacyPlan
 from ..training import PrivateModule, PrivateStrategy
-from .contenders import NOISE_MULTIPLIER, Between, Job, sgd
+from .contenders import NOISE_MULTIPLIER, SECRET, Between, Job, sgd
 from .networks import random_rows
 
 ENOUGH_STEPS = 10**7
@@ -77,25 +78,24 @@ class _Plain(lightning.LightningModule):
         return sgd(self.parameters())
 
 
-class _Shuffled(Sampler[Tensor]):
-    """Batches of one size in a random order."""
+class _Batches(Sampler[Tensor]):
+    """The job's batches, an epoch of them at a time."""
 
-    def __init__(self, rows: int, batch_size: int) -> None:
-        self._rows, self._batch_size = rows, batch_size
+    def __init__(self, job: Job) -> None:
+        self._batches, self._length = job.batches(), job.rows // job.batch_size
 
     def __len__(self) -> int:
-        return self._rows // self._batch_size
+        return self._length
 
     def __iter__(self) -> Iterator[Tensor]:
-        order = torch.randperm(self._rows)
-        yield from order[: len(self) * self._batch_size].split(self._batch_size)
+        return itertools.islice(self._batches, self._length)
 
 
 def lightning_loop(job: Job, between: Between) -> None:
     """Without privacy; batches are indexed from tensors in memory, as the library's own are."""
     network = job.network
-    rows = InMemoryRows(*random_rows(network.shape, max(network.rows, job.batch_size), network.outputs))
-    batches: DataLoader[Any] = loader(rows, _Shuffled(len(rows), job.batch_size))
+    rows = InMemoryRows(*random_rows(network.shape, job.rows, network.outputs))
+    batches: DataLoader[Any] = loader(rows, _Batches(job))
     trainer_of(job, between).fit(_Plain(network.build()), batches)
 
 
@@ -107,10 +107,11 @@ def private(job: Job, between: Between) -> None:
 def train_privately(job: Job, between: Between, options: dict[str, Any]) -> None:
     """A private training with these options of the plan."""
     network = job.network
-    data = RandomRows(network.shape, max(network.rows, 2 * job.batch_size), network.outputs)
+    data = RandomRows(network.shape, job.rows, network.outputs)
     plan = PrivacyPlan(
         dataset_size=data.dataset_size, expected_batch_size=job.batch_size, noise_multiplier=NOISE_MULTIPLIER,
         delta=1e-6, steps=ENOUGH_STEPS, accountant="rdp", **options,
     )  # fmt: skip
     module = PrivateModule(network.build(), optimizer=sgd)
-    trainer_of(job, between, strategy=PrivateStrategy(plan)).fit(module, datamodule=data)
+    strategy = PrivateStrategy(plan, fixed_secret=SECRET if job.memory else None)
+    trainer_of(job, between, strategy=strategy).fit(module, datamodule=data)

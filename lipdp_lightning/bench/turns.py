@@ -186,11 +186,12 @@ class Worker:
         self._errors.close()
 
 
-def environment(threads: int) -> dict[str, str]:
-    """Of a measured process: as many threads as asked for, and nothing of a launcher."""
+def environment(threads: int, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Of a measured process: as many threads as asked for, and nothing of a launcher; ``more`` is added."""
     kept = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
     paths = [path for path in (os.getcwd(), kept.get("PYTHONPATH")) if path]
-    return kept | dict.fromkeys(_THREAD_SETTINGS, str(threads)) | {"PYTHONPATH": os.pathsep.join(paths)}
+    own = dict.fromkeys(_THREAD_SETTINGS, str(threads)) | {"PYTHONPATH": os.pathsep.join(paths)}
+    return kept | own | dict(more or {})
 
 
 def resident_bytes(pid: int | str) -> int:

@@ -38,7 +38,8 @@ class Facts:
     """What the process reports beside its times, and what it does when an order comes."""
 
     def __init__(self, job: Job, device: torch.device) -> None:
-        self._memory, self._parts = Memory(device), Parts(device)
+        rows = [(job.rows, *job.network.shape), (job.rows,)]
+        self._memory, self._parts = Memory(device, rows), Parts(device)
         self._parameters = sum(p.numel() for p in job.network.build().parameters())
         self._begun = False
 
@@ -47,7 +48,7 @@ class Facts:
             return {"parameters": self._parameters}
         if order.get("parts"):
             return {"parts": self._parts.take(), "beside": self._parts.take_beside()}
-        return {"peak": self._memory.peak(), "base": self._memory.base}
+        return {"peak": self._memory.peak(), "set_up": self._memory.set_up}
 
     def on_order(self, order: dict[str, Any]) -> None:
         if not self._begun:

@@ -17,6 +17,7 @@ ALL_BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
 FULL_MODELS = ("convnet-1.6m", "mlp-table", "scattering-head", "wrn-16-4")
 FIGURES = "figures"  # beside the page
 FEW_BATCHES = {"wrn-16-4": (64, 256)}  # whose steps take seconds
+BOTH_THREADS = ("convnet-1.6m",)  # with one thread noise has no processor of its own; with all it overlaps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,25 +84,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from ..bench.compare import Cell, Effort, compare, machine
+    from ..bench.compare import Effort, compare, machine, plan_of
     from ..bench.contenders import CONTENDERS
-    from ..bench.outputs import as_json, as_markdown, printed, write_all, write_figures
+    from ..bench.figures import write_figures
+    from ..bench.outputs import as_json, as_markdown, printed, write_all
     from ..bench.page import update
 
     full = args.full
     models = args.model or (list(FULL_MODELS) if full else list(QUICK_MODELS))
     contenders = tuple(args.contender or (CONTENDERS if full else QUICK_CONTENDERS))
     _refuse(_comparison_problems(args, models, contenders))
-    threads = args.threads or _processors()
-    cells = [
-        Cell(model, batch, contenders)
-        for model in models
-        for batch in args.batch_size or ((FEW_BATCHES.get(model, ALL_BATCHES)) if full else QUICK_BATCHES)
-    ]
+    cells = _cells(args, models, contenders)
+    _progress(plan_of(cells))
     effort = Effort(rounds=args.repeats or Effort.rounds)
     limit = None if args.memory_limit is None else round(args.memory_limit * 1e9)
-    facts, rows = machine(args.device, threads, limit), []
-    for row in compare(cells, effort, device=args.device, threads=threads, memory_limit=limit, say=_progress):
+    facts, rows = machine(args.device, {cell.threads for cell in cells}, limit), []
+    for row in compare(cells, effort, device=args.device, memory_limit=limit, say=_progress):
         rows.append(row)
         if args.out is not None:  # after every row: an interrupted comparison keeps what it has
             write_all(args.out, rows, facts)
@@ -113,6 +111,19 @@ def _compare(args: argparse.Namespace) -> int:
     if args.page is not None and full:
         _laws(args)
     return 0
+
+
+def _cells(args: argparse.Namespace, models: list[str], contenders: tuple[str, ...]) -> list[Any]:
+    """What is compared. A second number of threads changes times, and not what is needed of memory."""
+    from ..bench.compare import Cell
+
+    every, cells = args.threads or _processors(), []
+    for model in models:
+        both = args.full and args.threads is None and model in BOTH_THREADS
+        batches = args.batch_size or (FEW_BATCHES.get(model, ALL_BATCHES) if args.full else QUICK_BATCHES)
+        for number, threads in enumerate(sorted({1, every}) if both else [every]):
+            cells += [Cell(model, batch, contenders, threads, memory=number == 0) for batch in batches]
+    return cells
 
 
 def _growth(args: argparse.Namespace) -> int:
@@ -136,7 +147,7 @@ def _laws(args: argparse.Namespace) -> list[Any]:
     from ..bench.compare import Effort, machine
 
     effort, threads = Effort(rounds=args.repeats or Effort.rounds), args.threads or _processors()
-    facts = machine(args.device, threads, None)
+    facts = machine(args.device, [threads], None)
     laws = growth.measure(effort, device=args.device, threads=threads, say=_progress)
     if args.page is not None:
         section = page.growth_section(laws, args.page.parent / FIGURES, f"{FIGURES}/", facts)

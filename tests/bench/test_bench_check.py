@@ -9,8 +9,8 @@ import pytest
 
 from lipdp_lightning.bench import check as guard
 from lipdp_lightning.bench.check import OWN_BOUNDS, Bound, check, printed, read_bounds
-from lipdp_lightning.bench.compare import FAILED, Row
 from lipdp_lightning.bench.contenders import Job
+from lipdp_lightning.bench.rows import FAILED, Row
 from lipdp_lightning.cli import main
 
 OWN = """
@@ -64,7 +64,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, ratios: Sequence[float], status: s
     """Let each measurement find the next ratio; how many rounds each was given."""
     rounds: list[int] = []
 
-    def cell(jobs: Sequence[Job], effort: guard.Effort) -> list[Row]:
+    def cell(jobs: Sequence[Job], effort: guard.Effort, memory_of: set[str]) -> list[Row]:
+        assert memory_of in (set(), {"torch", "joint"})
         ratio = ratios[len(rounds)]
         rounds.append(effort.rounds)
         plain = Row("mlp-8x2", 8, "torch", round_seconds=dict.fromkeys(range(3), 1.0), peak_memory=100)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from lipdp_lightning.bench.compare import OUT_OF_MEMORY, Row, quartiles, ratios_of
 from lipdp_lightning.bench.outputs import as_csv, as_markdown, printed, write_all
 from lipdp_lightning.bench.page import SECTIONS, replaced, sections_of
+from lipdp_lightning.bench.rows import OUT_OF_MEMORY, Row, quartiles, ratios_of
 from lipdp_lightning.cli import main
 
 ROOT = Path(__file__).parents[2]
 MACHINE: dict[str, Any] = {
     "device": "cpu",
-    "threads": 1,
+    "threads": [1],
     "processors": 2,
     "load": 0.0,
     "torch": "2",
@@ -56,7 +56,8 @@ def test_contenders_side_by_side(
     assert ours["parameters"] == 2 * 256 * 257 + 2570 and ours["rounds"] == 5 and ours["steps"] >= 5
     low, high = ours["ratio_quartiles"]
     assert 1 < low <= ours["ratio"] <= high < 50, "private steps add certificate and noise to those of torch"
-    assert rows["torch"]["ratio"] == 1 and ours["total_memory"] > ours["peak_memory"] > 0
+    assert rows["torch"]["ratio"] == 1 and ours["peak_memory"] > ours["set_up_memory"] > 4 * ours["parameters"]
+    assert ours["memory_ratio"] > 1 and rows["torch"]["memory_ratio"] == rows["torch"]["resident_ratio"] == 1
     parts = ours["parts"]
     assert {"forward and backward", "certificate", "noise", "release", "projection", "data"} <= set(parts)
     assert all(seconds > 0 for seconds in parts.values())
@@ -77,7 +78,8 @@ def row(contender: str, seconds: float, **more: Any) -> Row:
         "ratio": seconds,
         "ratio_quartiles": (1.0, 2.0),
     }
-    return Row("mlp-8x2", 64, contender, peak_memory=10**6, memory_ratio=1.5, **{**times, **more})
+    memory = {"peak_memory": 10**6, "memory_ratio": 1.5, "set_up_memory": 10**5}
+    return Row("mlp-8x2", 64, contender, epoch_seconds=2.5, **{**times, **memory, **more})
 
 
 ROWS = [

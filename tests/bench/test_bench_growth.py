@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lipdp_lightning.bench.arithmetic import CertificateCounts, Counts, count, memory_lines
-from lipdp_lightning.bench.compare import Row
 from lipdp_lightning.bench.estimate import Assumed, estimate
 from lipdp_lightning.bench.growth import SERIES, fit, laws_of
+from lipdp_lightning.bench.rows import Row
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
