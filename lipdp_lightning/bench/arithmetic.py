@@ -18,6 +18,8 @@ from ..layers import make_private
 from .networks import network_named
 
 FLOAT32, FLOAT64 = 4, 8
+NOISE_OF_A_THREAD = 20 * (1 << 16)
+"""Bytes of the piece of normals that a thread draws, of the words they are made of and of what lies between."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,17 @@ def count(name: str) -> Counts:
 
 
 def memory_lines(counts: Sequence[Counts], batch_sizes: Sequence[int]) -> tuple[list[str], list[list[str]]]:
-    """MB above the weights. Ours adds one float64 buffer of all parameters, for noise and sum."""
-    headers = ["model", "parameters", "kept per example", "batch", "without privacy", "ours", "gradients per example"]
+    """MB above the weights. Ours adds pieces of noise on one CPU, else a float64 buffer for all parameters' noise."""
+    headers = ["model", "parameters", "kept per example", "batch", "without privacy", "ours, one CPU process",
+               "ours, GPU or several processes", "gradients per example"]  # fmt: skip
     lines = []
     for c in counts:
         for batch in batch_sizes:
             plain = c.saved * batch + FLOAT32 * c.parameters
-            ours = plain + FLOAT64 * c.parameters
+            ours = plain + min(NOISE_OF_A_THREAD, FLOAT64 * c.parameters)
+            whole = plain + FLOAT64 * c.parameters
             each = plain + FLOAT32 * c.parameters * batch
-            megabytes = [f"{value / 1e6:.0f} MB" for value in (plain, ours, each)]
+            megabytes = [f"{value / 1e6:.{1 if value < 1e7 else 0}f} MB" for value in (plain, ours, whole, each)]
             lines.append([c.model, f"{c.parameters:,}", f"{c.saved / 1e3:.0f} kB", str(batch), *megabytes])
     return headers, lines
 
