@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-PIECE = 1 << 15  # the most that torch works on in the calling thread alone
+PIECE = 1 << 16
 
 
 class Segments:
@@ -40,28 +40,29 @@ class FlatGradients:
     """The gradients of parameters, one after the other, beside a flat float64 vector that begins with them."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = list(parameters)
-        self.segments = Segments([p.numel() for p in self._parameters])
+        self.parameters = list(parameters)
+        self.segments = Segments([p.numel() for p in self.parameters])
 
     def add_to(self, flat: Tensor, apart: Mapping[int, Tensor], share: float) -> None:
         """flat += share * (gradient + what is kept apart of it, by the parameter's id)."""
-        for parameter, segment in zip(self._parameters, self._split(flat), strict=True):
+        for parameter, segment in zip(self.parameters, self._split(flat), strict=True):
             for part in (parameter.grad, apart.get(id(parameter))):
                 if part is not None:
                     for piece, values in _pieces(segment, part.reshape(-1)):
-                        piece.add_(values, alpha=share)
+                        # converted first: torch takes four times as long to add float32 to float64
+                        piece.add_(values.to(piece.dtype), alpha=share)
 
     def write(self, flat: Tensor, divisor: float) -> None:
-        """gradient <- flat / divisor, rounded once; ``flat`` is divided too."""
-        for parameter, segment in zip(self._parameters, self._split(flat), strict=True):
+        """gradient <- flat / divisor; ``flat`` is divided too."""
+        flat *= 1.0 / divisor  # a product takes a third of the time
+        for parameter, segment in zip(self.parameters, self._split(flat), strict=True):
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             gradient = parameter.grad
             if gradient.is_contiguous():
-                for piece, part in _pieces(segment, gradient.view(-1)):
-                    part.copy_(piece.div_(divisor))
+                gradient.view(-1).copy_(segment)
             else:
-                gradient.copy_(segment.div_(divisor).reshape(gradient.shape))
+                gradient.copy_(segment.reshape(gradient.shape))
 
     def _split(self, flat: Tensor) -> Sequence[Tensor]:
         starts = self.segments.starts
@@ -69,15 +70,19 @@ class FlatGradients:
 
 
 class Release:
-    """The same two at once, for a flat vector that comes in pieces, in any order and from several threads.
+    """The same two at once, for noise that comes in pieces: gradient <- (noise + share * gradient) / divisor.
 
     A piece is overwritten by the sum that it completes, and no vector as long as all parameters is ever held.
+
+    Args:
+        apart: sums that are not in a parameter's grad, by the parameter's id.
     """
 
     def __init__(self, gradients: FlatGradients, apart: Mapping[int, Tensor], share: float, divisor: float) -> None:
-        self._segments, self._share, self._divisor = gradients.segments, share, divisor
+        self._segments, self._share, self._factor = gradients.segments, share, 1.0 / divisor
         self._laid_out: list[tuple[Tensor, Tensor]] = []
-        self._parts = [self._values(p, apart.get(id(p))) for p in gradients._parameters]
+        self._parts = [self._values(p, apart.get(id(p))) for p in gradients.parameters]
+        self._wide = torch.empty(0, dtype=torch.float64)
 
     def _values(self, parameter: nn.Parameter, apart: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if parameter.grad is None:
@@ -88,19 +93,17 @@ class Release:
         return gradient.view(-1), None if apart is None else apart.reshape(-1)
 
     def complete(self, start: int, piece: Tensor) -> None:
-        """gradient <- (piece + share * gradient) / divisor at the piece's place; ``piece`` begins at ``start``."""
+        """``piece`` begins at position ``start`` of the flat vector."""
+        if len(self._wide) < len(piece):
+            self._wide = torch.empty_like(piece)
         starts = self._segments.starts
         for index, first, last in self._segments.within(start, start + len(piece)):
-            gradient, apart = (None if v is None else v[first - starts[index] : last - starts[index]]
-                               for v in self._parts[index])  # fmt: skip
-            assert gradient is not None
-            for offset in range(0, last - first, PIECE):
-                rows = slice(offset, min(offset + PIECE, last - first))
-                sums = piece[first - start : last - start][rows]
-                sums.add_(gradient[rows], alpha=self._share)
-                if apart is not None:
-                    sums.add_(apart[rows], alpha=self._share)
-                gradient[rows].copy_(sums.div_(self._divisor))
+            part = slice(first - starts[index], last - starts[index])
+            gradient, apart = self._parts[index]
+            sums = piece[first - start : last - start]
+            for values in (gradient,) if apart is None else (gradient, apart):
+                sums.add_(self._wide[: last - first].copy_(values[part]), alpha=self._share)
+            gradient[part].copy_(sums.mul_(self._factor))
 
     def end(self) -> None:
         """Every piece has come."""

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import Certifier
+from ..privacy.normals import numeric_environment
 from ..privacy.plan import PrivacyPlan
-from ..privacy.randomness import derive_key, keyed_digest, numeric_environment, state_digest
+from ..privacy.randomness import derive_key, keyed_digest, state_digest
 from .allocation import Allocation, allocate, joint_thresholds
 from .choice import make_scaling, scaling_at
 from .noise import NoiseSource

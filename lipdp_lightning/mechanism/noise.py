@@ -16,9 +16,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lipdp_lightning.privacy.randomness import CounterStream, Visit, derive_key
-
-from .flat import Segments
+from lipdp_lightning.privacy.normals import Visit
+from lipdp_lightning.privacy.randomness import CounterStream, derive_key
 
 Mode = Literal["distributed", "replicated"]
 
@@ -31,7 +30,7 @@ _SECURE_SAMPLES = 4  # a square, so that the scale 1/sqrt(4) is exact
 def gaussian(key: bytes, count: int, threads: int = 1) -> Tensor:
     """`count` standard normals of the key, float64 on the CPU, the same bits for any number of threads.
 
-    Box-Muller on 64-bit words (see privacy/randomness.py): values out to 9.34 occur with their probability.
+    Box-Muller on 64-bit words (see privacy/normals.py): values out to 9.34 occur with their probability.
     An fp32 normal stops at 5.77, which by itself costs a delta of 3.5e-5 per coordinate on the reference
     case of docs/guarantee.md. A draw is a function of (key, count): draws of one key and different counts
     are not independent.
@@ -53,8 +52,8 @@ class NoiseSource:
         self._secret = secret
         self._samples = _SECURE_SAMPLES if secure else 1
         self._given_back: list[Tensor] = []
-        # as many as share a forward pass: one alone would hold up one of its threads, and all others wait for that one
-        self._threads = threads if threads is not None else min(4, torch.get_num_threads())
+        # of torch, which share a draw; more pieces at once than these would leave the caches
+        self._threads = threads if threads is not None else min(16, torch.get_num_threads())
 
     def draw(
         self,
@@ -101,26 +100,17 @@ class NoiseSource:
         world_size: int,
         mode: Mode,
         digest: bytes,
-        deviations: Sequence[float],
         visit: Visit,
     ) -> None:
-        """The noise of ``draw`` in pieces, which the visitor may overwrite: no more than a few are held at once.
+        """The draw of ``standard`` in pieces, which the visitor may overwrite: no more than a few are held at once.
 
-        ``visit(start, piece)`` is called in any order, with several threads at once.
+        Who adds them multiplies segment k by entry k of ``scales``.
         """
         key = self._key(step, sizes, rank, world_size, mode, digest)
-        scales, segments = _scales(sizes, deviations, world_size, mode), Segments(sizes)
-
-        def scaled(start: int, piece: Tensor) -> None:
-            values = piece.numpy()
-            for index, first, last in segments.within(start, start + len(piece)):
-                values[first - start : last - start] *= scales[index]
-            visit(start, piece)
-
         if self._samples == 1:
-            CounterStream(key).visit_normals(segments.total, scaled, self._threads)
+            CounterStream(key).visit_normals(sum(sizes), visit, self._threads)
         else:
-            scaled(0, self._summed(key, segments.total))
+            visit(0, self._summed(key, sum(sizes)))
 
     def _key(self, step: int, sizes: Sequence[int], rank: int, world_size: int, mode: Mode, digest: bytes) -> bytes:
         _check_request(step, sizes, rank, world_size, mode, digest)
@@ -145,17 +135,16 @@ class NoiseSource:
 
 
 def scale_(noise: Tensor, sizes: Sequence[int], deviations: Sequence[float], world_size: int, mode: Mode) -> Tensor:
-    """Multiply segment k of the flat buffer by one rank's deviation: over ranks, variances add."""
-    # by numpy: torch would start a team of threads of its own for the thread that draws, and from then on the teams of
-    # both threads sleep instead of waiting actively, which costs the forward and backward pass a third of their time
-    values, start = noise.numpy(), 0
-    for size, scale in zip(sizes, _scales(sizes, deviations, world_size, mode), strict=True):
-        values[start : start + size] *= scale
+    """Multiply segment k of the flat buffer by one rank's deviation."""
+    start = 0
+    for size, scale in zip(sizes, scales(sizes, deviations, world_size, mode), strict=True):
+        noise[start : start + size] *= scale
         start += size
     return noise
 
 
-def _scales(sizes: Sequence[int], deviations: Sequence[float], world_size: int, mode: Mode) -> list[float]:
+def scales(sizes: Sequence[int], deviations: Sequence[float], world_size: int, mode: Mode) -> list[float]:
+    """What one rank multiplies its standard normals by: over ranks, variances add."""
     problems = [
         f"the noise deviation of group {index} is {deviation}; noise needs a finite deviation >= 0."
         for index, deviation in enumerate(deviations)
@@ -189,7 +178,7 @@ def _check_request(step: int, sizes: Sequence[int], rank: int, world_size: int, 
 
 
 class NoisePrefetcher:
-    """Draws a step's standard normals in a thread while the forward and backward pass run.
+    """Draws a step's standard normals in a thread while a GPU computes the forward and backward pass.
 
     The draw depends on the weights before the step, not on the gradient. `start` once the weights are
     final, `take` when the deviations are known. An exception of the thread is raised by `take`. `close` (or
@@ -200,7 +189,6 @@ class NoisePrefetcher:
         self._source = source
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noise")
         self._pending: tuple[int, tuple[int, ...], int, Mode, list[float] | None, Future[Tensor]] | None = None
-        self._taken: Tensor | None = None
         self._expected: list[float] | None = None
 
     def expect(self, deviations: Sequence[float]) -> None:
@@ -237,17 +225,11 @@ class NoisePrefetcher:
         assert self._pending is not None and self._pending[0] == step, "take() of a step that was not started"
         _, sizes, world_size, mode, expected, future = self._pending
         self._pending = None
-        self._taken = future.result()
+        drawn = future.result()
         if expected is None:
-            return scale_(self._taken, sizes, deviations, world_size, mode)
+            return scale_(drawn, sizes, deviations, world_size, mode)
         assert expected == list(deviations), "the draw is scaled by other deviations than it is taken with"
-        return self._taken
-
-    def give_back(self) -> None:
-        """The caller reads what it took no more: the next draw may be written in its place."""
-        if self._taken is not None:
-            self._source.give_back(self._taken)
-            self._taken = None
+        return drawn
 
     def close(self) -> None:
         """Wait for a draw under way and end the thread; may be called twice."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from .flat import FlatGradients, Release
-from .noise import Mode, NoisePrefetcher, NoiseSource
+from .flat import FlatGradients, Release, Segments
+from .noise import Mode, NoisePrefetcher, NoiseSource, scales
 from .place import Place, Reduce
 
 
@@ -23,30 +23,27 @@ class NoisySums:
         self.gradients, self._source, self._place = FlatGradients(parameters), source, place
         self._device = parameters[0].device
         self.prefetcher = NoisePrefetcher(source)
-        # As one vector, whose noise a thread draws during the passes, where a GPU computes these or ranks add vectors.
-        # On one CPU, passes and noise share the processors: nothing is gained by drawing earlier, and it would take 8
+        # As one vector where ranks add vectors or a GPU holds them: while a GPU computes the passes, a thread draws it.
+        # On CPUs, passes and noise share the processors: nothing is gained by drawing earlier, and it would take 8
         # bytes for every parameter while the passes need most memory. The released bits are the same.
         self.whole = self._device.type != "cpu" or place.world_size > 1
         self._request: tuple[int, Sequence[int], int, int, Mode, bytes] | None = None
+        self._drawing = False
 
     def begin(self, step: int, sizes: Sequence[int], digest: bytes, deviations: Sequence[float]) -> None:
         """What the noise of this step is a function of; the weights it was computed from must not change before
         ``release_``.
         """
         self._request = (step, sizes, self._place.rank, self._place.world_size, self._place.mode, digest)
-        if self.whole:
+        self._drawing = self._device.type != "cpu"
+        if self._drawing:
             self.prefetcher.expect(deviations)
             self.prefetcher.start(*self._request)
 
     def release_(
-        self,
-        deviations: Sequence[float],
-        apart: Mapping[int, Tensor],
-        votes: Tensor,
-        share: float,
-        divisor: float,
+        self, deviations: Sequence[float], apart: Mapping[int, Tensor], votes: Tensor, share: float, divisor: float,
         reduce: Reduce | None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """grad <- (sum over ranks of share * (grad + apart) + noise) / divisor, in place; the noisy votes.
 
         ``apart`` holds sums that are not in a parameter's grad, by the parameter's id. ``reduce`` sums a float64 tensor
@@ -69,33 +66,33 @@ class NoisySums:
         self, deviations: Sequence[float], apart: Mapping[int, Tensor], votes: Tensor, share: float, divisor: float
     ) -> Tensor:
         assert self._request is not None
-        numel = self.gradients.segments.total
-        release = Release(self.gradients, apart, share, divisor)
+        _, sizes, _, world_size, mode, _ = self._request
+        numel, factors = self.gradients.segments.total, scales(sizes, deviations, world_size, mode)
+        groups, release = Segments(sizes), Release(self.gradients, apart, share, divisor)
 
         def complete(start: int, piece: Tensor) -> None:
+            for index, first, last in groups.within(start, start + len(piece)):
+                piece[first - start : last - start] *= factors[index]
             of_gradients = max(0, min(len(piece), numel - start))
             release.complete(start, piece[:of_gradients])
             if of_gradients < len(piece):
                 first = start + of_gradients - numel
                 votes[first : first + len(piece) - of_gradients] += piece[of_gradients:]
 
-        self._source.visit(*self._request, deviations, complete)
+        self._source.visit(*self._request, complete)
         release.end()
         return votes
 
     def _as_a_whole(
-        self,
-        deviations: Sequence[float],
-        apart: Mapping[int, Tensor],
-        votes: Tensor,
-        share: float,
-        divisor: float,
+        self, deviations: Sequence[float], apart: Mapping[int, Tensor], votes: Tensor, share: float, divisor: float,
         reduce: Reduce | None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         assert self._request is not None
-        if not self.whole:
-            self.prefetcher.start(*self._request)
-        total = self.prefetcher.take(self._request[0], deviations).to(self._device)
+        if self._drawing:
+            drawn = self.prefetcher.take(self._request[0], deviations)
+        else:
+            drawn = self._source.draw(*self._request, deviations)
+        total = drawn.to(self._device)
         replicated = self._place.mode == "replicated" and reduce is not None
         sums = torch.zeros_like(total) if replicated else total
         self.gradients.add_to(sums, apart, share)
@@ -106,5 +103,5 @@ class NoisySums:
             total += sums
         noisy = total[self.gradients.segments.total :].clone()  # its memory is given back
         self.gradients.write(total, divisor)
-        self.prefetcher.give_back()
+        self._source.give_back(drawn)
         return noisy

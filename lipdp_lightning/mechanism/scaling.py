@@ -27,6 +27,7 @@ class Scaling:
     certified = True
     joint = False  # one condition for all groups together, met by sigma_k = sigma tau_k reach
     views = 1  # rows per example
+    rows: int | None = None  # of the micro-batch that are examples; further ones are empty and follow them
     partial_sums = 0.0  # how far sums of positions may exceed an example's contribution, in sensitivities
 
     def attach(self, model: nn.Module) -> None:
@@ -103,6 +104,7 @@ class Radii(Scaling):
 
     def _vote(self, name: str, norms: Tensor) -> None:
         if self.counting:
+            norms = norms[: self.rows]
             # sum over examples of +1/2 or -1/2: one vote moves the entry by 1/2
             votes = ((norms <= self.radii[name]).sum() - 0.5 * norms.shape[0]).to(torch.float64)
             self.below[name] = self.below.get(name, torch.zeros_like(votes)) + votes

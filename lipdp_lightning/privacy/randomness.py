@@ -6,7 +6,7 @@ its fp32 normal cannot exceed 5.77. Guarantees (docs/guarantee.md, randomness):
 
 * keys: HMAC-SHA256 of an injective encoding of (purpose, indices); two different tuples never share a key;
 * streams: AES-256 in counter mode; the bytes at a position depend on (key, position) alone;
-* normals: float64, one Box-Muller pair from two 64-bit words, support out to 9.34 standard deviations.
+* normals: float64, one Box-Muller pair from two 64-bit words (normals.py), support out to 9.34 standard deviations.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ import builtins
 import hashlib
 import hmac
 import operator
-import platform
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -28,19 +25,15 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
+from .normals import Normals, Visit
+
 SECRET_BYTES = 16
 KEY_BYTES = 32
 BLOCK_BYTES = 16  # one AES block: the unit of a stream's position
 _WORD_BYTES = 8
 _ZEROS = bytes(1 << 20)  # encrypting zeros yields the key stream itself
-# Normals are made in chunks of this many: small enough for the cache, and large enough that threads which take turns
-# at Python's lock between two calls of numpy seldom wait for it.
-_CHUNK = 1 << 16
 _SHORT = 1 << 14  # bytes that are hashed as they are
 _AUTHENTICATED = 1 << 30  # bytes of one authentication code, which takes less than 2^31
-_LOW_63_BITS = (1 << 63) - 1
-
-Visit = Callable[[int, Tensor], None]
 
 
 def new_secret() -> bytes:
@@ -126,70 +119,6 @@ def _digest(
     return digest.digest()
 
 
-@lru_cache(maxsize=1)
-def numeric_environment() -> bytes:
-    """What decides the last bits of a float64 logarithm or of a sum: torch, numpy and the vector unit.
-
-    A replay on another kind of processor may differ in the last bit, hence is not the same release. Given to
-    `state_digest`, it makes such a replay draw fresh noise. numpy picks its logarithm when it is loaded, so that it is
-    named by what it returns.
-    """
-    parts = (torch.__version__, np.__version__, torch.backends.cpu.get_cpu_capability(), platform.machine())
-    logarithms = np.log(np.arange(1, 4097) / 4097.0)
-    return "|".join(parts).encode() + hashlib.sha256(logarithms.tobytes()).digest()
-
-
-# sin(pi x / 4) = x P(x^2) for |x| <= 1, highest power first: the minimax polynomial, off by less than 3e-18
-_SINE = (6.877360573166326e-12, -1.7571500746983934e-09, 3.133616225433416e-07, -3.657620415891388e-05,
-         0.0024903945701888438, -0.08074551218828054, 0.7853981633974483)  # fmt: skip
-# the same for x in units of 2^-63: exact, as the scales are powers of two
-_SINE_OF_WORD = [c * 2.0 ** (-63 * (13 - 2 * power)) for power, c in enumerate(_SINE)]
-
-
-def normals_from_words_(words: Tensor, out: Tensor, scratch: Tensor) -> None:
-    """Box-Muller: 2h uniform 64-bit words (int64, overwritten) to 2h standard normals in `out` (float64).
-
-    For pair j, u = (low 63 bits of words[j] + 1) / 2^63 lies in (0, 1], so its logarithm is finite, and the
-    angle is a = 2 pi words[h + j] / 2^64, in [-pi, pi]. With r = sqrt(-2 ln u), out[j] = r cos(a) and
-    out[h + j] = r sin(a). The smallest u is 2^-63: r reaches 9.345, which the true law exceeds with
-    probability 1.1e-19. `scratch` has h float64.
-
-    cos(a) and sin(a) come from s = sin(a / 4), whose cosine is sqrt(1 - s^2) without cancellation, by doubling the
-    angle twice; they are off by less than 2e-15. With numpy, whose calls cost least on arrays that fit the cache.
-    """
-    half = words.numel() // 2
-    values, integers = out.numpy(), words.numpy()
-    radius, sine, cosine = values[:half], values[half:], scratch.numpy()[:half]
-    other = integers[:half].view(np.float64)  # free once the radius has its words
-    np.bitwise_and(integers[:half], _LOW_63_BITS, out=integers[:half])
-    np.copyto(radius, integers[:half], casting="unsafe")
-    np.add(radius, 1.0, out=radius)
-    np.multiply(radius, 2.0**-63, out=radius)
-    np.log(radius, out=radius)
-    np.multiply(radius, -2.0, out=radius)
-    np.sqrt(radius, out=radius)
-    np.copyto(cosine, integers[half:], casting="unsafe")
-    np.multiply(cosine, cosine, out=sine)
-    np.multiply(sine, _SINE_OF_WORD[0], out=other)
-    for coefficient in _SINE_OF_WORD[1:-1]:
-        np.add(other, coefficient, out=other)
-        np.multiply(other, sine, out=other)
-    np.add(other, _SINE_OF_WORD[-1], out=other)
-    np.multiply(cosine, other, out=cosine)  # s = sin(a / 4)
-    np.multiply(cosine, cosine, out=sine)
-    np.subtract(1.0, sine, out=other)
-    np.sqrt(other, out=other)
-    np.multiply(cosine, other, out=cosine)  # sin(a / 2) / 2
-    np.multiply(sine, -8.0, out=sine)
-    np.add(sine, 4.0, out=sine)  # 4 cos(a / 2)
-    np.multiply(sine, cosine, out=sine)
-    np.multiply(cosine, cosine, out=cosine)
-    np.multiply(cosine, -8.0, out=cosine)
-    np.add(cosine, 1.0, out=cosine)
-    np.multiply(sine, radius, out=sine)
-    np.multiply(radius, cosine, out=radius)
-
-
 class CounterStream:
     """The AES-256-CTR stream of one key. `position` counts blocks of 16 bytes.
 
@@ -220,51 +149,29 @@ class CounterStream:
         """The next `count` uniform 64-bit words, little-endian on every machine."""
         return self._draw(count * _WORD_BYTES).view("<u8")
 
-    def normal(self, count: int, threads: int = 1, out: Tensor | None = None) -> Tensor:
+    def normal(self, count: int, at_once: int = 1, out: Tensor | None = None) -> Tensor:
         """`count` standard normals, float64 on the CPU: a function of (key, position, count) only.
 
-        The same bits for any number of threads: chunks are cut by position, not by thread. They are written into an
-        earlier draw, ``out``, if it is one of the same count.
+        The same bits however many chunks are made ``at_once``, which is how many threads can share the work. They are
+        written into an earlier draw, ``out``, if it is one of the same count.
         """
-        assert count >= 0 and threads >= 1
+        assert count >= 0 and at_once >= 1
         total = count + count % 2
         whole = None if out is None else out._base if out._base is not None else out
         if whole is None or whole.numel() != total or whole.dtype != torch.float64 or whole.device.type != "cpu":
             whole = torch.empty(total, dtype=torch.float64, device="cpu")
-        self._make_normals(total, threads, whole, None)
+        self._normals(total).write(whole, at_once)
         return whole[:count]
 
-    def visit_normals(self, count: int, visit: Visit, threads: int = 1) -> None:
-        """The same draw, never held as a whole: ``visit(start, piece)`` for every chunk, which is the visitor's until
-        it returns. Chunks come in any order, with several threads at once.
-        """
-        assert count >= 0 and threads >= 1
-        self._make_normals(count + count % 2, threads, None, lambda start, piece: visit(start, piece[: count - start]))
+    def visit_normals(self, count: int, visit: Visit, at_once: int = 1) -> None:
+        """The same draw, never held as a whole: ``visit(start, piece)`` for every piece, in order."""
+        assert count >= 0 and at_once >= 1
+        self._normals(count + count % 2).visit(count, visit, at_once)
 
-    def _make_normals(self, total: int, threads: int, whole: Tensor | None, visit: Visit | None) -> None:
-        position, largest = self.position, min(_CHUNK, total)
-
-        def make(starts: Iterable[int]) -> None:
-            buffer = _buffer(largest * _WORD_BYTES)
-            words = torch.from_numpy(buffer[: largest * _WORD_BYTES].view(np.int64))
-            own = torch.empty(largest if whole is None else 0, dtype=torch.float64, device="cpu")
-            scratch = torch.empty(largest // 2, dtype=torch.float64, device="cpu")
-            for start in starts:
-                size = min(_CHUNK, total - start)
-                piece = own[:size] if whole is None else whole[start : start + size]
-                self._encrypt(buffer, size * _WORD_BYTES, position + start * _WORD_BYTES // BLOCK_BYTES)
-                normals_from_words_(words[:size], piece, scratch[: size // 2])
-                if visit is not None:
-                    visit(start, piece)
-
-        chunks = range(0, total, _CHUNK)
-        workers = min(threads, len(chunks))
-        if workers <= 1:
-            make(chunks)
-        else:
-            with ThreadPoolExecutor(workers) as pool:
-                list(pool.map(make, [chunks[worker::workers] for worker in range(workers)]))
+    def _normals(self, total: int) -> Normals:
+        found = Normals(derive_key(self._key, "normals"), self.position)
         self.position += _blocks(total * _WORD_BYTES)
+        return found
 
     def _draw(self, count: int) -> npt.NDArray[np.uint8]:
         assert count >= 0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..bounds.losses import Loss, as_loss
 from ..layers import BoundedInput, KeyedDropout, make_private, scale_cotangent
 from .clipped_loss import ClippedLoss
+from .padding import with_empty_rows
 from .release import restore_statistics
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -57,6 +58,7 @@ class PrivateModule(lightning.LightningModule):
         self.task: Task = _task(self.loss)
         # of a temperature scaling after training: evaluations and predictions divide class scores by it
         self.output_temperature = 1.0
+        self.rows_to_multiple_of = 1  # of the rows that the network is given in training
         self._metrics = nn.ModuleDict()
 
     @property
@@ -124,10 +126,12 @@ class PrivateModule(lightning.LightningModule):
                 x, lambda rows: self.loss.per_example(self(rows), y), self.trainer.global_step
             )
             return total
-        logits = self(x)
-        factor = private.scaling.example_factor(x.shape[0], logits.device)
+        rows, padded = len(x), with_empty_rows(x, self.rows_to_multiple_of)
+        private.scaling.rows = rows
+        logits = self(padded)[:rows]  # the cotangents of further rows are zero
+        factor = private.scaling.example_factor(len(padded), logits.device)
         if factor is not None:
-            logits = scale_cotangent(logits, factor)
+            logits = scale_cotangent(logits, factor[:rows])
         return self.loss.per_example(logits, y).sum()
 
     def _views(self, x: Tensor, y: Tensor, ids: Tensor, private: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,6 +148,7 @@ class PrivateModule(lightning.LightningModule):
     def _key_dropout(self, ids: Tensor) -> None:
         if any(isinstance(m, KeyedDropout) for m in self.network.modules()):
             keys: Callable[[int], int] = self.trainer.strategy.dropout_key  # type: ignore[attr-defined]
+            ids = with_empty_rows(ids, self.rows_to_multiple_of)
             layers = [m for m in self.network.modules() if isinstance(m, KeyedDropout)]
             for index, layer in enumerate(layers):
                 layer.context = (keys(index), ids)

@@ -28,6 +28,7 @@ from .draws import planned_draws
 from .exact_products import require_exact_products
 from .guards import check_set_up, make_certifier, matching_modules, steps_per_epoch
 from .module_guards import LiveChecks
+from .padding import padding_multiple
 from .partial_sums import PartialSums
 from .release import settle_statistics
 from .resume import hyperparameters
@@ -173,6 +174,8 @@ class PrivateStrategy(CheckpointStrategy):
             self._norms.load_state(self._restored_norms)
             self._restored_norms = None
         # other branches of the run may leave fewer steps than the trainer was asked for
+        expected = plan.expected_batch_size * self.rows_per_example / (self.world_size * self.chunks)
+        module.rows_to_multiple_of = padding_multiple(module.network, expected, self.rows_per_example)
         trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
         self._micro_batches, self._partial_sums, self._private_step = 0, PartialSums(module), -1
         self._live = LiveChecks(module)

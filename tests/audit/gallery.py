@@ -146,9 +146,9 @@ def wrapped(change: Callable[..., tuple[Any, ...]]) -> type[Mechanism]:
     class Changed(Mechanism):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            self.sums.whole, noise = True, self.sums.prefetcher
-            start = noise.start
-            noise.start = lambda *request: start(*change(*request))  # type: ignore[method-assign]
+            self.sums.whole, source = True, self.sums._source
+            draw = source.draw
+            source.draw = lambda *r: draw(*change(*r[:-1]), r[-1])  # type: ignore[method-assign]
 
     return Changed
 
@@ -159,9 +159,9 @@ def shaped(change: Callable[[Tensor, list[int]], Tensor]) -> type[Mechanism]:
     class Shaped(Mechanism):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            self.sums.whole, noise = True, self.sums.prefetcher
-            take = noise.take
-            noise.take = lambda step, deviations: change(take(step, deviations), self._sizes())  # type: ignore
+            self.sums.whole, source = True, self.sums._source
+            draw = source.draw
+            source.draw = lambda *request: change(draw(*request), self._sizes())  # type: ignore[method-assign]
 
     return Shaped
 
@@ -187,10 +187,9 @@ class OneDraw(Mechanism):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.sums.whole, noise = True, self.sums.prefetcher
-        start, take = noise.start, noise.take
-        noise.start = lambda step, *rest: start(0, *rest)  # type: ignore[method-assign]
-        noise.take = lambda step, deviations: take(0, deviations)  # type: ignore[method-assign]
+        source = self.sums._source
+        visit = source.visit
+        source.visit = lambda step, *rest: visit(0, *rest)  # type: ignore[method-assign]
 
 
 def same_for_all_groups(noise: Tensor, sizes: list[int]) -> Tensor:

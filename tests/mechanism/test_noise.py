@@ -166,12 +166,12 @@ def test_secure_noise_is_the_halved_sum_of_four_draws(monkeypatch: pytest.Monkey
 
 
 def keyed_by_counter(key: bytes) -> Tensor:
-    return gaussian(key, 1000)
+    return gaussian(key, 10_000)
 
 
 def keyed_by_torch_generator(key: bytes) -> Tensor:
     generator = torch.Generator().manual_seed(int.from_bytes(key[-8:], "big") >> 1)
-    return torch.randn(1000, dtype=torch.float64, generator=generator)
+    return torch.randn(10_000, dtype=torch.float64, generator=generator)
 
 
 def every_key_bit_counts(draw: Callable[[bytes], Tensor]) -> bool:

@@ -14,7 +14,8 @@ from lipdp_lightning.mechanism.mechanism import Mechanism
 from lipdp_lightning.mechanism.noise import NoiseSource
 from lipdp_lightning.mechanism.noisy_sums import NoisySums
 from lipdp_lightning.mechanism.place import Place
-from lipdp_lightning.privacy import randomness
+from lipdp_lightning.privacy import normals
+from lipdp_lightning.privacy.randomness import CounterStream
 
 SECRET = bytes(range(16))
 
@@ -47,7 +48,7 @@ def releases(whole: bool, steps: int, **options: Any) -> list[Tensor]:
     ids=lambda o: o["scaling"],
 )
 def test_a_release_in_pieces_has_the_bits_of_one_vector(options: dict[str, Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr(randomness, "_CHUNK", 1000)  # pieces end within layers, and the votes share one with gradients
+    monkeypatch.setattr(normals, "CHUNK", 1000)  # pieces end within layers, and the votes share one with gradients
     for whole, pieces in zip(releases(True, 3, **options), releases(False, 3, **options), strict=True):
         assert torch.equal(whole, pieces)
 
@@ -63,7 +64,7 @@ def draws(kind: type[Release], threads: int) -> Tensor:
     """Gradients of zero after a release with deviation 1."""
     parameters = [nn.Parameter(torch.zeros(n)) for n in (70_001, 1, 0, 199_998)]
     release = kind(FlatGradients(parameters), {}, 1.0, 1.0)
-    request = 0, [p.numel() for p in parameters], 0, 1, "distributed", bytes(32), [1.0] * 4
+    request = 0, [p.numel() for p in parameters], 0, 1, "distributed", bytes(32)
     NoiseSource(SECRET, threads=threads).visit(*request, release.complete)  # type: ignore[arg-type]
     release.end()
     return torch.cat([p.grad for p in parameters])  # type: ignore[misc]
@@ -79,11 +80,9 @@ def test_every_entry_has_one_draw_of_its_own() -> None:
 def test_pieces_are_held_one_at_a_time() -> None:
     """The memory of a piece is used again: nothing as long as the vector is ever allocated."""
     seen: list[tuple[int, int]] = []
-    count = 5 * randomness._CHUNK + 3
-    randomness.CounterStream(bytes(32)).visit_normals(
-        count, lambda start, piece: seen.append((start, piece.data_ptr()))
-    )
-    assert [start for start, _ in seen] == list(range(0, count, randomness._CHUNK))
+    count = 5 * normals.CHUNK + 3
+    CounterStream(bytes(32)).visit_normals(count, lambda start, piece: seen.append((start, piece.data_ptr())))
+    assert [start for start, _ in seen] == list(range(0, count, normals.CHUNK))
     assert len({place for _, place in seen}) == 1
 
 

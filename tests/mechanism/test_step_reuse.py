@@ -94,7 +94,8 @@ def test_a_draw_in_reused_memory_has_the_bits_of_a_fresh_one() -> None:
     def fresh(step: int) -> Tensor:
         return NoiseSource(SECRET).draw(step, sizes, 0, 1, "distributed", bytes(32), deviations)
 
-    with NoisePrefetcher(NoiseSource(SECRET)) as prefetcher:
+    source = NoiseSource(SECRET)
+    with NoisePrefetcher(source) as prefetcher:
         kept: list[Tensor] = []
         places = []
         for step in range(4):
@@ -105,7 +106,7 @@ def test_a_draw_in_reused_memory_has_the_bits_of_a_fresh_one() -> None:
             assert torch.equal(drawn, fresh(step))
             places.append(drawn.data_ptr())
             if step:
-                prefetcher.give_back()
+                source.give_back(drawn)
             else:
                 kept.append(drawn)
         assert torch.equal(kept[0], fresh(0)) and places[0] not in places[1:]  # it was not given back
@@ -131,7 +132,7 @@ def test_pieces_add_and_write_what_whole_tensors_do(layout: str, way: str) -> No
         parameter.grad = parameter.grad.contiguous(memory_format=torch.channels_last)
     values = parameter.grad.clone()
     flat = torch.randn(values.numel(), dtype=torch.float64)
-    expected = (flat + 0.5 * values.double().reshape(-1)) / 7
+    expected = (flat + 0.5 * values.double().reshape(-1)) * (1 / 7)
     gradients = FlatGradients([parameter])
     if way == "whole":
         gradients.add_to(flat, {}, 0.5)

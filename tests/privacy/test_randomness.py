@@ -1,6 +1,5 @@
-"""Keys, streams, normals and digests: lipdp_lightning/privacy/randomness.py."""
+"""Keys, streams and digests: lipdp_lightning/privacy/randomness.py."""
 
-import itertools
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lipdp_lightning.privacy import randomness
 from lipdp_lightning.privacy.randomness import (
     CounterStream,
     derive_key,
     keyed_digest,
     new_secret,
-    normals_from_words_,
-    numeric_environment,
     state_digest,
 )
 
@@ -129,7 +125,7 @@ def test_successive_draws_share_no_block() -> None:
     assert stream.position == 4
     assert not torch.isin(normals, CounterStream(KEY).normal(3)).any()
     whole = CounterStream(KEY).normal(3 << 17)  # three of the chunks of which normals are made
-    assert torch.equal(CounterStream(KEY, position=1 << 16).normal(2 << 17, threads=2), whole[1 << 17 :])
+    assert torch.equal(CounterStream(KEY, position=1 << 16).normal(2 << 17, at_once=2), whole[1 << 17 :])
     assert stream.bytes(0) == b"" and stream.normal(0).numel() == 0 and stream.position == 4
 
 
@@ -138,128 +134,6 @@ def test_bytes_are_uniform() -> None:
     assert stats.chisquare(counts).pvalue > 1e-4
     top_bits = CounterStream(KEY).uint64(1 << 16) >> np.uint64(63)
     assert abs(int(top_bits.sum()) - (1 << 15)) < 4 * math.sqrt(1 << 16) / 2
-
-
-@pytest.mark.parametrize("count", [1, 2, 15, 131_071, 131_073, 300_001])
-def test_normals_are_the_same_for_any_thread_count(count: int) -> None:
-    single = CounterStream(KEY).normal(count)
-    assert single.dtype == torch.float64 and single.device.type == "cpu" and single.shape == (count,)
-    previous = torch.get_num_threads()
-    try:
-        for threads, torch_threads in itertools.product((1, 2, 3, 7), (1, 2)):
-            torch.set_num_threads(torch_threads)
-            assert torch.equal(CounterStream(KEY).normal(count, threads), single)
-    finally:
-        torch.set_num_threads(previous)
-
-
-def test_normals_ignore_default_dtype_and_device() -> None:
-    reference = CounterStream(KEY).normal(100)
-    torch.set_default_dtype(torch.float16)
-    try:
-        with torch.device("meta"):
-            assert torch.equal(CounterStream(KEY).normal(100), reference)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def transform(radius_words: list[int], angle_words: list[int]) -> torch.Tensor:
-    words = torch.tensor(radius_words + angle_words, dtype=torch.int64)
-    out = torch.empty(words.numel(), dtype=torch.float64)
-    normals_from_words_(words, out, torch.empty(len(radius_words), dtype=torch.float64))
-    return out
-
-
-def test_extreme_words_give_finite_normals_beyond_eight() -> None:
-    lowest, highest = -(1 << 63), (1 << 63) - 1
-    words = [0, lowest, 1, highest, -1]
-    grid = list(itertools.product(words, [*words, 1 << 62, -(1 << 62)]))
-    values = transform([radius for radius, _ in grid], [angle for _, angle in grid])
-    assert values.isfinite().all()
-    assert values.max() == pytest.approx(math.sqrt(2 * 63 * math.log(2)), rel=1e-12)
-    assert values.min() == pytest.approx(-values.max().item(), rel=1e-12)
-    assert transform([highest], [0])[0] == 0.0  # u = 1, not log(0)
-
-
-def error_of_box_muller() -> float:
-    """Largest difference from r cos(a) and r sin(a) in extended precision, over r and what rounding u does to r."""
-    half = 1 << 14
-    words = CounterStream(KEY).uint64(2 * half)
-    out = torch.empty(2 * half, dtype=torch.float64)
-    normals_from_words_(torch.from_numpy(words.view(np.int64).copy()), out, torch.empty(half, dtype=torch.float64))
-    uniform = ((words[:half] & np.uint64((1 << 63) - 1)).astype(np.longdouble) + 1) / np.longdouble(2**63)
-    angle = words[half:].view(np.int64).astype(np.longdouble) * (np.arctan(np.longdouble(1)) * 4 / 2**63)
-    radius = np.sqrt(-2 * np.log(uniform))
-    exact = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    allowed = np.tile(radius + 0.1 / radius, 2)
-    return float((np.abs(out.numpy() - exact) / allowed).max())
-
-
-def test_normals_are_those_of_box_muller_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert error_of_box_muller() < 2e-15
-    monkeypatch.setattr(randomness, "_SINE_OF_WORD", [0.0, *randomness._SINE_OF_WORD[1:]])
-    assert error_of_box_muller() > 1e-12
-
-
-def largest_of_53_bits() -> float:
-    return transform([0], [0])[0].item()
-
-
-def largest_of_torch_fp32() -> float:
-    """Box-Muller on the extreme uniform of torch's fp32 generator, whose uniforms are multiples of 2^-24."""
-    uniforms = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(uniforms * 2**24, (uniforms * 2**24).round()) and uniforms.max() < 1
-    extreme = torch.tensor(1 - 2.0**-24)
-    return torch.sqrt(-2 * torch.log(1 - extreme)).item()
-
-
-def reaches_the_tail(largest: Callable[[], float]) -> bool:
-    return largest() > 8.5
-
-
-def test_tail_support_exceeds_that_of_fp32() -> None:
-    assert reaches_the_tail(largest_of_53_bits)
-    assert not reaches_the_tail(largest_of_torch_fp32)
-    assert 5.7 < largest_of_torch_fp32() < 5.8
-
-
-def test_values_beyond_5_77_have_the_normal_probability() -> None:
-    """Conditionally on u < 2^-20, that is r > 5.27: rare events at their true rate, 8.3e-3 of the draws."""
-    half = 500_000
-    words = torch.from_numpy(CounterStream(KEY).uint64(2 * half).view(np.int64).copy())
-    words[:half] &= (1 << 43) - 1
-    out = torch.empty(2 * half, dtype=torch.float64)
-    normals_from_words_(words, out, torch.empty(half, dtype=torch.float64))
-    for threshold in (5.3, 5.77, 6.3):
-        expected = 2 * stats.norm.sf(threshold) * 2**20 * out.numel()
-        for sign in (1, -1):
-            count = int((sign * out > threshold).sum())
-            assert abs(count - expected / 2) < 4 * math.sqrt(expected / 2)
-
-
-def test_normals_pass_ks_variance_and_moderate_tails() -> None:
-    sample = CounterStream(KEY).normal(2_000_000)
-    assert stats.kstest(sample.numpy(), "norm").pvalue > 1e-3
-    assert abs(sample.mean().item()) < 4 / math.sqrt(2e6)
-    assert abs(sample.var().item() - 1) < 4 * math.sqrt(2 / 2e6)
-    assert abs((sample**4).mean().item() - 3) < 4 * math.sqrt(96 / 2e6)
-    for threshold in (3.0, 4.0):
-        expected = 2 * stats.norm.sf(threshold) * 2e6
-        assert abs(int((sample.abs() > threshold).sum()) - expected) < 4 * math.sqrt(expected)
-    half = 1 << 16
-    first, second = sample[:half], sample[half : 2 * half]  # the cosines and sines of the same radii
-    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1].item()) < 4 / math.sqrt(half)
-    assert abs(torch.corrcoef(torch.stack([first**2, second**2]))[0, 1].item()) < 4 / math.sqrt(half)
-
-
-@pytest.mark.slow
-def test_large_draw_has_values_beyond_5_77() -> None:
-    beyond = 0
-    stream = CounterStream(KEY)
-    for _ in range(100):
-        beyond += int((stream.normal(10_000_000).abs() > 5.77).sum())
-    expected = 2 * stats.norm.sf(5.77) * 1e9
-    assert abs(beyond - expected) < 4 * math.sqrt(expected) and beyond > 0
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -324,8 +198,3 @@ def test_digest_is_of_values_not_of_layout() -> None:
     moved["layer.bias"] = plain["layer.bias"].repeat_interleave(2)[::2]
     assert not any(moved[name].is_contiguous() for name in ("layer.weight", "layer.bias"))
     assert state_digest(moved, b"plan") == reference == state_digest(plain.items(), b"plan")
-
-
-def test_digest_names_the_numeric_environment() -> None:
-    assert torch.__version__.encode() in numeric_environment()
-    assert state_digest(weights(), numeric_environment()) != state_digest(weights())

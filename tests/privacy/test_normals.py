@@ -1,0 +1,166 @@
+"""Standard normals in float64 from a key: lipdp_lightning/privacy/normals.py."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from scipy import stats
+
+from lipdp_lightning.privacy import normals
+from lipdp_lightning.privacy.normals import CHUNK, Normals, normals_from_words_, numeric_environment
+from lipdp_lightning.privacy.randomness import CounterStream, derive_key, state_digest
+
+SECRET = bytes(range(16))
+KEY = derive_key(SECRET, "test")
+
+
+def words_of(key: bytes, place: int, count: int) -> torch.Tensor:
+    """AES-256 in counter mode by another code: the counter of a GCM message starts at 2."""
+    counter = modes.CTR(place.to_bytes(12, "big") + (2).to_bytes(4, "big"))
+    stream = Cipher(algorithms.AES(key), counter).encryptor().update(bytes(8 * count))
+    return torch.from_numpy(np.frombuffer(stream, dtype="<i8").copy())
+
+
+def test_every_chunk_is_made_of_its_own_words() -> None:
+    """What lies between the chunks, AES-GCM's tags, is part of none."""
+    count = 3 * CHUNK + 10
+    made = torch.empty(count, dtype=torch.float64)
+    Normals(KEY, position=5).write(made, at_once=2)
+    for start in range(0, count, CHUNK):
+        size = min(CHUNK, count - start)
+        expected = torch.empty(size, dtype=torch.float64)
+        words = words_of(KEY, 5 + start // 2, size)
+        normals_from_words_(words, expected, torch.empty(size // 2, dtype=torch.float64))
+        assert torch.equal(made[start : start + size], expected)
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 131_071, 131_073, 300_001])
+def test_normals_are_the_same_for_any_thread_count(count: int) -> None:
+    single = CounterStream(KEY).normal(count)
+    assert single.dtype == torch.float64 and single.device.type == "cpu" and single.shape == (count,)
+    previous = torch.get_num_threads()
+    try:
+        for at_once, torch_threads in itertools.product((1, 2, 3, 7), (1, 2)):
+            torch.set_num_threads(torch_threads)
+            assert torch.equal(CounterStream(KEY).normal(count, at_once), single)
+    finally:
+        torch.set_num_threads(previous)
+
+
+def test_normals_ignore_default_dtype_and_device() -> None:
+    reference = CounterStream(KEY).normal(100)
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):
+            assert torch.equal(CounterStream(KEY).normal(100), reference)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def transform(radius_words: list[int], angle_words: list[int]) -> torch.Tensor:
+    words = torch.tensor(radius_words + angle_words, dtype=torch.int64)
+    out = torch.empty(words.numel(), dtype=torch.float64)
+    normals_from_words_(words, out, torch.empty(len(radius_words), dtype=torch.float64))
+    return out
+
+
+def test_extreme_words_give_finite_normals_beyond_eight() -> None:
+    lowest, highest = -(1 << 63), (1 << 63) - 1
+    words = [0, lowest, 1, highest, -1]
+    grid = list(itertools.product(words, [*words, 1 << 62, -(1 << 62)]))
+    values = transform([radius for radius, _ in grid], [angle for _, angle in grid])
+    assert values.isfinite().all()
+    assert values.max() == pytest.approx(math.sqrt(2 * 63 * math.log(2)), rel=1e-12)
+    assert values.min() == pytest.approx(-values.max().item(), rel=1e-12)
+    assert transform([highest], [0])[0] == 0.0  # u = 1, not log(0)
+
+
+def error_of_box_muller() -> float:
+    """Largest difference from r cos(a) and r sin(a) in extended precision, over r and what rounding u does to r."""
+    half = 1 << 14
+    words = CounterStream(KEY).uint64(2 * half)
+    out = torch.empty(2 * half, dtype=torch.float64)
+    normals_from_words_(torch.from_numpy(words.view(np.int64).copy()), out, torch.empty(half, dtype=torch.float64))
+    uniform = np.sqrt(words[:half].view(np.int64).astype(np.longdouble) ** 2 + 1) / np.longdouble(2**63)
+    angle = words[half:].view(np.int64).astype(np.longdouble) * (np.arctan(np.longdouble(1)) * 4 / 2**63)
+    radius = np.sqrt(-2 * np.log(uniform))
+    exact = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    allowed = np.tile(radius + 0.1 / radius, 2)
+    return float((np.abs(out.numpy() - exact) / allowed).max())
+
+
+def test_normals_are_those_of_box_muller_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert error_of_box_muller() < 2e-15
+    monkeypatch.setattr(normals, "_RADIANS", np.float32(math.pi).item() * 2.0**-63)
+    assert error_of_box_muller() > 1e-12
+
+
+def largest_of_53_bits() -> float:
+    return transform([0], [0])[0].item()
+
+
+def largest_of_torch_fp32() -> float:
+    """Box-Muller on the extreme uniform of torch's fp32 generator, whose uniforms are multiples of 2^-24."""
+    uniforms = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(uniforms * 2**24, (uniforms * 2**24).round()) and uniforms.max() < 1
+    extreme = torch.tensor(1 - 2.0**-24)
+    return torch.sqrt(-2 * torch.log(1 - extreme)).item()
+
+
+def reaches_the_tail(largest: Callable[[], float]) -> bool:
+    return largest() > 8.5
+
+
+def test_tail_support_exceeds_that_of_fp32() -> None:
+    assert reaches_the_tail(largest_of_53_bits)
+    assert not reaches_the_tail(largest_of_torch_fp32)
+    assert 5.7 < largest_of_torch_fp32() < 5.8
+
+
+def test_values_beyond_5_77_have_the_normal_probability() -> None:
+    """Conditionally on u < 2^-20, that is r > 5.27: rare events at their true rate, 8.3e-3 of the draws."""
+    half = 500_000
+    words = torch.from_numpy(CounterStream(KEY).uint64(2 * half).view(np.int64).copy())
+    words[:half] &= (1 << 43) - 1
+    out = torch.empty(2 * half, dtype=torch.float64)
+    normals_from_words_(words, out, torch.empty(half, dtype=torch.float64))
+    for threshold in (5.3, 5.77, 6.3):
+        expected = 2 * stats.norm.sf(threshold) * 2**20 * out.numel()
+        for sign in (1, -1):
+            count = int((sign * out > threshold).sum())
+            assert abs(count - expected / 2) < 4 * math.sqrt(expected / 2)
+
+
+def test_normals_pass_ks_variance_and_moderate_tails() -> None:
+    sample = CounterStream(KEY).normal(2_000_000)
+    assert stats.kstest(sample.numpy(), "norm").pvalue > 1e-3
+    assert abs(sample.mean().item()) < 4 / math.sqrt(2e6)
+    assert abs(sample.var().item() - 1) < 4 * math.sqrt(2 / 2e6)
+    assert abs((sample**4).mean().item() - 3) < 4 * math.sqrt(96 / 2e6)
+    for threshold in (3.0, 4.0):
+        expected = 2 * stats.norm.sf(threshold) * 2e6
+        assert abs(int((sample.abs() > threshold).sum()) - expected) < 4 * math.sqrt(expected)
+    half = 1 << 16
+    first, second = sample[:half], sample[half : 2 * half]  # the cosines and sines of the same radii
+    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1].item()) < 4 / math.sqrt(half)
+    assert abs(torch.corrcoef(torch.stack([first**2, second**2]))[0, 1].item()) < 4 / math.sqrt(half)
+
+
+@pytest.mark.slow
+def test_large_draw_has_values_beyond_5_77() -> None:
+    beyond = 0
+    stream = CounterStream(KEY)
+    for _ in range(100):
+        beyond += int((stream.normal(10_000_000).abs() > 5.77).sum())
+    expected = 2 * stats.norm.sf(5.77) * 1e9
+    assert abs(beyond - expected) < 4 * math.sqrt(expected) and beyond > 0
+
+
+def test_digest_names_the_numeric_environment() -> None:
+    assert torch.__version__.encode() in numeric_environment()
+    weights = {"weight": torch.ones(3)}
+    assert state_digest(weights, numeric_environment()) != state_digest(weights)
