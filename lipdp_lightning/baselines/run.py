@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import signal
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -258,11 +260,25 @@ def _trained(
         trainer.limit_val_batches = validation_batches
         return held_out_metrics(trainer, module, data)
 
-    metrics, more = _quietly(fit_and_test)
+    with _interruptible():
+        metrics, more = _quietly(fit_and_test)
     seconds = time.perf_counter() - start
     said = tuple(dict.fromkeys([*caught, *more]))
     steps = trainer.global_step
     return Result(metrics, guarantee(plan), plan.certified, seconds, steps, plan, module, said)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lightning answers Ctrl-C by ignoring further ones and ending the process; here, whoever called decides."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, before)
+        raise KeyboardInterrupt from None
 
 
 def _quietly(action: Any) -> tuple[Any, list[str]]:

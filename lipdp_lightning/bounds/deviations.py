@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from .quick_norm import row_margin
 
 _ROW = 512
+_AT_ONCE = 1 << 18  # entries, a multiple of _ROW
 _CLEAR_OF_UNDERFLOW = 2.0**20
 _SAFELY_SQUARED = 1e-140
 
@@ -44,69 +45,71 @@ class Reference:
         return 2.0 * information.eps * self.factor * self.frobenius + smallest
 
 
-@dataclass(frozen=True)
-class _Slot:
-    key: tuple[torch.device, torch.dtype]
-    start: int
-    shape: torch.Size
+def difference(weight: Tensor, reference: Reference) -> Tensor:
+    """weight - factor * values, rounded; a tensor of its own."""
+    own = weight.to(working_dtype(weight.dtype))
+    if own is not weight:
+        return own.sub_(reference.values, alpha=reference.factor)
+    return torch.sub(weight, reference.values, alpha=reference.factor)
 
 
-class Deviations:
-    """One buffer per device and dtype, where differences of weights from references are written and measured.
+def distances(weights: Sequence[Tensor], references: Sequence[Reference]) -> list[float]:
+    """Upper bounds on ||weight - factor * values||_F; infinite where the reference does not fit the weight.
 
-    Squares are summed in the buffer's dtype over rows of 512 entries, the rows in float64. The bounds are
-    multiplied by more than the rounding of the subtraction and of both sums; where squares may have
-    underflowed, the norm is taken again in float64.
+    Squares are summed in the working dtype over rows of 512 entries, the rows in float64. The bounds are multiplied by
+    more than the rounding of the subtraction and of both sums; where squares may have underflowed, the norm is taken
+    again in float64. The host waits once for each device.
     """
+    fitting = [reference.fits(weight) for weight, reference in zip(weights, references, strict=True)]
+    squares = _squares([(w, r) for w, r, fits in zip(weights, references, fitting, strict=True) if fits])
+    return [
+        _bound(weight, reference, math.sqrt(next(squares))) if fits else math.inf
+        for weight, reference, fits in zip(weights, references, fitting, strict=True)
+    ]
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
-        rows: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        self._slots: list[_Slot] = []
-        for index, weight in enumerate(weights):
-            key = (weight.device, working_dtype(weight.dtype))
-            owners = rows.setdefault(key, [])
-            self._slots.append(_Slot(key, len(owners) * _ROW, weight.shape))
-            owners.extend([index] * -(-weight.numel() // _ROW))
-        self._owners = {key: torch.tensor(owners, dtype=torch.int64) for key, owners in rows.items()}
-        self._buffers = {
-            key: torch.zeros(len(owners) * _ROW, device=key[0], dtype=key[1]) for key, owners in rows.items()
-        }
 
-    def holds(self, index: int, weight: Tensor) -> bool:
-        slot = self._slots[index]
-        return slot.key == (weight.device, working_dtype(weight.dtype)) and slot.shape == weight.shape
+def _bound(weight: Tensor, reference: Reference, value: float) -> float:
+    information = torch.finfo(working_dtype(weight.dtype))
+    clear = math.sqrt(information.smallest_normal * weight.numel()) * _CLEAR_OF_UNDERFLOW
+    # so written that NaN is measured again
+    norm = value if value >= clear else _scaled_norm(difference(weight, reference))
+    margin = row_margin(_ROW, working_dtype(weight.dtype)) + (weight.numel() + 16) * 2.0**-52 + 2.0**-39
+    return norm * (1.0 + margin) + reference.rounding()
 
-    def difference(self, index: int, weight: Tensor, reference: Reference) -> Tensor:
-        """weight - factor * values, rounded: a view of the buffer, good until the next difference is written."""
-        slot = self._slots[index]
-        count = slot.shape.numel()
-        view = self._buffers[slot.key][slot.start : slot.start + count].view(slot.shape)
-        if weight.dtype == view.dtype:
-            return torch.sub(weight, reference.values, alpha=reference.factor, out=view)
-        return view.copy_(weight).sub_(reference.values, alpha=reference.factor)
 
-    def measure(self, weights: Sequence[Tensor], references: Sequence[Reference]) -> list[float]:
-        """Upper bounds on ||weight - factor * values||_F; infinite where the reference does not fit the weight."""
-        fitting = [reference.fits(weight) for weight, reference in zip(weights, references, strict=True)]
-        views = [
-            self.difference(index, weight, reference) if fits else None
-            for index, (weight, reference, fits) in enumerate(zip(weights, references, fitting, strict=True))
-        ]
-        squares = torch.zeros(len(weights), dtype=torch.float64)
-        for key, buffer in self._buffers.items():
-            rows = torch.linalg.vector_norm(buffer.view(-1, _ROW), dim=1).cpu()
-            squares.index_add_(0, self._owners[key], rows.double().square_())
-        bounds = []
-        for value, view, reference in zip(squares.sqrt_().tolist(), views, references, strict=True):
-            if view is None:
-                bounds.append(math.inf)
-                continue
-            information = torch.finfo(view.dtype)
-            clear = math.sqrt(information.smallest_normal * view.numel()) * _CLEAR_OF_UNDERFLOW
-            norm = value if value >= clear else _scaled_norm(view)
-            margin = row_margin(_ROW, view.dtype) + (view.numel() + 16) * 2.0**-52 + 2.0**-39
-            bounds.append(norm * (1.0 + margin) + reference.rounding())
-        return bounds
+def _squares(pairs: Sequence[tuple[Tensor, Reference]]) -> Iterator[float]:
+    """The squared norm of each difference, added in float64 from its rows."""
+    places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    rows: dict[int, Tensor] = {}
+    for index, (weight, reference) in enumerate(pairs):
+        rows[index] = _row_norms(weight, reference)
+        places.setdefault((weight.device, rows[index].dtype), []).append(index)
+    found = [0.0] * len(pairs)
+    for owners in places.values():
+        together = torch.cat([rows[index] for index in owners]).cpu().double().square_()
+        counts = torch.tensor([len(rows[index]) for index in owners])
+        sums = torch.zeros(len(owners), dtype=torch.float64)
+        sums.index_add_(0, torch.repeat_interleave(torch.arange(len(owners)), counts), together)
+        for index, value in zip(owners, sums.tolist(), strict=True):
+            found[index] = value
+    return iter(found)
+
+
+def _row_norms(weight: Tensor, reference: Reference) -> Tensor:
+    """Norms of rows of the difference, on a CPU some rows at a time: no copy as large as the weight is ever held."""
+    plain = weight.is_contiguous() and reference.values.is_contiguous()
+    if weight.device.type != "cpu" or not plain or weight.numel() <= _AT_ONCE:
+        return _norms(difference(weight, reference).reshape(-1))
+    parts = zip(weight.view(-1).split(_AT_ONCE), reference.values.view(-1).split(_AT_ONCE), strict=True)
+    return torch.cat([_norms(difference(part, replace(reference, values=of))) for part, of in parts])
+
+
+def _norms(flat: Tensor) -> Tensor:
+    whole = flat.numel() - flat.numel() % _ROW
+    norms = [torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1)] if whole else []
+    if whole < flat.numel() or not norms:
+        norms.append(torch.linalg.vector_norm(flat[whole:]).reshape(1))
+    return norms[0] if len(norms) == 1 else torch.cat(norms)
 
 
 def _scaled_norm(values: Tensor) -> float:

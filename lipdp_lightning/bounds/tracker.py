@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .deviations import Deviations, Reference, reference_of, working_dtype
+from .deviations import Reference, difference, distances, reference_of, working_dtype
 from .quick_norm import quick_norm
 
 ExactNorm = Callable[[Tensor], float]
@@ -96,7 +96,7 @@ class NormTracker:
     A radial scaling is remembered as a number and not carried out on W0 and W1, so that it neither costs
     nor rounds anything. After :meth:`refresh` of all entries nothing is left of earlier steps.
 
-    Memory: up to two copies of the weights, and a buffer for one more.
+    Memory: up to two copies of the weights.
     """
 
     def __init__(
@@ -119,7 +119,6 @@ class NormTracker:
         self.slack = slack
         self.refresh_counts = [0] * len(self.entries)
         self.tightenings = 0
-        self._deviations: Deviations | None = None
         self._far: dict[int, _Anchor] = {}
         self._near: dict[int, _Anchor] = {}
         for index, entry in enumerate(self.entries):
@@ -150,20 +149,13 @@ class NormTracker:
 
     def _anchor(self, index: int, norm: float) -> None:
         weight = self.entries[index].weight
-        if self._deviations is not None and not self._deviations.holds(index, weight):
-            self._deviations = None
         self._far[index] = self._near[index] = _Anchor(reference_of(weight), norm)
-
-    def _buffers(self) -> Deviations:
-        if self._deviations is None:
-            self._deviations = Deviations([anchor.matrix.values for anchor in self._near.values()])
-        return self._deviations
 
     @torch.no_grad()
     def _bounds_and_deviations(self) -> tuple[list[float], list[float]]:
         anchors = [self._near[index] for index in range(len(self.entries))]
         weights = [entry.weight.detach() for entry in self.entries]
-        deviations = self._buffers().measure(weights, [anchor.matrix for anchor in anchors])
+        deviations = distances(weights, [anchor.matrix for anchor in anchors])
         bounds: list[float] = []
         for index, (anchor, deviation) in enumerate(zip(anchors, deviations, strict=True)):
             kappa, far = self.entries[index].kappa, self._far[index]
@@ -186,8 +178,8 @@ class NormTracker:
         weight = entry.weight.detach()
         if entry.groups is None or self.slack == 0.0 or not far.matrix.fits(weight):
             return None
-        difference = self._buffers().difference(index, weight, far.matrix)
-        matrices = difference.view(entry.groups, weight.shape[0] // entry.groups, -1)
+        moved = difference(weight, far.matrix).contiguous()
+        matrices = moved.view(entry.groups, weight.shape[0] // entry.groups, -1)
         change = quick_norm(matrices, _DENSE_STRIP if weight.ndim == 2 else None)
         # ||difference||_F, to which its rounding is relative, is at most the root of its rank times its norm
         rounding = torch.finfo(working_dtype(weight.dtype)).eps * math.sqrt(weight.numel())
@@ -219,7 +211,6 @@ class NormTracker:
             device = self.entries[index].weight.device
             self._far[index] = _loaded(far, device)
             self._near[index] = self._far[index] if near is None else _loaded(near, device)
-        self._deviations = None
 
     def update(self) -> list[float]:
         """Upper bounds on the norms of all weights as they are now."""

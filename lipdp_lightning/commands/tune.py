@@ -134,7 +134,9 @@ def _search(
         try:
             search.run(own.trials)
         except KeyboardInterrupt:
-            _say("interrupted; go on with the same command")
+            # it may have released steps: they are part of what is written now, should the search end here
+            search.take_back_interrupted()
+            _say("interrupted; the trial that was cut off counts as failed. Go on with the same command")
             code = 130
         certified = all(is_certified(t) for t in search.finished)
         cost = cost_of(search.finished, base.plan, certified)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lipdp_lightning.bounds import deviations
-from lipdp_lightning.bounds.deviations import Deviations, Reference, reference_of
+from lipdp_lightning.bounds.deviations import Reference, difference, distances, reference_of
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
@@ -21,7 +21,7 @@ def exact(weight: Tensor, reference: Reference) -> float:
 
 
 def measured(weight: Tensor, reference: Reference) -> float:
-    return Deviations([weight]).measure([weight], [reference])[0]
+    return distances([weight], [reference])[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -90,15 +90,26 @@ def test_each_weight_gets_its_own_norm_whatever_the_mix_of_dtypes() -> None:
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(n, generator=generator).to(d) for n in (5, 600, 0, 1024) for d in DTYPES]
     references = [reference_of(torch.zeros_like(w)) for w in weights]
-    norms = Deviations(weights).measure(weights, references)
+    norms = distances(weights, references)
     for norm, weight in zip(norms, weights, strict=True):
         assert norm == pytest.approx(float(torch.linalg.vector_norm(weight.double())), rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_large_weight_is_measured_in_pieces(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    anchor, weight = torch.randn(2, 70, 77, generator=generator).to(dtype)
+    whole = measured(weight, reference_of(anchor))
+    monkeypatch.setattr(deviations, "_AT_ONCE", 1024)
+    norm = exact(weight, reference_of(anchor))
+    assert norm <= measured(weight, reference_of(anchor)) <= norm * 1.001
+    assert measured(weight, reference_of(anchor)) == pytest.approx(whole, rel=1e-12)
 
 
 def test_no_reference_for_another_dtype_or_an_extreme_factor() -> None:
     weight = torch.ones(3)
     for reference in (reference_of(weight.double()), Reference(weight, 2.0, 0.0), Reference(weight, 2.0, 1e-20)):
-        assert Deviations([weight]).measure([weight], [reference]) == [math.inf]
+        assert distances([weight], [reference]) == [math.inf]
 
 
 def test_no_reference_of_another_shape_though_it_would_broadcast() -> None:
@@ -111,9 +122,8 @@ def test_channels_last_weights_are_read_by_position() -> None:
     weight = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0))
     reference = reference_of(torch.zeros_like(weight))
     laid_out = weight.contiguous(memory_format=torch.channels_last)
-    layout = Deviations([laid_out])
-    assert torch.equal(layout.difference(0, laid_out, reference), weight)
-    assert layout.measure([laid_out], [reference]) == Deviations([weight]).measure([weight], [reference])
+    assert torch.equal(difference(laid_out, reference), weight)
+    assert measured(laid_out, reference) == measured(weight, reference)
 
 
 def test_parameters_that_require_gradients_are_only_read() -> None:
@@ -121,5 +131,5 @@ def test_parameters_that_require_gradients_are_only_read() -> None:
     reference = reference_of(parameter)
     assert not reference.values.requires_grad
     before = parameter.detach().clone()
-    Deviations([parameter.detach()]).measure([parameter.detach()], [reference])
+    distances([parameter.detach()], [reference])
     assert torch.equal(parameter.detach(), before)
