@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 from lipdp_lightning.cli import main
 from lipdp_lightning.privacy.accountants import get_accountant
 from lipdp_lightning.privacy.ledger import LedgerEntry
+from lipdp_lightning.training import PrivateStrategy
 from lipdp_lightning.tuning.search import events_of
 from lipdp_lightning.tuning.space import flat_keys, read_space
 
@@ -136,6 +138,33 @@ def test_failed_and_killed_trials_count_and_killed_ones_are_tried_again(config: 
     planned = [t for t in study_of(out / "study.sqlite").trials if events_of(t) is not None]
     assert f"All {len(planned)} trials together" in (out / "pareto.md").read_text()
     assert lost.number in {t.number for t in planned}
+
+
+def test_a_key_stroke_ends_the_search_and_the_trial_it_cut_off_is_accounted(
+    config: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after one step of the second trial: that step was released."""
+    out, space = tmp_path / "out", space_file(tmp_path, SPACE)
+    step, taken = PrivateStrategy.optimizer_step, []
+
+    def steps_and_then_interrupts(self: PrivateStrategy, *args: Any, **options: Any) -> Any:
+        taken.append(step(self, *args, **options))
+        if len(taken) == 3:
+            raise KeyboardInterrupt
+        return taken[-1]
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivateStrategy, "optimizer_step", steps_and_then_interrupts)
+        assert tune(config, out, "--space", space, "--trials", 3) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "counts as failed" in capsys.readouterr().out
+    trials = rows(out / "trials.csv")
+    assert [t["error"] for t in trials] == ["", "interrupted"]
+    assert "All 2 trials together" in (out / "pareto.md").read_text()
+    assert tune(config, out, "--space", space, "--trials", 2) == 0
+    again = rows(out / "trials.csv")
+    assert len(again) == 3 and again[2]["optimizer.init_args.lr"] == trials[1]["optimizer.init_args.lr"]
 
 
 @pytest.mark.slow
