@@ -100,8 +100,8 @@ def _row_norms(weight: Tensor, reference: Reference) -> Tensor:
     plain = weight.is_contiguous() and reference.values.is_contiguous()
     if weight.device.type != "cpu" or not plain or weight.numel() <= _AT_ONCE:
         return _norms(difference(weight, reference).reshape(-1))
-    parts = zip(weight.view(-1).split(_AT_ONCE), reference.values.view(-1).split(_AT_ONCE), strict=True)
-    return torch.cat([_norms(difference(part, replace(reference, values=of))) for part, of in parts])
+    flat = (torch.split(tensor.view(-1), _AT_ONCE) for tensor in (weight, reference.values))
+    return torch.cat([_norms(difference(w, replace(reference, values=v))) for w, v in zip(*flat, strict=True)])
 
 
 def _norms(flat: Tensor) -> Tensor:
