@@ -17,7 +17,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
-CHUNK = 1 << 16
+CHUNK = 1 << 15
 """Normals that are cut from the stream at once: what a step of the transformation works on fits a processor's cache."""
 
 Visit = Callable[[int, Tensor], None]
@@ -38,16 +38,17 @@ def normals_from_words_(words: Tensor, out: Tensor, scratch: Tensor) -> None:
     float64 in the last dimension.
     """
     half = words.shape[-1] // 2
-    radius, sine = out[..., :half], out[..., half:]
-    radius.copy_(words[..., :half])
+    (radius, sine), (lengths, angles) = out.split(half, -1), words.split(half, -1)
+    radius.copy_(lengths)
     torch.addcmul(_smallest(), radius, radius, value=2.0**-126, out=radius)
     radius.log_().neg_().sqrt_()
-    scratch.copy_(words[..., half:]).mul_(_RADIANS)
+    scratch.copy_(angles).mul_(_RADIANS)
     torch.sin(scratch, out=sine)
     sine.mul_(radius)
     radius.mul_(scratch.cos_())
 
 
+@lru_cache(maxsize=1)
 def _smallest() -> Tensor:
     return torch.tensor(2.0**-126, dtype=torch.float64, device="cpu")
 
