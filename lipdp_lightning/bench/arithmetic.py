@@ -15,11 +15,12 @@ from ..bounds.certifier import Certifier
 from ..bounds.losses import CrossEntropy
 from ..bounds.tracked import TrackedNorms
 from ..layers import make_private
+from ..privacy.normals import CHUNK
 from .networks import network_named
 
 FLOAT32, FLOAT64 = 4, 8
-NOISE_OF_A_THREAD = 20 * (1 << 16)
-"""Bytes of the piece of normals that a thread draws, of the words they are made of and of what lies between."""
+NOISE_OF_A_THREAD = 2 * 28 * CHUNK
+"""Bytes of the normals that a thread draws at once, of the words they are made of and of what they are added to."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,20 @@ def count(name: str) -> Counts:
 
 
 def memory_lines(counts: Sequence[Counts], batch_sizes: Sequence[int]) -> tuple[list[str], list[list[str]]]:
-    """MB above the weights. Ours adds pieces of noise on one CPU, else a float64 buffer for all parameters' noise."""
+    """MB above the weights, at the end of the passes or at the release.
+
+    Ours keeps 4 bytes for each parameter between steps, which bounds of norms refer to. At the release, it adds pieces
+    of noise on one CPU, else a float64 buffer for all parameters' noise.
+    """
     headers = ["model", "parameters", "kept per example", "batch", "without privacy", "ours, one CPU process",
                "ours, GPU or several processes", "gradients per example"]  # fmt: skip
     lines = []
     for c in counts:
         for batch in batch_sizes:
             plain = c.saved * batch + FLOAT32 * c.parameters
-            ours = plain + min(NOISE_OF_A_THREAD, FLOAT64 * c.parameters)
-            whole = plain + FLOAT64 * c.parameters
+            passes, release = plain + FLOAT32 * c.parameters, 2 * FLOAT32 * c.parameters
+            ours = max(passes, release + min(NOISE_OF_A_THREAD, FLOAT64 * c.parameters))
+            whole = max(passes, release + FLOAT64 * c.parameters)
             each = plain + FLOAT32 * c.parameters * batch
             megabytes = [f"{value / 1e6:.{1 if value < 1e7 else 0}f} MB" for value in (plain, ours, whole, each)]
             lines.append([c.model, f"{c.parameters:,}", f"{c.saved / 1e3:.0f} kB", str(batch), *megabytes])

@@ -63,8 +63,13 @@ class Memory:
 def _tensors(device: torch.device, rows: Collection[tuple[int, ...]]) -> int:
     """Of all tensors that Python holds on the device, each storage once."""
     alive = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.device.type == device.type]
-    storages = [tensor.untyped_storage() for tensor in alive if tuple(tensor.shape) not in rows]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    sizes: dict[int, int] = {}
+    for tensor in alive:
+        if tuple(tensor.shape) not in rows:
+            with suppress(NotImplementedError):  # a wrapper without memory of its own
+                storage = tensor.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
 
 
 def _give_back() -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .deviations import Reference, difference, distances, reference_of, working_dtype
+from .deviations import distances
 from .quick_norm import quick_norm
+from .references import Reference, closer, difference, reference_of, working_dtype
 
 ExactNorm = Callable[[Tensor], float]
 
@@ -46,29 +47,31 @@ class NormEntry:
 
 @dataclass(frozen=True)
 class _Anchor:
-    """A matrix and an upper bound on the norm of its operator."""
+    """A matrix, and an upper bound on the norm of its operator before it was ``scale`` times what it was."""
 
     matrix: Reference
     norm: float
+    scale: float = 1.0
 
     @property
     def bound(self) -> float:
-        return self.matrix.factor * self.norm * (1.0 + 2.0**-50)
+        return self.scale * self.norm * (1.0 + 2.0**-50)
 
     def scaled(self, factor: float) -> _Anchor:
-        return replace(self, matrix=replace(self.matrix, factor=self.matrix.factor * factor))
+        return replace(self, matrix=self.matrix.scaled(factor), scale=self.scale * factor)
 
 
-_Saved = tuple[Tensor, float, float, float]
+_SavedMatrix = tuple[Tensor, float, float, torch.dtype | None]
+_Saved = tuple[_SavedMatrix, float, float]
 
 
-def _saved(anchor: _Anchor) -> _Saved:
-    return anchor.matrix.values, anchor.matrix.frobenius, anchor.matrix.factor, anchor.norm
+def _saved(matrix: Reference, anchor: _Anchor) -> _Saved:
+    return (matrix.values, matrix.frobenius, matrix.factor, matrix.of), anchor.norm, anchor.scale
 
 
-def _loaded(saved: _Saved, device: torch.device) -> _Anchor:
-    values, frobenius, factor, norm = saved
-    return _Anchor(Reference(values.to(device), frobenius, factor), norm)
+def _loaded(saved: _SavedMatrix, device: torch.device) -> Reference:
+    values, frobenius, factor, of = saved
+    return Reference(values.to(device), frobenius, factor, of)
 
 
 def _same(values: Tensor, weight: Tensor) -> bool:
@@ -79,6 +82,15 @@ def _subnormal_error(weight: Tensor) -> float:
     """Largest Frobenius norm of what underflow can take from a scaled weight."""
     information = torch.finfo(weight.dtype)
     return information.smallest_normal * information.eps * math.sqrt(weight.numel())
+
+
+def _spectral(left: Tensor, groups: int, weight: Tensor, matrix: Reference) -> float:
+    """Bound on the largest spectral norm in weight - matrix, given ``left``, their difference, which is overwritten."""
+    matrices = left.contiguous().view(groups, weight.shape[0] // groups, -1)
+    change = quick_norm(matrices, _DENSE_STRIP if weight.ndim == 2 else None)
+    # ||difference||_F, to which its rounding is relative, is at most the root of its rank times its norm
+    rounding = torch.finfo(working_dtype(weight.dtype)).eps * math.sqrt(weight.numel())
+    return change * (1.0 + rounding) + matrix.rounding()
 
 
 class NormTracker:
@@ -96,7 +108,8 @@ class NormTracker:
     A radial scaling is remembered as a number and not carried out on W0 and W1, so that it neither costs
     nor rounds anything. After :meth:`refresh` of all entries nothing is left of earlier steps.
 
-    Memory: up to two copies of the weights.
+    Memory: a copy of the weights, as two in half precision: W0 rounded, and W1 as what is to be added to it. The norm
+    of a weight and of what is kept in its place differ by no more than that of the difference, which is added.
     """
 
     def __init__(
@@ -148,8 +161,23 @@ class NormTracker:
         return sum(self.refresh_counts)
 
     def _anchor(self, index: int, norm: float) -> None:
-        weight = self.entries[index].weight
-        self._far[index] = self._near[index] = _Anchor(reference_of(weight), norm)
+        """``norm`` bounds that of the weight as it is now."""
+        entry, weight = self.entries[index], self.entries[index].weight.detach()
+        matrix = reference_of(weight)
+        distance = distances([weight], [matrix])[0]
+        if distance == 0.0:
+            self._far[index] = self._near[index] = _Anchor(matrix, norm)
+            return
+        left = difference(weight, matrix)
+        near = closer(matrix, left)
+        change = distance if entry.groups is None else min(distance, _spectral(left, entry.groups, weight, matrix))
+        self._far[index] = _Anchor(matrix, math.nextafter(norm + entry.kappa * change, math.inf))
+        self._near[index] = self._beside(entry, near, norm)
+
+    def _beside(self, entry: NormEntry, matrix: Reference, norm: float) -> _Anchor:
+        """The anchor of a matrix near a weight whose norm is bounded: by how far the weight is from it."""
+        distance = distances([entry.weight.detach()], [matrix])[0]
+        return _Anchor(matrix, norm if distance == 0.0 else math.nextafter(norm + entry.kappa * distance, math.inf))
 
     @torch.no_grad()
     def _bounds_and_deviations(self) -> tuple[list[float], list[float]]:
@@ -159,47 +187,43 @@ class NormTracker:
         bounds: list[float] = []
         for index, (anchor, deviation) in enumerate(zip(anchors, deviations, strict=True)):
             kappa, far = self.entries[index].kappa, self._far[index]
-            unmoved = deviation == 0.0 and anchor.matrix.factor == 1.0
+            unmoved = deviation == 0.0 and anchor.scale == 1.0
             bound = anchor.norm if unmoved else math.nextafter(anchor.bound + kappa * deviation, math.inf)
             # so written that NaN comes to a refresh, and is refused there
-            if not bound <= (1.0 + self.slack) * far.matrix.factor * far.norm:
-                closer = self._tighten(index, deviation) or self.refresh(index)
-                bound = min(bound, closer) if math.isfinite(bound) else closer
+            if not bound <= (1.0 + self.slack) * far.scale * far.norm:
+                tighter = self._tighten(index) or self.refresh(index)
+                bound = min(bound, tighter) if math.isfinite(bound) else tighter
                 deviations[index] = 0.0
             bounds.append(bound)
         return bounds, deviations
 
-    def _tighten(self, index: int, deviation: float) -> float | None:
+    def _tighten(self, index: int) -> float | None:
         """The bound by the spectral norm of the whole change, if it leaves enough of the slack for the next steps.
 
         How much is enough differs between layers, so that they do not all ask for an exact norm at once.
         """
-        entry, far, near = self.entries[index], self._far[index], self._near[index].matrix
+        entry, far = self.entries[index], self._far[index]
         weight = entry.weight.detach()
         if entry.groups is None or self.slack == 0.0 or not far.matrix.fits(weight):
             return None
-        moved = difference(weight, far.matrix).contiguous()
-        matrices = moved.view(entry.groups, weight.shape[0] // entry.groups, -1)
-        change = quick_norm(matrices, _DENSE_STRIP if weight.ndim == 2 else None)
-        # ||difference||_F, to which its rounding is relative, is at most the root of its rank times its norm
-        rounding = torch.finfo(working_dtype(weight.dtype)).eps * math.sqrt(weight.numel())
-        change = change * (1.0 + rounding) + far.matrix.rounding()
-        norm = math.nextafter(far.bound + entry.kappa * change, math.inf)
+        self._near.pop(index)  # its memory is free for what takes its place
+        left = difference(weight, far.matrix)
+        near = closer(far.matrix, left)
+        norm = math.nextafter(far.bound + entry.kappa * _spectral(left, entry.groups, weight, far.matrix), math.inf)
         share = _FAR_SHARE * (0.75 + 0.5 * ((index + 1) * _GOLDEN % 1.0))
-        if not norm <= (1.0 + share * self.slack) * far.matrix.factor * far.norm:
+        if not norm <= (1.0 + share * self.slack) * far.scale * far.norm:
             return None
-        values = weight.clone() if near is far.matrix else near.values.copy_(weight)
-        frobenius = (near.factor * near.frobenius + deviation) * (1.0 + 2.0**-50)
-        self._near[index] = _Anchor(Reference(values, frobenius), norm)
+        self._near[index] = self._beside(entry, near, norm)
         self.tightenings += 1
         return norm
 
     def state(self) -> list[tuple[_Saved, _Saved | None]]:
         """All that later bounds depend on, besides the weights. Refers to tensors that may change in place."""
         return [
-            (_saved(far), None if (near := self._near[index]) is far else _saved(near))
+            (_saved(far.matrix, far), None if (near := self._near[index]).matrix.detail is None else
+             _saved(near.matrix.detail, near))
             for index, far in self._far.items()
-        ]
+        ]  # fmt: skip
 
     def load_state(self, state: Sequence[tuple[_Saved, _Saved | None]]) -> None:
         """Go on as the tracker did that gave ``state``; its values are taken over and may change in place.
@@ -209,8 +233,10 @@ class NormTracker:
         assert len(state) == len(self.entries), "the state belongs to other weights"
         for index, (far, near) in enumerate(state):
             device = self.entries[index].weight.device
-            self._far[index] = _loaded(far, device)
-            self._near[index] = self._far[index] if near is None else _loaded(near, device)
+            matrix = _loaded(far[0], device)
+            self._far[index] = self._near[index] = _Anchor(matrix, *far[1:])
+            if near is not None:
+                self._near[index] = _Anchor(replace(matrix, detail=_loaded(near[0], device)), *near[1:])
 
     def update(self) -> list[float]:
         """Upper bounds on the norms of all weights as they are now."""
@@ -251,7 +277,7 @@ class NormTracker:
             if maximum is None or bound <= maximum:
                 continue
             entry, near = self.entries[index], self._near[index].matrix
-            frobenius = near.factor * near.frobenius + deviations[index]  # ||W||_F <= ||W1||_F + ||W - W1||_F
+            frobenius = near.norm + deviations[index]  # ||W||_F <= ||W1||_F + ||W - W1||_F
             rounding = torch.finfo(entry.weight.dtype).eps * frobenius
             reachable = max(0.0, maximum - entry.kappa * _subnormal_error(entry.weight))
             factor = reachable / (bound + entry.kappa * rounding) * (1.0 - 2.0**-50)

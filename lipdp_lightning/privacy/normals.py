@@ -38,7 +38,7 @@ def normals_from_words_(words: Tensor, out: Tensor, scratch: Tensor) -> None:
     float64 in the last dimension.
     """
     half = words.shape[-1] // 2
-    (radius, sine), (lengths, angles) = out.split(half, -1), words.split(half, -1)
+    (radius, sine), (lengths, angles) = torch.split(out, half, -1), torch.split(words, half, -1)
     radius.copy_(lengths)
     torch.addcmul(_smallest(), radius, radius, value=2.0**-126, out=radius)
     radius.log_().neg_().sqrt_()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lipdp_lightning.bounds import deviations
-from lipdp_lightning.bounds.deviations import Reference, difference, distances, reference_of
+from lipdp_lightning.bounds.deviations import distances
+from lipdp_lightning.bounds.references import Reference, difference, reference_of
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 

@@ -43,8 +43,9 @@ class _Patched(PrivateStrategy):
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
         if self.mechanism is not None:
-            take = self.mechanism._noise.take
-            self.mechanism._noise.take = lambda *request: self.changed(take(*request))  # type: ignore[method-assign]
+            source = self.mechanism.sums._source
+            draw = source.draw
+            source.draw = lambda *request: self.changed(draw(*request))  # type: ignore[method-assign]
 
     def changed(self, drawn: Tensor) -> Tensor:
         return drawn
@@ -77,7 +78,7 @@ class SameSeed(PrivateStrategy):
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
         assert self.mechanism is not None
-        source = self.mechanism._noise._source
+        source = self.mechanism.sums._source
         standard = source.standard
         source.standard = lambda s, sizes, rank, w, m, d: standard(s, sizes, 0, w, m, d)  # type: ignore[method-assign]
 
@@ -88,7 +89,7 @@ class OwnSeedReplicated(PrivateStrategy):
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
         assert self.mechanism is not None
-        source = self.mechanism._noise._source
+        source = self.mechanism.sums._source
         standard = source.standard
         rank = self.global_rank
         source.standard = lambda s, n, r, w, m, d: standard(s, n, r, w, m, bytes([rank]) + d)  # type: ignore[method-assign]

@@ -1,0 +1,134 @@
+"""References to earlier weights, rounded to half precision: a bound needs their exact values, and few bits of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+_LARGE = 1 << 14  # entries from which memory counts
+_HALF_RANGE = 14  # entries of half precision are brought below 2^14
+_MODERATE = 38  # powers of two by which entries are scaled
+_SAFELY_SQUARED = 1e-140
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which the difference of two weights of this dtype is taken."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The matrix ``factor`` times ``values``, exactly, plus that of ``detail``.
+
+    ``frobenius`` bounds the Frobenius norm of ``values``; ``of`` is the dtype of the weights, where it is another one.
+    """
+
+    values: Tensor
+    frobenius: float
+    factor: float = 1.0
+    of: torch.dtype | None = None
+    detail: Reference | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype if self.of is None else self.of
+
+    def fits(self, weight: Tensor) -> bool:
+        """Whether a difference from this weight can be bounded: same device, dtype and shape, a moderate factor."""
+        if weight.shape != self.values.shape or not 2.0**-40 <= self.factor <= 2.0**40:
+            return False
+        if self.detail is not None and not self.detail.fits(weight):
+            return False
+        return weight.device == self.values.device and weight.dtype == self.dtype
+
+    @property
+    def norm(self) -> float:
+        """An upper bound on the Frobenius norm."""
+        own = self.factor * self.frobenius
+        return own if self.detail is None else (own + self.detail.norm) * (1.0 + 2.0**-52)
+
+    def scaled(self, factor: float) -> Reference:
+        detail = None if self.detail is None else self.detail.scaled(factor)
+        return replace(self, factor=self.factor * factor, detail=detail)
+
+    def rounding(self) -> float:
+        """What rounding adds to a difference, beside an error relative to it: factor and product are rounded once each,
+        and what is left before the detail is subtracted, once.
+        """
+        information = torch.finfo(working_dtype(self.dtype))
+        smallest = information.smallest_normal * math.sqrt(self.values.numel())
+        own = 0.0 if self.factor == 1.0 else 2.0 * information.eps * self.factor * self.frobenius + smallest
+        if self.detail is None:
+            return own
+        return own + self.detail.rounding() + 2.0 * information.eps * self.detail.norm + smallest
+
+    def pieces(self, size: int) -> list[Reference] | None:
+        """The reference of every ``size`` consecutive entries; None where there is but one, or entries are laid out."""
+        if self.values.numel() <= size or not self.values.is_contiguous():
+            return None
+        own = [replace(self, values=part, detail=None) for part in torch.split(self.values.view(-1), size)]
+        if self.detail is None:
+            return own
+        details = self.detail.pieces(size)
+        return None if details is None else [replace(o, detail=d) for o, d in zip(own, details, strict=True)]
+
+
+def difference(weight: Tensor, reference: Reference) -> Tensor:
+    """weight - reference, rounded; a tensor of its own."""
+    dtype = working_dtype(weight.dtype)
+    found = torch.sub(weight.to(dtype), reference.values.to(dtype), alpha=reference.factor)
+    if reference.detail is not None:
+        found.sub_(reference.detail.values.to(dtype), alpha=reference.detail.factor)
+    return found
+
+
+class Room:
+    """Memory for differences of up to ``size`` entries, one after the other."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self._found, self._wide = torch.empty(2, size, dtype=dtype)
+
+    def difference(self, weight: Tensor, reference: Reference) -> Tensor:
+        """The same as ``difference``, of flat tensors on the CPU, until the next one is asked for."""
+        found, wide = self._found[: len(weight)], self._wide[: len(weight)]
+        torch.sub(wide.copy_(weight), found.copy_(reference.values), alpha=reference.factor, out=found)
+        if reference.detail is not None:
+            found.sub_(wide.copy_(reference.detail.values), alpha=reference.detail.factor)
+        return found
+
+
+def scaled_norm(values: Tensor) -> float:
+    """Frobenius norm in float64, free of underflow; NaN if an entry is."""
+    if values.numel() == 0:
+        return 0.0
+    least, most = torch.aminmax(values)
+    largest = float(torch.maximum(-least, most))
+    if largest == 0.0:  # most often: nothing has moved
+        return 0.0
+    return float(torch.linalg.vector_norm(values.cpu().double() / largest)) * largest
+
+
+def reference_of(weight: Tensor) -> Reference:
+    """A copy of the weight, rounded to half precision where it is large; ``distances`` tells how far it is."""
+    exponent = _exponent(weight)
+    values = weight.detach().clone() if exponent is None else (weight.detach() * 2.0**exponent).half()
+    factor = 1.0 if exponent is None else 2.0**-exponent
+    norm = float(torch.linalg.vector_norm(values.flatten(), dtype=torch.float64))
+    norm = norm if norm > _SAFELY_SQUARED else scaled_norm(values)
+    return Reference(values, norm * (1.0 + (values.numel() + 16) * 2.0**-52), factor, weight.dtype)
+
+
+def _exponent(weight: Tensor) -> int | None:
+    """What brings the entries into the range of half precision; None for a weight that is kept as it is."""
+    if weight.dtype != torch.float32 or weight.numel() < _LARGE:
+        return None
+    exponent = _HALF_RANGE - math.frexp(float(torch.linalg.vector_norm(weight.detach().flatten(), math.inf)))[1]
+    return None if exponent < -_MODERATE else min(exponent, _MODERATE)
+
+
+def closer(coarse: Reference, left: Tensor) -> Reference:
+    """A reference that shares the memory of a coarse one, and adds ``left``, its ``difference`` from a weight."""
+    return replace(coarse, detail=replace(reference_of(left), of=coarse.dtype))
