@@ -7,6 +7,7 @@ A contender takes a Job and ``between``, which it calls before every step; it tr
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ UPDATE_SIZE = 0.002
 
 MEMORY_STEPS = 5
 SECRET = bytes(16)
-"""Of the Poisson samples while memory is measured: every contender trains the same ones."""
+"""Of the Poisson samples of contenders that draw none of their own, and of all of them while memory is measured."""
 
 Between = Callable[[], None]
 Contender = Callable[["Job", Between], None]
@@ -56,13 +57,16 @@ class Job:
     def rows(self) -> int:
         return max(self.network.rows, 2 * self.batch_size)
 
+    def samples(self, device: torch.device | str = "cpu") -> Iterator[Tensor]:
+        """The Poisson samples of SECRET without end; while memory is measured, a few of them again and again."""
+        for step in itertools.count():
+            index = step % (MEMORY_STEPS + 1) if self.memory else step
+            yield poisson_sample(SECRET, index, self.rows, self.batch_size / self.rows).to(device)
+
     def batches(self, device: torch.device | str = "cpu") -> Iterator[Tensor]:
         """Indices of rows without end: of one size and in a random order, or the Poisson samples."""
         if self.memory:
-            rate = self.batch_size / self.rows
-            samples = [poisson_sample(SECRET, step, self.rows, rate).to(device) for step in range(MEMORY_STEPS + 1)]
-            while True:
-                yield from samples
+            yield from self.samples(device)
         while True:
             order = torch.randperm(self.rows, device=device)
             yield from order[: self.rows // self.batch_size * self.batch_size].split(self.batch_size)
@@ -71,14 +75,14 @@ class Job:
 Step = Callable[[Tensor, Tensor], None]
 
 
-def _trains(make: Callable[[Job, nn.Module], Step]) -> Contender:
+def _trains(make: Callable[[Job, nn.Module], Step], poisson: bool = False) -> Contender:
     """A loop over batches, indexed from tensors on the device."""
 
     def run(job: Job, between: Between) -> None:
         network, device = job.network, torch.device(job.device)
         x, y = (t.to(device) for t in random_rows(network.shape, job.rows, network.outputs))
         step = make(job, network.build().to(device))
-        for rows in job.batches(device):
+        for rows in job.samples(device) if poisson else job.batches(device):
             between()
             step(x.index_select(0, rows), y.index_select(0, rows))
 
@@ -102,9 +106,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-@_trains
-def torch_loop(job: Job, model: nn.Module) -> Step:
-    """Without privacy: what every ratio refers to."""
+def _plain_step(job: Job, model: nn.Module) -> Step:
     optimizer = sgd(model.parameters())
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -113,6 +115,10 @@ def torch_loop(job: Job, model: nn.Module) -> Step:
         optimizer.step()
 
     return step
+
+
+torch_loop = _trains(_plain_step)
+"""Without privacy: what every ratio refers to."""
 
 
 @_trains
@@ -183,6 +189,7 @@ def functorch(job: Job, model: nn.Module) -> Step:
 
 CONTENDERS: dict[str, str] = {
     "torch": "a loop in plain torch, without privacy",
+    "torch_poisson": "the same, over Poisson samples as they are drawn",
     "lightning": "Lightning, without privacy",
     "worst_case": "this library, scaling worst_case (Lip-DP-SGD)",
     "layerwise": "this library, scaling layerwise",
@@ -198,7 +205,8 @@ REFERENCE = "torch"
 DEFAULT = "joint"
 OURS = ("worst_case", "layerwise", "joint", "exact", "radius", "loss_clip")
 _PLAIN: dict[str, Contender] = {
-    "torch": torch_loop, "opacus": opacus_hooks, "ghost": opacus_ghost, "functorch": functorch,
+    "torch": torch_loop, "torch_poisson": _trains(_plain_step, poisson=True), "opacus": opacus_hooks,
+    "ghost": opacus_ghost, "functorch": functorch,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 QUICK_MODELS = ("convnet-1.6m",)
 QUICK_BATCHES = (256, 1024)
-QUICK_CONTENDERS = ("torch", "lightning", "joint", "layerwise", "exact", "opacus", "ghost")
+QUICK_CONTENDERS = ("torch", "torch_poisson", "lightning", "joint", "layerwise", "exact", "opacus", "ghost")
 ALL_BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
 FULL_MODELS = ("convnet-1.6m", "mlp-table", "scattering-head", "wrn-16-4")
 FIGURES = "figures"  # beside the page

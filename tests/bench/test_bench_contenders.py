@@ -69,6 +69,19 @@ def test_clipping_and_noise_are_part_of_the_step(monkeypatch: pytest.MonkeyPatch
             assert (loud - quiet).norm() > 1e-2 * (quiet - old).norm(), name
 
 
+def test_samples_are_poisson_and_batches_of_one_size() -> None:
+    job = Job("torch", "mlp-8x2", 64)
+    batches, samples = ([next(rows) for _ in range(40)] for rows in (job.batches(), job.samples()))
+    assert {len(rows) for rows in batches} == {64}
+    sizes = {len(rows) for rows in samples}
+    assert len(sizes) > 10 and 40 < min(sizes) < 64 < max(sizes) < 100
+    measured = Job("torch", "mlp-8x2", 64, memory=True)
+    again = [next(rows) for rows in [measured.batches()] * 12]
+    assert len({len(rows) for rows in again}) <= 6 and all(
+        torch.equal(*pair) for pair in zip(again, again[6:], strict=False)
+    )
+
+
 def test_ours_train_under_the_scaling_they_are_named_after(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, float | None]] = []
     whole = Mechanism.begin_step
