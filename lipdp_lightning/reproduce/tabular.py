@@ -166,7 +166,14 @@ def privacy(table: TabularSet, method: str, settings: Settings, dataset_size: in
     scaling |= {"max_norm": settings["radius"], "free_layers": [_LAST_LAYER]} if hidden else {"max_norm": None}
     if method == "joint_clip":
         scaling["loss_clip"] = settings["clip"] / settings["temperature"]
+        if linear(settings) and table.bias:  # of a gradient d (x, 1), whose norm is that of d times the root of two
+            scaling["loss_clip"] /= math.sqrt(2)
     return common | scaling
+
+
+def linear(settings: Settings) -> bool:
+    """Whether DP-SGD with flat clipping and ``joint_clip`` of these settings are one release: inputs have norm 1."""
+    return not settings["hidden"]
 
 
 def configuration(table: TabularSet, method: str, settings: Settings, seed: int, fold: int | None) -> dict[str, Any]:
