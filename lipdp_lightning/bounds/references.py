@@ -94,7 +94,8 @@ class Room:
     def difference(self, weight: Tensor, reference: Reference) -> Tensor:
         """The same as ``difference``, of flat tensors on the CPU, until the next one is asked for."""
         found, wide = self._found[: len(weight)], self._wide[: len(weight)]
-        torch.sub(wide.copy_(weight), found.copy_(reference.values), alpha=reference.factor, out=found)
+        own = weight if weight.dtype == found.dtype else wide.copy_(weight)
+        torch.sub(own, found.copy_(reference.values), alpha=reference.factor, out=found)
         if reference.detail is not None:
             found.sub_(wide.copy_(reference.detail.values), alpha=reference.detail.factor)
         return found
