@@ -9,11 +9,21 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from ..privacy.compiled import Loop
+
 PIECE = 1 << 16
+_WORTH_SHARING = 1 << 15  # entries: less is done before another thread has begun
+
+_Array = npt.NDArray[Any]
 
 
 class Segments:
@@ -46,7 +56,7 @@ class FlatGradients:
     def add_to(self, flat: Tensor, apart: Mapping[int, Tensor], share: float) -> None:
         """flat += share * (gradient + what is kept apart of it, by the parameter's id)."""
         for parameter, segment in zip(self.parameters, self._split(flat), strict=True):
-            for part in (parameter.grad, apart.get(id(parameter))):
+            for part in (apart.get(id(parameter)), parameter.grad):
                 if part is not None:
                     for piece, values in _pieces(segment, part.reshape(-1)):
                         # converted first: torch takes four times as long to add float32 to float64
@@ -72,43 +82,53 @@ class FlatGradients:
 class Release:
     """The same two at once, for noise that comes in pieces: gradient <- (noise + share * gradient) / divisor.
 
-    A piece is overwritten by the sum that it completes, and no vector as long as all parameters is ever held.
+    A piece is overwritten, and no vector as long as all parameters is ever held. For parameters on a CPU whose dtype is
+    among ``DTYPES``.
 
     Args:
         apart: sums that are not in a parameter's grad, by the parameter's id.
     """
 
-    def __init__(self, gradients: FlatGradients, apart: Mapping[int, Tensor], share: float, divisor: float) -> None:
-        self._segments, self._share, self._factor = gradients.segments, share, 1.0 / divisor
+    DTYPES = (torch.float32, torch.float64)
+
+    def __init__(
+        self, gradients: FlatGradients, apart: Mapping[int, Tensor], share: float, divisor: float, threads: int = 1
+    ) -> None:
+        self._segments, self._share, self._factor, self._threads = gradients.segments, share, 1.0 / divisor, threads
         self._laid_out: list[tuple[Tensor, Tensor]] = []
         self._parts = [self._values(p, apart.get(id(p))) for p in gradients.parameters]
-        self._wide = torch.empty(0, dtype=torch.float64)
 
-    def _values(self, parameter: nn.Parameter, apart: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _values(self, parameter: nn.Parameter, apart: Tensor | None) -> tuple[_Array, _Array | None]:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         gradient = parameter.grad.contiguous()
         if gradient is not parameter.grad:
             self._laid_out.append((parameter.grad, gradient))
-        return gradient.view(-1), None if apart is None else apart.reshape(-1)
+        return gradient.view(-1).numpy(), None if apart is None else apart.reshape(-1).numpy()
 
     def complete(self, start: int, piece: Tensor) -> None:
         """``piece`` begins at position ``start`` of the flat vector."""
-        if len(self._wide) < len(piece):
-            self._wide = torch.empty_like(piece)
-        starts = self._segments.starts
-        for index, first, last in self._segments.within(start, start + len(piece)):
+        noise, starts = piece.numpy(), self._segments.starts
+        for index, first, last in self._segments.within(start, start + len(noise)):
             part = slice(first - starts[index], last - starts[index])
             gradient, apart = self._parts[index]
-            sums = piece[first - start : last - start]
-            for values in (gradient,) if apart is None else (gradient, apart):
-                sums.add_(self._wide[: last - first].copy_(values[part]), alpha=self._share)
-            gradient[part].copy_(sums.mul_(self._factor))
+            own = noise[first - start : last - start]
+            if apart is not None:
+                own += np.multiply(apart[part], self._share, dtype=np.float64)
+            threads = self._threads if len(own) >= _WORTH_SHARING else 1
+            _loop().shared(threads, own, gradient[part], self._share, self._factor)
 
     def end(self) -> None:
         """Every piece has come."""
         for gradient, values in self._laid_out:
             gradient.copy_(values)
+
+
+@lru_cache(maxsize=1)
+def _loop() -> Loop:
+    from .release_loop import complete  # not for a command that releases nothing
+
+    return complete
 
 
 def _pieces(flat: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -52,8 +52,7 @@ class NoiseSource:
         self._secret = secret
         self._samples = _SECURE_SAMPLES if secure else 1
         self._given_back: list[Tensor] = []
-        own = min(16, torch.get_num_threads()) if threads is None else threads
-        self._at_once = 1 if own == 1 else 2 * own  # chunks that torch's threads share; two for each cost fewer waits
+        self.threads = min(16, torch.get_num_threads()) if threads is None else threads
 
     def draw(
         self,
@@ -89,7 +88,7 @@ class NoiseSource:
         """The same draw before scaling: standard normals, needed before the deviations are known."""
         key = self._key(step, sizes, rank, world_size, mode, digest)
         if self._samples == 1:
-            return CounterStream(key).normal(sum(sizes), self._at_once, self._reusable())
+            return CounterStream(key).normal(sum(sizes), self.threads, self._reusable())
         return self._summed(key, sum(sizes))
 
     def visit(
@@ -108,7 +107,7 @@ class NoiseSource:
         """
         key = self._key(step, sizes, rank, world_size, mode, digest)
         if self._samples == 1:
-            CounterStream(key).visit_normals(sum(sizes), visit, self._at_once)
+            CounterStream(key).visit_normals(sum(sizes), visit, self.threads)
         else:
             visit(0, self._summed(key, sum(sizes)))
 
@@ -120,7 +119,7 @@ class NoiseSource:
     def _summed(self, key: bytes, total: int) -> Tensor:
         noise = torch.zeros(total, dtype=torch.float64, device="cpu")
         for sample in range(self._samples):
-            noise.add_(gaussian(derive_key(key, "sample", sample), total, self._at_once))
+            noise.add_(gaussian(derive_key(key, "sample", sample), total, self.threads))
         return noise.mul_(1 / math.sqrt(self._samples))
 
     def give_back(self, draw: Tensor) -> None:

@@ -25,8 +25,9 @@ class NoisySums:
         self.prefetcher = NoisePrefetcher(source)
         # As one vector where ranks add vectors or a GPU holds them: while a GPU computes the passes, a thread draws it.
         # On CPUs, passes and noise share the processors: nothing is gained by drawing earlier, and it would take 8
-        # bytes for every parameter while the passes need most memory. The released bits are the same.
-        self.whole = self._device.type != "cpu" or place.world_size > 1
+        # bytes for every parameter while the passes need most memory.
+        alone = self._device.type == "cpu" and place.world_size == 1
+        self.whole = not (alone and all(p.dtype in Release.DTYPES for p in parameters))
         self._request: tuple[int, Sequence[int], int, int, Mode, bytes] | None = None
         self._drawing = False
 
@@ -68,7 +69,8 @@ class NoisySums:
         assert self._request is not None
         _, sizes, _, world_size, mode, _ = self._request
         numel, factors = self.gradients.segments.total, scales(sizes, deviations, world_size, mode)
-        groups, release = Segments(sizes), Release(self.gradients, apart, share, divisor)
+        groups = Segments(sizes)
+        release = Release(self.gradients, apart, share, divisor, self._source.threads)
 
         def complete(start: int, piece: Tensor) -> None:
             for index, first, last in groups.within(start, start + len(piece)):

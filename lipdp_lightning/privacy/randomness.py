@@ -149,27 +149,27 @@ class CounterStream:
         """The next `count` uniform 64-bit words, little-endian on every machine."""
         return self._draw(count * _WORD_BYTES).view("<u8")
 
-    def normal(self, count: int, at_once: int = 1, out: Tensor | None = None) -> Tensor:
+    def normal(self, count: int, threads: int = 1, out: Tensor | None = None) -> Tensor:
         """`count` standard normals, float64 on the CPU: a function of (key, position, count) only.
 
-        The same bits however many chunks are made ``at_once``, which is how many threads can share the work. They are
-        written into an earlier draw, ``out``, if it is one of the same count.
+        The same bits for any number of threads. They are written into an earlier draw, ``out``, if it is one of the
+        same count.
         """
-        assert count >= 0 and at_once >= 1
+        assert count >= 0 and threads >= 1
         total = count + count % 2
         whole = None if out is None else out._base if out._base is not None else out
         if whole is None or whole.numel() != total or whole.dtype != torch.float64 or whole.device.type != "cpu":
             whole = torch.empty(total, dtype=torch.float64, device="cpu")
-        self._normals(total).write(whole, at_once)
+        self._normals(total, threads).write(whole)
         return whole[:count]
 
-    def visit_normals(self, count: int, visit: Visit, at_once: int = 1) -> None:
+    def visit_normals(self, count: int, visit: Visit, threads: int = 1) -> None:
         """The same draw, never held as a whole: ``visit(start, piece)`` for every piece, in order."""
-        assert count >= 0 and at_once >= 1
-        self._normals(count + count % 2).visit(count, visit, at_once)
+        assert count >= 0 and threads >= 1
+        self._normals(count + count % 2, threads).visit(count, visit)
 
-    def _normals(self, total: int) -> Normals:
-        found = Normals(derive_key(self._key, "normals"), self.position)
+    def _normals(self, total: int, threads: int) -> Normals:
+        found = Normals(derive_key(self._key, "normals"), self.position, threads)
         self.position += _blocks(total * _WORD_BYTES)
         return found
 

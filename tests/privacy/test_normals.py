@@ -3,15 +3,18 @@
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
+import numba
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from lipdp_lightning.privacy import normals
-from lipdp_lightning.privacy.normals import CHUNK, Normals, normals_from_words_, numeric_environment
+from lipdp_lightning.privacy import box_muller
+from lipdp_lightning.privacy.normals import CHUNK, Normals, numeric_environment
 from lipdp_lightning.privacy.randomness import CounterStream, derive_key, state_digest
 
 SECRET = bytes(range(16))
@@ -25,16 +28,20 @@ def words_of(key: bytes, place: int, count: int) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(stream, dtype="<i8").copy())
 
 
+def normals_from_words(words: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(words.numel(), dtype=torch.float64)
+    box_muller.transform.alone(words.view(1, -1).numpy(), out.view(1, -1).numpy())
+    return out
+
+
 def test_every_chunk_is_made_of_its_own_words() -> None:
     """What lies between the chunks, AES-GCM's tags, is part of none."""
     count = 3 * CHUNK + 10
     made = torch.empty(count, dtype=torch.float64)
-    Normals(KEY, position=5).write(made, at_once=2)
+    Normals(KEY, position=5, threads=2).write(made)
     for start in range(0, count, CHUNK):
         size = min(CHUNK, count - start)
-        expected = torch.empty(size, dtype=torch.float64)
-        words = words_of(KEY, 5 + start // 2, size)
-        normals_from_words_(words, expected, torch.empty(size // 2, dtype=torch.float64))
+        expected = normals_from_words(words_of(KEY, 5 + start // 2, size))
         assert torch.equal(made[start : start + size], expected)
 
 
@@ -42,13 +49,8 @@ def test_every_chunk_is_made_of_its_own_words() -> None:
 def test_normals_are_the_same_for_any_thread_count(count: int) -> None:
     single = CounterStream(KEY).normal(count)
     assert single.dtype == torch.float64 and single.device.type == "cpu" and single.shape == (count,)
-    previous = torch.get_num_threads()
-    try:
-        for at_once, torch_threads in itertools.product((1, 2, 3, 7), (1, 2)):
-            torch.set_num_threads(torch_threads)
-            assert torch.equal(CounterStream(KEY).normal(count, at_once), single)
-    finally:
-        torch.set_num_threads(previous)
+    for threads in (1, 2, 3, 7):
+        assert torch.equal(CounterStream(KEY).normal(count, threads), single)
 
 
 def test_normals_ignore_default_dtype_and_device() -> None:
@@ -62,10 +64,7 @@ def test_normals_ignore_default_dtype_and_device() -> None:
 
 
 def transform(radius_words: list[int], angle_words: list[int]) -> torch.Tensor:
-    words = torch.tensor(radius_words + angle_words, dtype=torch.int64)
-    out = torch.empty(words.numel(), dtype=torch.float64)
-    normals_from_words_(words, out, torch.empty(len(radius_words), dtype=torch.float64))
-    return out
+    return normals_from_words(torch.tensor(radius_words + angle_words, dtype=torch.int64))
 
 
 def test_extreme_words_give_finite_normals_beyond_eight() -> None:
@@ -79,24 +78,53 @@ def test_extreme_words_give_finite_normals_beyond_eight() -> None:
     assert transform([highest], [0])[0] == 0.0  # u = 1, not log(0)
 
 
-def error_of_box_muller() -> float:
+def sample_words() -> npt.NDArray[np.int64]:
+    """Random ones, and such that u is near 1 and near 2^-63 and angles are near the edges of quadrants and octants."""
+    words = CounterStream(KEY).uint64(1 << 15).view(np.int64).reshape(2, -1).copy()
+    words[0, :4096] >>= np.arange(4096) % 64
+    words[0, 4096:8192] = (1 << 63) - 1 - (words[0, 4096:8192] & ((1 << 62) - 1) >> np.arange(4096) % 62)
+    edges = ((np.arange(4096, dtype=np.uint64) % 8) << 61).view(np.int64)
+    words[1, :4096] = edges + (words[1, :4096] >> 3 + np.arange(4096) % 61)
+    return words
+
+
+def error_of_box_muller(transform: Callable[..., None]) -> float:
     """Largest difference from r cos(a) and r sin(a) in extended precision, over r and what rounding u does to r."""
-    half = 1 << 14
-    words = CounterStream(KEY).uint64(2 * half)
-    out = torch.empty(2 * half, dtype=torch.float64)
-    normals_from_words_(torch.from_numpy(words.view(np.int64).copy()), out, torch.empty(half, dtype=torch.float64))
-    uniform = np.sqrt(words[:half].view(np.int64).astype(np.longdouble) ** 2 + 1) / np.longdouble(2**63)
-    angle = words[half:].view(np.int64).astype(np.longdouble) * (np.arctan(np.longdouble(1)) * 4 / 2**63)
+    words = sample_words()
+    out = np.empty((1, words.size))
+    transform(words.reshape(1, -1), out)
+    uniform = np.sqrt(words[0].astype(np.longdouble) ** 2 + 1) / np.longdouble(2**63)
+    angle = words[1].astype(np.longdouble) * (np.arctan(np.longdouble(1)) * 4 / 2**63)
     radius = np.sqrt(-2 * np.log(uniform))
-    exact = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    allowed = np.tile(radius + 0.1 / radius, 2)
-    return float((np.abs(out.numpy() - exact) / allowed).max())
+    exact = np.stack([radius * np.cos(angle), radius * np.sin(angle)])
+    with np.errstate(divide="ignore"):
+        return float((np.abs(out.reshape(2, -1) - exact) / (radius + 0.1 / radius)).max())
+
+
+def recompiled(**options: Any) -> Callable[..., None]:
+    """The loop with the constants that its module has now, kept nowhere."""
+    return numba.njit("void(int64[:, ::1], float64[:, ::1])", **options)(box_muller.transform.source)
 
 
 def test_normals_are_those_of_box_muller_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert error_of_box_muller() < 2e-15
-    monkeypatch.setattr(normals, "_RADIANS", np.float32(math.pi).item() * 2.0**-63)
-    assert error_of_box_muller() > 1e-12
+    assert error_of_box_muller(box_muller.transform.alone) < 2e-15
+    for name, value in [("_RADIANS", np.float32(math.pi).item() * 2.0**-63), ("_LN2_REST", 0.0), ("_L11", 0.0)]:
+        with monkeypatch.context() as broken:
+            broken.setattr(box_muller, name, value)
+            assert error_of_box_muller(recompiled()) > 1e-11
+
+
+def test_compiled_loops_round_every_operation() -> None:
+    """A product that is contracted with a sum is not rounded, and the bits of noise would depend on the processor."""
+    source = box_muller.transform.source
+    words = sample_words()[:, ::8]
+    compiled, interpreted = np.empty((2, 1, words.size))
+    box_muller.transform.alone(words.reshape(1, -1).copy(), compiled)
+    with np.errstate(over="ignore"):
+        source(words.reshape(1, -1), interpreted)
+    assert np.array_equal(compiled, interpreted)
+    recompiled(fastmath={"contract"})(words.reshape(1, -1).copy(), interpreted)
+    assert not np.array_equal(compiled, interpreted)
 
 
 def largest_of_53_bits() -> float:
@@ -126,8 +154,7 @@ def test_values_beyond_5_77_have_the_normal_probability() -> None:
     half = 500_000
     words = torch.from_numpy(CounterStream(KEY).uint64(2 * half).view(np.int64).copy())
     words[:half] &= (1 << 43) - 1
-    out = torch.empty(2 * half, dtype=torch.float64)
-    normals_from_words_(words, out, torch.empty(half, dtype=torch.float64))
+    out = normals_from_words(words)
     for threshold in (5.3, 5.77, 6.3):
         expected = 2 * stats.norm.sf(threshold) * 2**20 * out.numel()
         for sign in (1, -1):
