@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -41,6 +42,9 @@ def loop(*signatures: str) -> Callable[[Callable[..., None]], Loop]:
 
 
 def _compiled(function: Callable[..., None], signatures: list[str], parallel: bool) -> Callable[..., None]:
+    if parallel:  # under a name of its own: the cache tells functions apart by name and signature, not by options
+        function = FunctionType(function.__code__, function.__globals__)
+        function.__qualname__ += "_shared"
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "parallel": parallel}
     try:
         return numba.njit(signatures, cache=True, **options)(function)
