@@ -5,30 +5,45 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .quick_norm import row_margin
-from .references import Reference, Room, difference, scaled_norm, working_dtype
+from .references import Reference, bits, difference, packed, scaled_norm, working_dtype
 
 _ROW = 512
-_AT_ONCE = 1 << 16  # entries, a multiple of _ROW
 _CLEAR_OF_UNDERFLOW = 2.0**20
 
 
 def distances(weights: Sequence[Tensor], references: Sequence[Reference]) -> list[float]:
     """Upper bounds on ||weight - reference||_F; infinite where the reference does not fit the weight.
 
-    Squares are summed in the working dtype over rows of 512 entries, the rows in float64. The bounds are multiplied by
+    Where a large weight and its reference lie in a CPU's memory, one compiled loop reads both, in float64. Elsewhere
+    squares are summed in the working dtype over rows of 512 entries, the rows in float64. The bounds are multiplied by
     more than the rounding of the subtraction and of both sums; where squares may have underflowed, the norm is taken
     again in float64. The host waits once for each device.
     """
-    fitting = [reference.fits(weight) for weight, reference in zip(weights, references, strict=True)]
-    squares = _squares([(w, r) for w, r, fits in zip(weights, references, fitting, strict=True) if fits])
-    return [
-        _bound(weight, reference, math.sqrt(next(squares))) if fits else math.inf
-        for weight, reference, fits in zip(weights, references, fitting, strict=True)
-    ]
+    found = [math.inf] * len(weights)
+    others: list[int] = []
+    for index, (weight, reference) in enumerate(zip(weights, references, strict=True)):
+        if packed(weight, reference):
+            found[index] = _in_one_pass(weight, reference)
+        elif reference.fits(weight):
+            others.append(index)
+    for index, square in zip(others, _squares([(weights[i], references[i]) for i in others]), strict=True):
+        found[index] = _bound(weights[index], references[index], math.sqrt(square))
+    return found
+
+
+def _in_one_pass(weight: Tensor, reference: Reference) -> float:
+    from .packed import add_squares  # compiled: not for a command that follows no weight
+
+    total = np.zeros(1)
+    add_squares.alone(weight.view(-1).numpy(), *bits(reference), total)
+    norm = math.sqrt(total[0]) * (1.0 + (weight.numel() + 16) * 2.0**-52)
+    # two products and two subtractions, each rounded by 2^-53 of what it returns
+    return norm + 2.0**-50 * (norm + reference.norm)
 
 
 def _bound(weight: Tensor, reference: Reference, value: float) -> float:
@@ -45,7 +60,7 @@ def _squares(pairs: Sequence[tuple[Tensor, Reference]]) -> Iterator[float]:
     places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     rows: dict[int, Tensor] = {}
     for index, (weight, reference) in enumerate(pairs):
-        rows[index] = _row_norms(weight, reference)
+        rows[index] = _norms(difference(weight, reference).reshape(-1))
         places.setdefault((weight.device, rows[index].dtype), []).append(index)
     found = [0.0] * len(pairs)
     for owners in places.values():
@@ -56,16 +71,6 @@ def _squares(pairs: Sequence[tuple[Tensor, Reference]]) -> Iterator[float]:
         for index, value in zip(owners, sums.tolist(), strict=True):
             found[index] = value
     return iter(found)
-
-
-def _row_norms(weight: Tensor, reference: Reference) -> Tensor:
-    """Norms of rows of the difference, on a CPU some rows at a time: no copy as large as the weight is ever held."""
-    pieces = reference.pieces(_AT_ONCE) if weight.device.type == "cpu" and weight.is_contiguous() else None
-    if pieces is None:
-        return _norms(difference(weight, reference).reshape(-1))
-    flat = torch.split(weight.view(-1), _AT_ONCE)
-    room = Room(_AT_ONCE, working_dtype(weight.dtype))
-    return torch.cat([_norms(room.difference(part, of)) for part, of in zip(flat, pieces, strict=True)])
 
 
 def _norms(flat: Tensor) -> Tensor:

@@ -44,14 +44,14 @@ def as_float64(weight: Tensor, name: str = "weight") -> Tensor:
             "HINT: cast it to float32 first."
         )
     device = weight.device if weight.device.type != "mps" else torch.device("cpu")  # MPS has no float64
-    matrix = weight.detach().to(device=device).to(dtype=torch.float64)
+    matrix = weight.detach().to(device=device)
     if matrix.numel() and not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(matrix)):
         raise ValueError(
             f"{name} contains a NaN or infinite entry: no finite bound on its norm exists, so no noise scale "
             "can make a step with it private.\n"
             "HINT: lower the learning rate, or restore the last finite checkpoint."
         )
-    return matrix
+    return matrix.to(dtype=torch.float64)
 
 
 def _unit_scaled(matrix: Tensor) -> tuple[Tensor, Tensor]:

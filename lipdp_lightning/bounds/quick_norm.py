@@ -9,6 +9,7 @@ Frobenius norm, as in Gram iteration.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -50,18 +51,31 @@ def quick_norm(matrices: Tensor, strip: int | None = None) -> float:
     The matrices are overwritten. Infinite where no bound was found: for entries that are not finite, or so
     small or large that products of them might leave the range.
     """
-    dtype, longest = matrices.dtype, max(matrices.shape[-2:])
-    if dtype == torch.float32 and (
-        longest * torch.finfo(dtype).eps > 0.5 or not float32_products_are_exact_to_rounding(matrices.device)
-    ):
-        matrices = (matrices.cpu() if matrices.device.type == "mps" else matrices).double()
     factor = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
     rows = factor.shape[-2]
-    width = rows if strip is None else -(-rows // -(-rows // strip))
+    return norm_of_strips(torch.split(factor, rows if strip is None else strip_width(rows, strip), dim=-2))
+
+
+def strip_width(rows: int, strip: int) -> int:
+    """Of strips as equal as they can be, and of at most ``strip`` rows."""
+    return -(-rows // -(-rows // strip))
+
+
+@torch.no_grad()
+def norm_of_strips(strips: Iterable[Tensor]) -> float:
+    """The same for what lies between strips, with no more rows than columns each, taken one after the other."""
+    return math.hypot(*(_in_own_precision(strip) for strip in strips)) * (1.0 + 2.0**-40)
+
+
+def _in_own_precision(factor: Tensor) -> float:
+    dtype, longest = factor.dtype, factor.shape[-1]
+    if dtype == torch.float32 and (
+        longest * torch.finfo(dtype).eps > 0.5 or not float32_products_are_exact_to_rounding(factor.device)
+    ):
+        factor = (factor.cpu() if factor.device.type == "mps" else factor).double()
     # autocast would multiply in bfloat16
     with torch.autocast(factor.device.type, enabled=False):
-        bound = math.hypot(*(_by_squaring(part) for part in torch.split(factor, width, dim=-2)))
-    return bound * (1.0 + 2.0**-40) if math.isfinite(bound) else math.inf
+        return _by_squaring(factor)
 
 
 def _by_squaring(factor: Tensor) -> float:
@@ -77,4 +91,4 @@ def _by_squaring(factor: Tensor) -> float:
     bound = _largest_frobenius(factor)
     for scale, error in reversed(taken):
         bound = math.sqrt(bound + error) * (1.0 + 2.0**-50) / scale
-    return bound
+    return bound if math.isfinite(bound) else math.inf

@@ -9,18 +9,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .changes import change_from
 from .deviations import distances
-from .quick_norm import quick_norm
-from .references import Reference, closer, difference, reference_of, working_dtype
+from .references import Reference, reference_of
 
 ExactNorm = Callable[[Tensor], float]
 
 SLACK = 0.1
 """The bound of a layer that follows its noise is then about 6 % above the last exact one on average. Half of it
 costs two to five times as much work per step, double saves a quarter."""
-
-_DENSE_STRIP = 128
-"""The exact norm of a dense layer costs but a few products, so that fewer and closer bounds would cost more."""
 
 _FAR_SHARE = 0.4
 _GOLDEN = 0.6180339887498949
@@ -82,15 +79,6 @@ def _subnormal_error(weight: Tensor) -> float:
     """Largest Frobenius norm of what underflow can take from a scaled weight."""
     information = torch.finfo(weight.dtype)
     return information.smallest_normal * information.eps * math.sqrt(weight.numel())
-
-
-def _spectral(left: Tensor, groups: int, weight: Tensor, matrix: Reference) -> float:
-    """Bound on the largest spectral norm in weight - matrix, given ``left``, their difference, which is overwritten."""
-    matrices = left.contiguous().view(groups, weight.shape[0] // groups, -1)
-    change = quick_norm(matrices, _DENSE_STRIP if weight.ndim == 2 else None)
-    # ||difference||_F, to which its rounding is relative, is at most the root of its rank times its norm
-    rounding = torch.finfo(working_dtype(weight.dtype)).eps * math.sqrt(weight.numel())
-    return change * (1.0 + rounding) + matrix.rounding()
 
 
 class NormTracker:
@@ -168,9 +156,8 @@ class NormTracker:
         if distance == 0.0:
             self._far[index] = self._near[index] = _Anchor(matrix, norm)
             return
-        left = difference(weight, matrix)
-        near = closer(matrix, left)
-        change = distance if entry.groups is None else min(distance, _spectral(left, entry.groups, weight, matrix))
+        near, spectral = change_from(weight, matrix, entry.groups)
+        change = min(distance, spectral)
         self._far[index] = _Anchor(matrix, math.nextafter(norm + entry.kappa * change, math.inf))
         self._near[index] = self._beside(entry, near, norm)
 
@@ -206,10 +193,9 @@ class NormTracker:
         weight = entry.weight.detach()
         if entry.groups is None or self.slack == 0.0 or not far.matrix.fits(weight):
             return None
-        self._near.pop(index)  # its memory is free for what takes its place
-        left = difference(weight, far.matrix)
-        near = closer(far.matrix, left)
-        norm = math.nextafter(far.bound + entry.kappa * _spectral(left, entry.groups, weight, far.matrix), math.inf)
+        detail = self._near.pop(index).matrix.detail  # its memory is free for what takes its place
+        near, change = change_from(weight, far.matrix, entry.groups, None if detail is None else detail.values)
+        norm = math.nextafter(far.bound + entry.kappa * change, math.inf)
         share = _FAR_SHARE * (0.75 + 0.5 * ((index + 1) * _GOLDEN % 1.0))
         if not norm <= (1.0 + share * self.slack) * far.scale * far.norm:
             return None

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from ..privacy.compiled import Loop
+    from ..compiled import Loop
 
 PIECE = 1 << 16
-_WORTH_SHARING = 1 << 15  # entries: less is done before another thread has begun
 
 _Array = npt.NDArray[Any]
 
@@ -91,10 +90,8 @@ class Release:
 
     DTYPES = (torch.float32, torch.float64)
 
-    def __init__(
-        self, gradients: FlatGradients, apart: Mapping[int, Tensor], share: float, divisor: float, threads: int = 1
-    ) -> None:
-        self._segments, self._share, self._factor, self._threads = gradients.segments, share, 1.0 / divisor, threads
+    def __init__(self, gradients: FlatGradients, apart: Mapping[int, Tensor], share: float, divisor: float) -> None:
+        self._segments, self._share, self._factor = gradients.segments, share, 1.0 / divisor
         self._laid_out: list[tuple[Tensor, Tensor]] = []
         self._parts = [self._values(p, apart.get(id(p))) for p in gradients.parameters]
 
@@ -115,8 +112,7 @@ class Release:
             own = noise[first - start : last - start]
             if apart is not None:
                 own += np.multiply(apart[part], self._share, dtype=np.float64)
-            threads = self._threads if len(own) >= _WORTH_SHARING else 1
-            _loop().shared(threads, own, gradient[part], self._share, self._factor)
+            _loop().alone(own, gradient[part], self._share, self._factor)
 
     def end(self) -> None:
         """Every piece has come."""

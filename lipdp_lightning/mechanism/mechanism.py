@@ -31,6 +31,8 @@ from .projector import Projector
 from .scaling import BatchMax, Radii, quantile_step
 from .watched import WatchedTensors, bounds_of
 
+_NOISE_THREADS = 16  # at most, for each GPU
+
 
 def sum_margin(expected_batch_size: float) -> float:
     """What float32 rounding adds to a sensitivity: in norms and factors, and in the sum over the batch.
@@ -78,7 +80,9 @@ class Mechanism:
         self._numels = {group.name: group.numel for group in self.certificate.groups}
         trained = [named[n] for group in self.certificate.groups for n in group.parameters]
         self._device = trained[0].device
-        self.sums = NoisySums(trained, NoiseSource(secret, secure=plan.secure), self.place)
+        # beside a GPU; on a CPU the threads of the passes, which wait by turning, would be in their way
+        threads = 1 if self._device.type == "cpu" else min(_NOISE_THREADS, torch.get_num_threads())
+        self.sums = NoisySums(trained, NoiseSource(secret, secure=plan.secure, threads=threads), self.place)
         self._projector = Projector(certifier, plan, self.certificate, named)
         self._shared_out: tuple[dict[str, float], dict[str, float]] = {}, {}
         self._certified_versions: tuple[int, ...] = ()

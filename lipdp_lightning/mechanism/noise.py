@@ -47,12 +47,12 @@ class NoiseSource:
     away. Four times the work.
     """
 
-    def __init__(self, secret: bytes, *, secure: bool = False, threads: int | None = None) -> None:
+    def __init__(self, secret: bytes, *, secure: bool = False, threads: int = 1) -> None:
         derive_key(secret, "noise")  # refuses a short secret here and not at the first step
         self._secret = secret
         self._samples = _SECURE_SAMPLES if secure else 1
         self._given_back: list[Tensor] = []
-        self.threads = min(16, torch.get_num_threads()) if threads is None else threads
+        self._threads = threads
 
     def draw(
         self,
@@ -88,7 +88,7 @@ class NoiseSource:
         """The same draw before scaling: standard normals, needed before the deviations are known."""
         key = self._key(step, sizes, rank, world_size, mode, digest)
         if self._samples == 1:
-            return CounterStream(key).normal(sum(sizes), self.threads, self._reusable())
+            return CounterStream(key).normal(sum(sizes), self._threads, self._reusable())
         return self._summed(key, sum(sizes))
 
     def visit(
@@ -107,7 +107,7 @@ class NoiseSource:
         """
         key = self._key(step, sizes, rank, world_size, mode, digest)
         if self._samples == 1:
-            CounterStream(key).visit_normals(sum(sizes), visit, self.threads)
+            CounterStream(key).visit_normals(sum(sizes), visit, self._threads)
         else:
             visit(0, self._summed(key, sum(sizes)))
 
@@ -119,7 +119,7 @@ class NoiseSource:
     def _summed(self, key: bytes, total: int) -> Tensor:
         noise = torch.zeros(total, dtype=torch.float64, device="cpu")
         for sample in range(self._samples):
-            noise.add_(gaussian(derive_key(key, "sample", sample), total, self.threads))
+            noise.add_(gaussian(derive_key(key, "sample", sample), total, self._threads))
         return noise.mul_(1 / math.sqrt(self._samples))
 
     def give_back(self, draw: Tensor) -> None:

@@ -69,8 +69,7 @@ class NoisySums:
         assert self._request is not None
         _, sizes, _, world_size, mode, _ = self._request
         numel, factors = self.gradients.segments.total, scales(sizes, deviations, world_size, mode)
-        groups = Segments(sizes)
-        release = Release(self.gradients, apart, share, divisor, self._source.threads)
+        groups, release = Segments(sizes), Release(self.gradients, apart, share, divisor)
 
         def complete(start: int, piece: Tensor) -> None:
             for index, first, last in groups.within(start, start + len(piece)):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import prange
-
-from ..privacy.compiled import loop
+from ..compiled import loop
 
 
 @loop(*(f"void(float64[::1], {dtype}[::1], float64, float64)" for dtype in ("float32", "float64")))
 def complete(noise: Any, gradient: Any, share: float, factor: float) -> None:
     """gradient <- (noise + share * gradient) * factor."""
-    for index in prange(len(noise)):
+    for index in range(len(noise)):
         gradient[index] = (noise[index] + share * gradient[index]) * factor

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numba import prange
 
-from .compiled import loop
+from ..compiled import loop
 
 _RADIANS = math.pi * 2.0**-63
 _SMALLEST = 2.0**-126

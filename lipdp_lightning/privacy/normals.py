@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .compiled import Loop
+    from ..compiled import Loop
 
 CHUNK = 1 << 15
 """Normals that are cut from the stream at once: what a step of the transformation works on fits a processor's cache."""

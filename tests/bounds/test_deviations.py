@@ -96,17 +96,6 @@ def test_each_weight_gets_its_own_norm_whatever_the_mix_of_dtypes() -> None:
         assert norm == pytest.approx(float(torch.linalg.vector_norm(weight.double())), rel=1e-3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_large_weight_is_measured_in_pieces(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    anchor, weight = torch.randn(2, 70, 77, generator=generator).to(dtype)
-    whole = measured(weight, reference_of(anchor))
-    monkeypatch.setattr(deviations, "_AT_ONCE", 1024)
-    norm = exact(weight, reference_of(anchor))
-    assert norm <= measured(weight, reference_of(anchor)) <= norm * 1.001
-    assert measured(weight, reference_of(anchor)) == pytest.approx(whole, rel=1e-12)
-
-
 def test_no_reference_for_another_dtype_or_an_extreme_factor() -> None:
     weight = torch.ones(3)
     for reference in (reference_of(weight.double()), Reference(weight, 2.0, 0.0), Reference(weight, 2.0, 1e-20)):

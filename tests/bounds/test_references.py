@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from lipdp_lightning.bounds import tracker
+from lipdp_lightning.bounds import changes
 from lipdp_lightning.bounds.deviations import distances
 from lipdp_lightning.bounds.norms import dense_norm
 from lipdp_lightning.bounds.references import Reference, closer, difference, reference_of
@@ -74,7 +75,7 @@ def test_the_rounding_of_what_is_kept_is_part_of_the_bound(
     """A matrix whose entries are all rounded up, moved along itself and, which asks for the second bound, across."""
     weight = torch.full((SIDE, SIDE), 1 + 0.75 * 2.0**-10)
     followed = kind([NormEntry(weight, dense_norm, groups=1)], slack=0.05)
-    monkeypatch.setattr(tracker, "quick_norm", lambda matrices, strip: truth(matrices[0]))
+    monkeypatch.setattr(changes, "norm_of_strips", lambda strips: math.hypot(*map(truth, strips)))
     noise = 0.05 * random_weight()
     weight.add_(0.01 + noise - noise.mean(0) - noise.mean(1, keepdim=True) + noise.mean())
     bound = followed.update()[0]

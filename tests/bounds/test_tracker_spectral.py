@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipdp_lightning.bounds import Certifier, tracker
+from lipdp_lightning.bounds import Certifier, changes
 from lipdp_lightning.bounds.losses import CrossEntropy
 from lipdp_lightning.bounds.norms import NormEntry, NormTracker, conv_norm, dense_norm, kappa
 from lipdp_lightning.bounds.tracked import TrackedNorms
@@ -79,7 +79,7 @@ def test_second_bound_without_kappa_fails_the_same_check() -> None:
 def aligned_growth(monkeypatch: pytest.MonkeyPatch | None, change: Callable[..., float] | None = None) -> float:
     """Smallest bound / truth while a weight grows along its first singular vectors: no bound has slack."""
     if monkeypatch is not None:
-        monkeypatch.setattr(tracker, "quick_norm", change)
+        monkeypatch.setattr(changes, "quick_norm", change)
     generator = torch.Generator().manual_seed(0)
     left, right = torch.randn(64, 1, generator=generator), torch.randn(1, 128, generator=generator)
     weight = left @ right / (left.norm() * right.norm())
@@ -158,14 +158,14 @@ def test_change_is_bounded_group_by_group(groups: int, monkeypatch: pytest.Monke
         seen.append(matrices.clone())
         return math.inf
 
-    monkeypatch.setattr(tracker, "quick_norm", recorded)
+    monkeypatch.setattr(changes, "quick_norm", recorded)
     followed = NormTracker([conv_entry(kernel, groups=groups)], slack=0.1)
     before = kernel.clone()
     kernel.mul_(2.0)
     followed.update()
-    changes = (kernel - before).chunk(groups)
+    moved = (kernel - before).chunk(groups)
     assert len(seen) == 1
-    assert torch.equal(seen[0], torch.stack([change.flatten(1) for change in changes]))
+    assert torch.equal(seen[0], torch.stack([change.flatten(1) for change in moved]))
 
 
 def test_layers_that_drift_alike_are_not_all_certified_in_one_step() -> None:
@@ -253,7 +253,7 @@ def test_scaling_after_a_second_bound_needs_no_new_one() -> None:
 @pytest.mark.parametrize("sound", [True, False])
 def test_rounding_of_a_scaled_anchor_counts_in_the_second_bound(sound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """0.1 is larger in float32: a tenth of the anchor, subtracted, leaves too little. The rest is exact here."""
-    monkeypatch.setattr(tracker, "quick_norm", lambda matrices, strip: dense_truth(matrices[0]))
+    monkeypatch.setattr(changes, "quick_norm", lambda matrices, strip: dense_truth(matrices[0]))
     weight = torch.eye(16)
     followed = NormTracker([NormEntry(weight, dense_norm, groups=1)], slack=1e-4)
     if not sound:

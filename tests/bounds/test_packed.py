@@ -1,0 +1,112 @@
+"""The loops that read a weight beside its reference: exact halves, and sums that are upper bounds."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lipdp_lightning.bounds import deviations
+from lipdp_lightning.bounds.deviations import distances
+from lipdp_lightning.bounds.packed import subtract, wide
+from lipdp_lightning.bounds.references import Reference, bits, packed
+
+
+class Unrounded(Reference):
+    """Claims that no product is rounded."""
+
+    @property
+    def norm(self) -> float:
+        return 0.0
+
+
+def halves(
+    values: Tensor, factor: float, detail: Reference | None = None, kind: type[Reference] = Reference
+) -> Reference:
+    norm = float(torch.linalg.vector_norm(values.double())) * (1 + 1e-12)
+    return kind(values, norm, factor, torch.float32, detail)
+
+
+def test_every_finite_half_is_read_exactly() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.int16)
+    finite = every[np.isfinite(every.view(np.float16))]
+    read = np.array([wide(half) for half in finite])
+    assert np.array_equal(read.view(np.int64), finite.view(np.float16).astype(np.float64).view(np.int64))
+    out = np.empty(len(finite), dtype=np.float32)
+    subtract.alone(np.zeros(len(finite), dtype=np.float32), finite, -1.0, finite, 0.0, out)
+    assert np.array_equal(out, finite.view(np.float16).astype(np.float32))
+
+
+def test_differences_are_rounded_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    coarse, detail = torch.randn(2, 1000, generator=generator).half()
+    reference = halves(coarse, 0.7, halves(detail, 0.01))
+    weight = torch.randn(1000, generator=generator)
+    out = np.empty(1000, dtype=np.float32)
+    subtract.alone(weight.numpy(), *bits(reference), out)
+    exact = weight.double() - 0.7 * coarse.double() - 0.01 * detail.double()
+    assert np.array_equal(out, exact.float().numpy())
+
+
+def low_bounds(kind: type[Reference], count: int = 400) -> int:
+    """Of one by one weights next to a scaled half and its detail, where the difference is all but cancelled."""
+    generator = np.random.default_rng(0)
+    low = 0
+    for _ in range(count):
+        half, small = np.float16(generator.uniform(1, 2)), np.float16(generator.uniform(1, 2))
+        factor, of_detail = generator.uniform(0.5, 1.0), generator.uniform(0.5, 1.0) * 2.0**-20
+        weight = np.float32(factor * float(half) + of_detail * float(small))
+        reference = halves(torch.tensor([half]), factor, halves(torch.tensor([small]), of_detail), kind)
+        exact = Fraction(float(weight)) - Fraction(factor) * Fraction(float(half))
+        exact = abs(exact - Fraction(of_detail) * Fraction(float(small)))
+        assert packed(torch.tensor([weight]), reference)
+        low += Fraction(distances([torch.tensor([weight])], [reference])[0]) < exact
+    return low
+
+
+def test_rounding_is_covered() -> None:
+    assert low_bounds(Reference) == 0
+    assert low_bounds(Unrounded) > 20
+
+
+@pytest.mark.parametrize("length", [1, 7, 64, 513, 100_000])
+def test_sums_are_those_of_all_entries(length: int) -> None:
+    generator = torch.Generator().manual_seed(length)
+    coarse = torch.randn(length, generator=generator).half()
+    weight = torch.randn(length, generator=generator)
+    for factor, detail in ((0.3, None), (0.3, halves(coarse.flip(0), 0.01))):
+        left = weight.double() - factor * coarse.double()
+        left = left if detail is None else left - 0.01 * detail.values.double()
+        norm = float(torch.linalg.vector_norm(left))
+        found = distances([weight], [halves(coarse, factor, detail)])[0]
+        assert norm * (1 - 1e-13) <= found <= norm * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("size", [1e-42, 1e-30, 1e30])
+def test_squares_neither_underflow_nor_overflow(size: float) -> None:
+    weight = torch.full((600,), size)
+    found = distances([weight], [halves(torch.zeros(600).half(), 1.0)])[0]
+    assert found == pytest.approx(float(weight[0]) * math.sqrt(600), rel=1e-12)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_not_bounded(value: float) -> None:
+    weight = torch.zeros(600)
+    weight[17] = value
+    assert not distances([weight], [halves(torch.zeros(600).half(), 1.0)])[0] < math.inf
+
+
+def test_other_layouts_and_dtypes_are_not_read_by_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are measured by torch, and as closely."""
+    coarse = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).half()
+    weight = coarse.float().mul(0.3) + 0.01
+    laid_out = weight.t().contiguous().t()
+    assert packed(weight, halves(coarse, 0.3)) and not packed(laid_out, halves(coarse, 0.3))
+    assert not packed(weight.double(), halves(coarse, 0.3))
+    monkeypatch.setattr(deviations, "_in_one_pass", lambda weight, reference: math.nan)
+    assert math.isnan(distances([weight], [halves(coarse, 0.3)])[0])
+    assert distances([laid_out], [halves(coarse, 0.3)])[0] == pytest.approx(0.08, rel=1e-4)
