@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .deviations import distances
 from .quick_norm import norm_of_strips, quick_norm, strip_width
-from .references import Reference, bits, closer, difference, half_exponent, packed, working_dtype
+from .references import Reference, bits, closer, difference, half_exponent, is_packed, loops, working_dtype
 
 _DENSE_STRIP = 128
 """The exact norm of a dense layer costs but a few products, so that fewer and closer bounds would cost more."""
@@ -25,7 +25,7 @@ def change_from(
     The bound is on the largest spectral norm among the matrices ``reshape(groups, rows / groups, -1)`` of the
     difference; infinite without ``groups``. The detail is written into ``room`` where it fits.
     """
-    if groups is not None and weight.ndim == 2 and weight.shape[0] <= weight.shape[1] and packed(weight, coarse):
+    if groups is not None and weight.ndim == 2 and weight.shape[0] <= weight.shape[1] and is_packed(weight, coarse):
         distance = distances([weight], [coarse])[0]
         exponent = half_exponent(distance)
         if exponent is not None:
@@ -48,8 +48,6 @@ def _in_strips(
     weight: Tensor, coarse: Reference, exponent: int, distance: float, room: Tensor | None
 ) -> tuple[Reference, float]:
     """Some rows at a time, so that no difference as large as the weight is ever held."""
-    from .packed import subtract  # compiled: not for a command that follows no weight
-
     rows, columns = weight.shape
     width = strip_width(rows, _DENSE_STRIP)
     fits = room is not None and room.shape == weight.shape and room.dtype == torch.float16
@@ -61,7 +59,7 @@ def _in_strips(
         for start in range(0, rows, width):
             stop = min(start + width, rows)
             part, own = slice(start * columns, stop * columns), left[: stop - start]
-            subtract.alone(flat[part], values[part], factor, detail[part], of_detail, own.view(-1).numpy())
+            loops().subtract.alone(flat[part], values[part], factor, detail[part], of_detail, own.view(-1).numpy())
             halves[start:stop] = own.mul_(2.0**exponent)
             yield own
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .quick_norm import row_margin
-from .references import Reference, bits, difference, packed, scaled_norm, working_dtype
+from .references import Reference, bits, difference, is_packed, loops, scaled_norm, working_dtype
 
 _ROW = 512
 _CLEAR_OF_UNDERFLOW = 2.0**20
@@ -27,7 +27,7 @@ def distances(weights: Sequence[Tensor], references: Sequence[Reference]) -> lis
     found = [math.inf] * len(weights)
     others: list[int] = []
     for index, (weight, reference) in enumerate(zip(weights, references, strict=True)):
-        if packed(weight, reference):
+        if is_packed(weight, reference):
             found[index] = _in_one_pass(weight, reference)
         elif reference.fits(weight):
             others.append(index)
@@ -37,10 +37,8 @@ def distances(weights: Sequence[Tensor], references: Sequence[Reference]) -> lis
 
 
 def _in_one_pass(weight: Tensor, reference: Reference) -> float:
-    from .packed import add_squares  # compiled: not for a command that follows no weight
-
     total = np.zeros(1)
-    add_squares.alone(weight.view(-1).numpy(), *bits(reference), total)
+    loops().add_squares.alone(weight.view(-1).numpy(), *bits(reference), total)
     norm = math.sqrt(total[0]) * (1.0 + (weight.numel() + 16) * 2.0**-52)
     # two products and two subtractions, each rounded by 2^-53 of what it returns
     return norm + 2.0**-50 * (norm + reference.norm)

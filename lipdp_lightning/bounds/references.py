@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +80,7 @@ def difference(weight: Tensor, reference: Reference) -> Tensor:
     return found
 
 
-def packed(weight: Tensor, reference: Reference) -> bool:
+def is_packed(weight: Tensor, reference: Reference) -> bool:
     """Whether the loops of packed.py can read both."""
     halves = [reference.values] + ([] if reference.detail is None else [reference.detail.values])
     return (
@@ -88,6 +90,14 @@ def packed(weight: Tensor, reference: Reference) -> bool:
         and all(half.dtype == torch.float16 and half.is_contiguous() for half in halves)
         and reference.fits(weight)
     )
+
+
+@lru_cache(maxsize=1)
+def loops() -> ModuleType:
+    """Those of packed.py, compiled when they are asked for first: not for a command that follows no weight."""
+    from . import packed
+
+    return packed
 
 
 def bits(reference: Reference) -> tuple[_Bits, float, _Bits, float]:

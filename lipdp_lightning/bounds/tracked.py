@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .references import loops
 from .tracker import SLACK, NormEntry, NormTracker
 from .values import NormSource
 
@@ -24,6 +25,7 @@ class TrackedNorms(NormSource):
     """
 
     def __init__(self, slack: float = SLACK) -> None:
+        loops()  # are compiled here and not in the second walk, which is that of the first step
         self._slack = slack
         self._entries: list[NormEntry] = []
         self._groups: list[int] = []

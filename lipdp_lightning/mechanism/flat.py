@@ -17,12 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ..privacy.normals import Array
+
 if TYPE_CHECKING:
     from ..compiled import Loop
 
 PIECE = 1 << 16
 
-_Array = npt.NDArray[Any]
+_Values = npt.NDArray[Any]
 
 
 class Segments:
@@ -79,9 +81,10 @@ class FlatGradients:
 
 
 class Release:
-    """The same two at once, for noise that comes in pieces: gradient <- (noise + share * gradient) / divisor.
+    """The same two at once, for noise that comes in pieces, each to be multiplied by its deviation:
+    gradient <- (deviation * noise + share * gradient) / divisor.
 
-    A piece is overwritten, and no vector as long as all parameters is ever held. For parameters on a CPU whose dtype is
+    No vector as long as all parameters is ever held. For parameters on a CPU whose dtype is
     among ``DTYPES``.
 
     Args:
@@ -95,7 +98,7 @@ class Release:
         self._laid_out: list[tuple[Tensor, Tensor]] = []
         self._parts = [self._values(p, apart.get(id(p))) for p in gradients.parameters]
 
-    def _values(self, parameter: nn.Parameter, apart: Tensor | None) -> tuple[_Array, _Array | None]:
+    def _values(self, parameter: nn.Parameter, apart: Tensor | None) -> tuple[_Values, _Values | None]:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         gradient = parameter.grad.contiguous()
@@ -103,16 +106,18 @@ class Release:
             self._laid_out.append((parameter.grad, gradient))
         return gradient.view(-1).numpy(), None if apart is None else apart.reshape(-1).numpy()
 
-    def complete(self, start: int, piece: Tensor) -> None:
-        """``piece`` begins at position ``start`` of the flat vector."""
-        noise, starts = piece.numpy(), self._segments.starts
+    def complete(self, start: int, noise: Array, deviation: float) -> None:
+        """``noise`` begins at position ``start`` of the flat vector, and is multiplied by ``deviation`` first."""
+        starts = self._segments.starts
         for index, first, last in self._segments.within(start, start + len(noise)):
             part = slice(first - starts[index], last - starts[index])
             gradient, apart = self._parts[index]
             own = noise[first - start : last - start]
-            if apart is not None:
-                own += np.multiply(apart[part], self._share, dtype=np.float64)
-            _loop().alone(own, gradient[part], self._share, self._factor)
+            if apart is None:
+                completion().alone(own, deviation, gradient[part], self._share, self._factor)
+            else:
+                own = own * deviation + np.multiply(apart[part], self._share, dtype=np.float64)
+                completion().alone(own, 1.0, gradient[part], self._share, self._factor)
 
     def end(self) -> None:
         """Every piece has come."""
@@ -121,8 +126,9 @@ class Release:
 
 
 @lru_cache(maxsize=1)
-def _loop() -> Loop:
-    from .release_loop import complete  # not for a command that releases nothing
+def completion() -> Loop:
+    """Compiled when it is asked for first: not for a command that releases nothing."""
+    from .release_loop import complete
 
     return complete
 

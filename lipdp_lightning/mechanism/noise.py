@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lipdp_lightning.privacy.normals import Visit
+from lipdp_lightning.privacy.normals import Visit, transformation
 from lipdp_lightning.privacy.randomness import CounterStream, derive_key
 
 Mode = Literal["distributed", "replicated"]
@@ -49,6 +49,7 @@ class NoiseSource:
 
     def __init__(self, secret: bytes, *, secure: bool = False, threads: int = 1) -> None:
         derive_key(secret, "noise")  # refuses a short secret here and not at the first step
+        transformation()  # is compiled here
         self._secret = secret
         self._samples = _SECURE_SAMPLES if secure else 1
         self._given_back: list[Tensor] = []
@@ -109,7 +110,7 @@ class NoiseSource:
         if self._samples == 1:
             CounterStream(key).visit_normals(sum(sizes), visit, self._threads)
         else:
-            visit(0, self._summed(key, sum(sizes)))
+            visit(0, self._summed(key, sum(sizes)).numpy())
 
     def _key(self, step: int, sizes: Sequence[int], rank: int, world_size: int, mode: Mode, digest: bytes) -> bytes:
         _check_request(step, sizes, rank, world_size, mode, digest)

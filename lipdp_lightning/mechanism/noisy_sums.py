@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from .flat import FlatGradients, Release, Segments
+from ..privacy.normals import Array
+from .flat import FlatGradients, Release, Segments, completion
 from .noise import Mode, NoisePrefetcher, NoiseSource, scales
 from .place import Place, Reduce
 
@@ -28,6 +29,8 @@ class NoisySums:
         # bytes for every parameter while the passes need most memory.
         alone = self._device.type == "cpu" and place.world_size == 1
         self.whole = not (alone and all(p.dtype in Release.DTYPES for p in parameters))
+        if not self.whole:
+            completion()
         self._request: tuple[int, Sequence[int], int, int, Mode, bytes] | None = None
         self._drawing = False
 
@@ -71,14 +74,13 @@ class NoisySums:
         numel, factors = self.gradients.segments.total, scales(sizes, deviations, world_size, mode)
         groups, release = Segments(sizes), Release(self.gradients, apart, share, divisor)
 
-        def complete(start: int, piece: Tensor) -> None:
+        def complete(start: int, piece: Array) -> None:
             for index, first, last in groups.within(start, start + len(piece)):
-                piece[first - start : last - start] *= factors[index]
-            of_gradients = max(0, min(len(piece), numel - start))
-            release.complete(start, piece[:of_gradients])
-            if of_gradients < len(piece):
-                first = start + of_gradients - numel
-                votes[first : first + len(piece) - of_gradients] += piece[of_gradients:]
+                part = piece[first - start : last - start]
+                if first < numel:
+                    release.complete(first, part, factors[index])
+                else:
+                    votes[first - numel : last - numel] += torch.from_numpy(part * factors[index])
 
         self._source.visit(*self._request, complete)
         release.end()

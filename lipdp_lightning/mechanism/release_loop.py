@@ -7,8 +7,8 @@ from typing import Any
 from ..compiled import loop
 
 
-@loop(*(f"void(float64[::1], {dtype}[::1], float64, float64)" for dtype in ("float32", "float64")))
-def complete(noise: Any, gradient: Any, share: float, factor: float) -> None:
-    """gradient <- (noise + share * gradient) * factor."""
+@loop(*(f"void(float64[::1], float64, {dtype}[::1], float64, float64)" for dtype in ("float32", "float64")))
+def complete(noise: Any, deviation: float, gradient: Any, share: float, factor: float) -> None:
+    """gradient <- (deviation * noise + share * gradient) * factor."""
     for index in range(len(noise)):
-        gradient[index] = (noise[index] + share * gradient[index]) * factor
+        gradient[index] = (deviation * noise[index] + share * gradient[index]) * factor

@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from torch import Tensor
 
 if TYPE_CHECKING:
     from ..compiled import Loop
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 CHUNK = 1 << 15
 """Normals that are cut from the stream at once: what a step of the transformation works on fits a processor's cache."""
 
-Visit = Callable[[int, Tensor], None]
+Array = npt.NDArray[np.float64]
+Visit = Callable[[int, Array], None]
 
 _WORD_BYTES = 8
 _BLOCK_BYTES = 16
@@ -45,7 +46,7 @@ class Normals:
         self._cipher, self._position, self._threads = AESGCM(key), position, threads
         self._at_once = CHUNK if threads == 1 else 2 * threads * CHUNK  # two chunks for each thread cost fewer waits
 
-    def write(self, out: Tensor) -> None:
+    def write(self, out: Array) -> None:
         """Fill `out`, of an even length."""
         room = _Room(min(self._at_once, len(out)))
         for start, stop in self._cuts(len(out)):
@@ -56,7 +57,7 @@ class Normals:
         returns."""
         total = count + count % 2
         room = _Room(min(self._at_once, total))
-        own = torch.empty(room.size, dtype=torch.float64, device="cpu")
+        own = np.empty(room.size)
         for start, stop in self._cuts(total):
             piece = own[: stop - start]
             self._make(start, piece, room)
@@ -68,19 +69,20 @@ class Normals:
         cuts = [(start, min(start + self._at_once, whole)) for start in range(0, whole, self._at_once)]
         return cuts + ([(whole, total)] if whole < total else [])
 
-    def _make(self, start: int, piece: Tensor, room: _Room) -> None:
+    def _make(self, start: int, piece: Array, room: _Room) -> None:
         size = min(CHUNK, len(piece))  # several whole chunks, or one that may be shorter
+        zeros = memoryview(_ZEROS)[: size * _WORD_BYTES]
         for first in range(0, len(piece), size):
             nonce = (self._position + (start + first) * _WORD_BYTES // _BLOCK_BYTES).to_bytes(12, "big")
-            target = room.of_chunk(first, size)
-            self._cipher.encrypt_into(nonce, memoryview(_ZEROS)[: size * _WORD_BYTES], None, target)
-        words, normals = room.words[: len(piece)], piece.numpy()
-        _loop().shared(self._threads, words.reshape(-1, size), normals.reshape(-1, size))
+            self._cipher.encrypt_into(nonce, zeros, None, room.of_chunk(first, size))
+        words = room.words[: len(piece)].reshape(-1, size)
+        transformation().shared(self._threads, words, piece.reshape(-1, size))
 
 
 @lru_cache(maxsize=1)
-def _loop() -> Loop:
-    from .box_muller import transform  # numba takes half a second to import: not for a command that draws nothing
+def transformation() -> Loop:
+    """Compiled when it is asked for first: numba takes half a second to import, and many commands draw nothing."""
+    from .box_muller import transform
 
     return transform
 

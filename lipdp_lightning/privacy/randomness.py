@@ -160,7 +160,7 @@ class CounterStream:
         whole = None if out is None else out._base if out._base is not None else out
         if whole is None or whole.numel() != total or whole.dtype != torch.float64 or whole.device.type != "cpu":
             whole = torch.empty(total, dtype=torch.float64, device="cpu")
-        self._normals(total, threads).write(whole)
+        self._normals(total, threads).write(whole.numpy())
         return whole[:count]
 
     def visit_normals(self, count: int, visit: Visit, threads: int = 1) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lipdp_lightning.bounds import changes
 from lipdp_lightning.bounds.changes import change_from
 from lipdp_lightning.bounds.deviations import distances
-from lipdp_lightning.bounds.references import Reference, packed, reference_of
+from lipdp_lightning.bounds.references import Reference, is_packed, reference_of
 
 
 def matrix_of(reference: Reference) -> Tensor:
@@ -41,7 +41,7 @@ def test_the_bound_holds_and_the_detail_is_near(shape: tuple[int, int], size: fl
         moved = weight * 0.9 + size * move
         left = moved.double() - matrix_of(coarse)
         near, bound = change_from(moved, coarse, groups=1)
-        assert packed(moved, near) and near.values is coarse.values
+        assert is_packed(moved, near) and near.values is coarse.values
         truth = float(torch.linalg.matrix_norm(left, 2))
         strips = math.ceil(min(shape) / 128)
         assert truth <= bound <= truth * math.sqrt(strips) * 1.7 + 1e-6 * size * min(shape)

@@ -13,7 +13,7 @@ from torch import Tensor
 from lipdp_lightning.bounds import deviations
 from lipdp_lightning.bounds.deviations import distances
 from lipdp_lightning.bounds.packed import subtract, wide
-from lipdp_lightning.bounds.references import Reference, bits, packed
+from lipdp_lightning.bounds.references import Reference, bits, is_packed
 
 
 class Unrounded(Reference):
@@ -63,7 +63,7 @@ def low_bounds(kind: type[Reference], count: int = 400) -> int:
         reference = halves(torch.tensor([half]), factor, halves(torch.tensor([small]), of_detail), kind)
         exact = Fraction(float(weight)) - Fraction(factor) * Fraction(float(half))
         exact = abs(exact - Fraction(of_detail) * Fraction(float(small)))
-        assert packed(torch.tensor([weight]), reference)
+        assert is_packed(torch.tensor([weight]), reference)
         low += Fraction(distances([torch.tensor([weight])], [reference])[0]) < exact
     return low
 
@@ -105,8 +105,8 @@ def test_other_layouts_and_dtypes_are_not_read_by_a_loop(monkeypatch: pytest.Mon
     coarse = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).half()
     weight = coarse.float().mul(0.3) + 0.01
     laid_out = weight.t().contiguous().t()
-    assert packed(weight, halves(coarse, 0.3)) and not packed(laid_out, halves(coarse, 0.3))
-    assert not packed(weight.double(), halves(coarse, 0.3))
+    assert is_packed(weight, halves(coarse, 0.3)) and not is_packed(laid_out, halves(coarse, 0.3))
+    assert not is_packed(weight.double(), halves(coarse, 0.3))
     monkeypatch.setattr(deviations, "_in_one_pass", lambda weight, reference: math.nan)
     assert math.isnan(distances([weight], [halves(coarse, 0.3)])[0])
     assert distances([laid_out], [halves(coarse, 0.3)])[0] == pytest.approx(0.08, rel=1e-4)

@@ -15,6 +15,7 @@ from lipdp_lightning.mechanism.noise import NoiseSource
 from lipdp_lightning.mechanism.noisy_sums import NoisySums
 from lipdp_lightning.mechanism.place import Place
 from lipdp_lightning.privacy import normals
+from lipdp_lightning.privacy.normals import Array
 from lipdp_lightning.privacy.randomness import CounterStream
 
 SECRET = bytes(range(16))
@@ -56,8 +57,8 @@ def test_a_release_in_pieces_has_the_bits_of_one_vector(options: dict[str, Any],
 class ForgetsThePlace(Release):
     """Adds every piece where the first one belongs."""
 
-    def complete(self, start: int, piece: Tensor) -> None:
-        super().complete(0, piece)
+    def complete(self, start: int, noise: Array, deviation: float) -> None:
+        super().complete(0, noise, deviation)
 
 
 def draws(kind: type[Release], threads: int) -> Tensor:
@@ -65,7 +66,8 @@ def draws(kind: type[Release], threads: int) -> Tensor:
     parameters = [nn.Parameter(torch.zeros(n)) for n in (70_001, 1, 0, 199_998)]
     release = kind(FlatGradients(parameters), {}, 1.0, 1.0)
     request = 0, [p.numel() for p in parameters], 0, 1, "distributed", bytes(32)
-    NoiseSource(SECRET, threads=threads).visit(*request, release.complete)  # type: ignore[arg-type]
+    source = NoiseSource(SECRET, threads=threads)
+    source.visit(*request, lambda start, piece: release.complete(start, piece, 1.0))  # type: ignore[arg-type]
     release.end()
     return torch.cat([p.grad for p in parameters])  # type: ignore[misc]
 
@@ -81,7 +83,7 @@ def test_pieces_are_held_one_at_a_time() -> None:
     """The memory of a piece is used again: nothing as long as the vector is ever allocated."""
     seen: list[tuple[int, int]] = []
     count = 5 * normals.CHUNK + 3
-    CounterStream(bytes(32)).visit_normals(count, lambda start, piece: seen.append((start, piece.data_ptr())))
+    CounterStream(bytes(32)).visit_normals(count, lambda start, piece: seen.append((start, piece.ctypes.data)))
     assert [start for start, _ in seen] == list(range(0, count, normals.CHUNK))
     assert len({place for _, place in seen}) == 1
 

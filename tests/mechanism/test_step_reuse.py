@@ -140,7 +140,7 @@ def test_pieces_add_and_write_what_whole_tensors_do(layout: str, way: str) -> No
     else:
         release, cut = Release(gradients, {}, 0.5, 7.0), PIECE + 3
         for start in reversed(range(0, len(flat), cut)):
-            release.complete(start, flat[start : start + cut])
+            release.complete(start, flat[start : start + cut].numpy(), 1.0)
         release.end()
     assert torch.equal(parameter.grad.reshape(-1), expected.float())
     assert parameter.grad.stride() == values.stride()
