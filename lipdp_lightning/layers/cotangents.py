@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
+from .energies import squared_norms
 from .precision import widened
-from .scaled import squared_norms
 
 
 class _Clip(torch.autograd.Function):

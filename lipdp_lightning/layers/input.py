@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
+from .energies import read_by_loops, row_energies
 
 NORM_MARGIN = 1 + 2.0**-20  # over the rounding of entries near the smallest float
 LARGEST_ENTRY = 1e15  # entries beyond it, infinities among them, are clamped: every factor is a normal float32
@@ -48,7 +49,10 @@ class BoundedInput(nn.Module):
         x = convert_color(_sanitized(x), self.color_space)
         if self.color_space != "rgb":
             x = _sanitized(x)  # a saturation may divide by the smallest float
-        size = torch.linalg.vector_norm(x.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
+        if read_by_loops(x):
+            size = row_energies(x).sqrt()
+        else:
+            size = torch.linalg.vector_norm(x.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
         # rounding the factor and the product to x.dtype adds at most eps
         radius = self.bound * (1 - torch.finfo(x.dtype).eps)
         floor = radius if self.mode == "clip" else radius * SMALLEST_SIZE

@@ -19,11 +19,9 @@ from torch import Tensor, nn
 from ..bounds.geometry import coverage, output_size
 from ..bounds.registry import rule
 from ..bounds.rules.linear import conv_module, linear_module
+from .energies import patch_energies, squared_norms
 from .exact_norms import Contribution
-from .precision import widened
 from .scaled_functions import Keep, scaled_conv, scaled_linear
-
-_AT_ONCE = 1 << 18  # numbers
 
 GradientScaler = Callable[[Tensor], Tensor | None]
 GradientKeeper = Callable[[Contribution], None]
@@ -76,22 +74,6 @@ _apart: Callable[..., Tensor | None] = torch.compiler.disable(_scaled)  # type: 
 def under_autocast(input: Tensor) -> bool:
     """Whether torch's own layers would round the gradient's sum over the batch to the autocast dtype."""
     return torch.is_autocast_enabled(input.device.type)
-
-
-def squared_norms(rows: Tensor) -> Tensor:
-    """Squared l2 norm of each example, in float32 at least.
-
-    torch.sum adds pairwise; vector_norm adds one by one and is off by 1e-4 on a constant image of 224 x 224.
-    """
-    return _by_example(rows, lambda part: widened(part).square().unsqueeze(-1).flatten(1).sum(1))
-
-
-def _by_example(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """function(rows), on a CPU of some examples at a time: their squares stay in its cache, and take no memory."""
-    some = max(1, _AT_ONCE // max(1, rows[:1].numel()))
-    if rows.shape[0] <= some or rows.device.type != "cpu" or torch.compiler.is_compiling():
-        return function(rows)
-    return torch.cat([function(part) for part in torch.split(rows, some)])
 
 
 class ScaledLinear(ScaledLayer, nn.Linear):
@@ -160,12 +142,7 @@ class _ScaledConv(ScaledLayer):
         if not with_weight:
             return (_zeros(padded) + positions * with_bias).sqrt()
 
-        def largest_group(inputs: Tensor) -> Tensor:
-            energy = torch.unflatten(widened(inputs).square(), 1, (layer.groups, -1)).sum(2)
-            # not a matrix product, which autocast would round
-            return (energy * counts.to(energy.dtype)).flatten(2).sum(2).amax(1)
-
-        return (_by_example(padded, largest_group) + positions * with_bias).sqrt()
+        return (patch_energies(padded, counts, layer.groups) + positions * with_bias).sqrt()
 
 
 class ScaledConv1d(_ScaledConv, nn.Conv1d):

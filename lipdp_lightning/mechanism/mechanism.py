@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import Certifier
+from ..layers import energies
 from ..privacy.normals import numeric_environment
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key, keyed_digest, state_digest
@@ -80,6 +81,8 @@ class Mechanism:
         self._numels = {group.name: group.numel for group in self.certificate.groups}
         trained = [named[n] for group in self.certificate.groups for n in group.parameters]
         self._device = trained[0].device
+        if self._device.type == "cpu":
+            energies.loops()  # are compiled here and not in the first step
         # beside a GPU; on a CPU the threads of the passes, which wait by turning, would be in their way
         threads = 1 if self._device.type == "cpu" else min(_NOISE_THREADS, torch.get_num_threads())
         self.sums = NoisySums(trained, NoiseSource(secret, secure=plan.secure, threads=threads), self.place)

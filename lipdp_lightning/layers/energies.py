@@ -1,0 +1,77 @@
+"""Squared norms of examples, and of the patches that a convolution sees of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from .precision import widened
+
+_AT_ONCE = 1 << 18  # numbers
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Squared l2 norm of each example, in float32 at least.
+
+    torch.sum adds pairwise; vector_norm adds one by one and is off by 1e-4 on a constant image of 224 x 224.
+    """
+    if read_by_loops(rows):
+        return row_energies(rows).float()
+    return _by_example(rows, lambda part: widened(part).square().unsqueeze(-1).flatten(1).sum(1))
+
+
+def patch_energies(images: Tensor, counts: Tensor, groups: int) -> Tensor:
+    """Of each image, the sum over channels and pixels of counts[pixel] * value^2; of several groups the largest."""
+    if read_by_loops(images):
+        found = torch.empty(images.shape[0], dtype=torch.float64, device="cpu")
+        flat = images.detach().reshape(*images.shape[:2], math.prod(images.shape[2:]))
+        loops().patch_energies.alone(flat.numpy(), counts.double().flatten().numpy(), groups, found.numpy())
+        return found.float()
+
+    def largest_group(part: Tensor) -> Tensor:
+        energy = torch.unflatten(widened(part).square(), 1, (groups, -1)).sum(2)
+        # not a matrix product, which autocast would round
+        return (energy * counts.to(energy.dtype)).flatten(2).sum(2).amax(1)
+
+    return _by_example(images, largest_group)
+
+
+def row_energies(rows: Tensor) -> Tensor:
+    """Squared l2 norms in float64, of rows that loops can read."""
+    found = torch.empty(rows.shape[0], dtype=torch.float64, device="cpu")
+    flat = rows.detach().reshape(rows.shape[0], math.prod(rows.shape[1:]))
+    loops().row_energies.alone(flat.numpy(), found.numpy())
+    return found
+
+
+def read_by_loops(rows: Tensor) -> bool:
+    """Whether no gradient flows through the norms, and the rows lie in a CPU's memory as float32."""
+    return (
+        rows.device.type == "cpu"
+        and rows.dtype == torch.float32
+        and rows.is_contiguous()
+        and not (rows.requires_grad and torch.is_grad_enabled())
+        and type(rows) in (Tensor, torch.nn.Parameter)
+        and not torch.compiler.is_compiling()
+    )
+
+
+@lru_cache(maxsize=1)
+def loops() -> ModuleType:
+    """Compiled when they are asked for first: not for a command that trains nothing."""
+    from . import energy_loops
+
+    return energy_loops
+
+
+def _by_example(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """function(rows), on a CPU of some examples at a time: their squares stay in its cache, and take no memory."""
+    some = max(1, _AT_ONCE // max(1, rows[:1].numel()))
+    if rows.shape[0] <= some or rows.device.type != "cpu" or torch.compiler.is_compiling():
+        return function(rows)
+    return torch.cat([function(part) for part in torch.split(rows, some)])

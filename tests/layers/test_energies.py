@@ -1,0 +1,86 @@
+"""Energies of examples and of patches: those of float64, whichever way they are computed, and NaN where a value is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lipdp_lightning.layers import energies
+from lipdp_lightning.layers.energies import patch_energies, read_by_loops, squared_norms
+
+
+def images(*shape: int, size: float = 1.0) -> Tensor:
+    return size * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def exact_patches(x: Tensor, counts: Tensor, groups: int) -> Tensor:
+    energy = torch.unflatten(x.double().square(), 1, (groups, -1)).sum(2)
+    return (energy * counts.double()).flatten(2).sum(2).amax(1)
+
+
+def by_torch(x: Tensor) -> Tensor:
+    """Laid out so that no loop reads it."""
+    return x.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+@pytest.mark.parametrize("layout", [lambda x: x, by_torch])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("shape", [(5, 6, 9), (3, 6, 4, 7), (1, 6, 1, 1)])
+def test_energies_are_those_of_float64(layout: Callable[[Tensor], Tensor], groups: int, shape: tuple[int, ...]) -> None:
+    x = layout(images(*shape))
+    counts = torch.randint(1, 10, shape[2:], generator=torch.Generator().manual_seed(1)).float()
+    assert squared_norms(x).dtype == patch_energies(x, counts, groups).dtype == torch.float32
+    torch.testing.assert_close(squared_norms(x).double(), x.double().flatten(1).square().sum(1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        patch_energies(x, counts, groups).double(), exact_patches(x, counts, groups), rtol=1e-6, atol=0
+    )
+
+
+def one_by_one(x: Tensor) -> float:
+    """In float32, as a loop adds that keeps the dtype of what it reads."""
+    return float(np.add.accumulate(np.square(x.flatten().numpy()), dtype=np.float32)[-1])
+
+
+def test_a_constant_image_is_not_lost_in_a_long_sum() -> None:
+    image = torch.full((1, 3, 224, 224), 0.7)
+    truth = float(image.double().square().sum())
+    assert float(squared_norms(image)) == pytest.approx(truth, rel=2**-23)
+    assert float(patch_energies(image, torch.ones(224, 224), 1)) == pytest.approx(truth, rel=2**-23)
+    assert one_by_one(image) != pytest.approx(truth, rel=1e-5)
+
+
+def test_squares_neither_underflow_nor_overflow_before_they_are_added() -> None:
+    assert float(energies.row_energies(torch.full((1, 4), 1e30))) == pytest.approx(4e60)
+    assert float(energies.row_energies(torch.full((1, 4), 1e-30))) == pytest.approx(4e-60)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_example_that_is_not_finite_has_no_finite_energy_and_leaves_the_others_theirs(value: float) -> None:
+    x = images(3, 4, 5, 5)
+    before = squared_norms(x), patch_energies(x, torch.ones(5, 5), 2)
+    x[1, 3, 2, 2] = value
+    for old, now in zip(before, (squared_norms(x), patch_energies(x, torch.ones(5, 5), 2)), strict=True):
+        assert not now[1] < math.inf
+        assert torch.equal(now[[0, 2]], old[[0, 2]])
+
+
+def test_no_examples_have_no_energies() -> None:
+    assert (
+        squared_norms(torch.zeros(0, 3, 4)).shape
+        == patch_energies(torch.zeros(0, 3, 4), torch.ones(4), 1).shape
+        == (0,)
+    )
+
+
+def test_a_gradient_flows_where_one_is_asked_for() -> None:
+    x = images(3, 4).requires_grad_()
+    assert not read_by_loops(x)
+    squared_norms(x).sum().backward()
+    assert x.grad is not None and torch.allclose(x.grad, 2 * x)
+    with torch.no_grad():
+        assert read_by_loops(x) and torch.allclose(squared_norms(x), x.square().sum(1))
