@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..threads import threads_for
 from .quick_norm import row_margin
 from .references import Reference, bits, difference, is_packed, loops, scaled_norm, working_dtype
 
@@ -37,9 +38,10 @@ def distances(weights: Sequence[Tensor], references: Sequence[Reference]) -> lis
 
 
 def _in_one_pass(weight: Tensor, reference: Reference) -> float:
-    total = np.zeros(1)
-    loops().add_squares.alone(weight.view(-1).numpy(), *bits(reference), total)
-    norm = math.sqrt(total[0]) * (1.0 + (weight.numel() + 16) * 2.0**-52)
+    threads = threads_for(weight.numel())
+    totals = np.zeros(threads)
+    loops().add_squares.shared(threads, weight.view(-1).numpy(), *bits(reference), totals)
+    norm = math.sqrt(totals.sum()) * (1.0 + (weight.numel() + 16) * 2.0**-52)
     # two products and two subtractions, each rounded by 2^-53 of what it returns
     return norm + 2.0**-50 * (norm + reference.norm)
 

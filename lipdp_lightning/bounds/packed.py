@@ -11,8 +11,9 @@ import numba
 import numpy as np
 
 from ..compiled import loop
+from ..team import carray, pointer_at, share, thread_number
 
-_SIGNATURE = "void(float32[::1], int16[::1], float64, int16[::1], float64, {}[::1])"
+_SIGNATURE = "void(int64, int64, float32[::1], int16[::1], float64, int16[::1], float64, {}[::1])"
 
 
 def wide(half: Any) -> Any:
@@ -27,17 +28,36 @@ _wide = numba.njit(error_model="numpy")(wide)
 
 
 @loop(_SIGNATURE.format("float64"), any_order=True)
-def add_squares(weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, total: Any) -> None:
-    """total[0] += the sum of squares of weight - factor * coarse - factor_of_detail * detail."""
-    own = 0.0
-    for index in range(len(weight)):
+def add_squares(
+    part: int, parts: int, weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, totals: Any
+) -> None:
+    """totals[part] <- the part's sum of squares of weight - factor * coarse - factor_of_detail * detail."""
+    first, last = share(len(weight), part, parts)
+    total = 0.0
+    for index in range(first, last):
         left = weight[index] - factor * _wide(coarse[index]) - factor_of_detail * _wide(detail[index])
-        own += left * left
-    total[0] += own
+        total += left * left
+    totals[part] = total
+
+
+@add_squares.body
+def _(data: Any) -> None:
+    field, number = carray(data, (11,), np.int64), carray(data, (11,), np.float64)
+    weight = carray(pointer_at(field[1]), (field[2],), np.float32)
+    coarse = carray(pointer_at(field[3]), (field[4],), np.int16)
+    detail = carray(pointer_at(field[6]), (field[7],), np.int16)
+    totals = carray(pointer_at(field[9]), (field[10],), np.float64)
+    _add_squares(thread_number(), field[0], weight, coarse, number[5], detail, number[8], totals)
+
+
+_add_squares = add_squares.compiled
 
 
 @loop(_SIGNATURE.format("float32"))
-def subtract(weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, out: Any) -> None:
+def subtract(
+    part: int, parts: int, weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, out: Any
+) -> None:
     """out <- weight - factor * coarse - factor_of_detail * detail, rounded to float32."""
-    for index in range(len(weight)):
+    first, last = share(len(weight), part, parts)
+    for index in range(first, last):
         out[index] = weight[index] - factor * _wide(coarse[index]) - factor_of_detail * _wide(detail[index])

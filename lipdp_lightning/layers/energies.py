@@ -10,6 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from ..threads import threads_for
 from .precision import widened
 
 _AT_ONCE = 1 << 18  # numbers
@@ -30,7 +31,8 @@ def patch_energies(images: Tensor, counts: Tensor, groups: int) -> Tensor:
     if read_by_loops(images):
         found = torch.empty(images.shape[0], dtype=torch.float64, device="cpu")
         flat = images.detach().reshape(*images.shape[:2], math.prod(images.shape[2:]))
-        loops().patch_energies.alone(flat.numpy(), counts.double().flatten().numpy(), groups, found.numpy())
+        weights = counts.double().flatten().numpy()
+        loops().patch_energies.shared(threads_for(flat.numel()), flat.numpy(), weights, groups, found.numpy())
         return found.float()
 
     def largest_group(part: Tensor) -> Tensor:
@@ -45,7 +47,7 @@ def row_energies(rows: Tensor) -> Tensor:
     """Squared l2 norms in float64, of rows that loops can read."""
     found = torch.empty(rows.shape[0], dtype=torch.float64, device="cpu")
     flat = rows.detach().reshape(rows.shape[0], math.prod(rows.shape[1:]))
-    loops().row_energies.alone(flat.numpy(), found.numpy())
+    loops().row_energies.shared(threads_for(flat.numel()), flat.numpy(), found.numpy())
     return found
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from ..compiled import loop
+from ..team import carray, pointer_at, share, thread_number
 
 
-@loop("void(float32[:, ::1], float64[::1])", any_order=True)
-def row_energies(rows: Any, out: Any) -> None:
+@loop("void(int64, int64, float32[:, ::1], float64[::1])", any_order=True)
+def row_energies(part: int, parts: int, rows: Any, out: Any) -> None:
     """out[i] <- ||rows[i]||^2."""
-    for index in range(len(rows)):
+    first, last = share(len(rows), part, parts)
+    for index in range(first, last):
         row, energy = rows[index], 0.0
         for place in range(len(row)):
             value = np.float64(row[place])
@@ -20,11 +22,23 @@ def row_energies(rows: Any, out: Any) -> None:
         out[index] = energy
 
 
-@loop("void(float32[:, :, ::1], float64[::1], int64, float64[::1])", any_order=True)
-def patch_energies(images: Any, counts: Any, groups: int, out: Any) -> None:
-    """out[i] <- the largest, over groups of channels, of the sums of counts[p] images[i, c, p]^2 over their c and all p."""
+@row_energies.body
+def _(data: Any) -> None:
+    field = carray(data, (6,), np.int64)
+    rows = carray(pointer_at(field[1]), (field[2], field[3]), np.float32)
+    out = carray(pointer_at(field[4]), (field[5],), np.float64)
+    _row_energies(thread_number(), field[0], rows, out)
+
+
+_row_energies = row_energies.compiled
+
+
+@loop("void(int64, int64, float32[:, :, ::1], float64[::1], int64, float64[::1])", any_order=True)
+def patch_energies(part: int, parts: int, images: Any, counts: Any, groups: int, out: Any) -> None:
+    """out[i] <- the largest, over groups of channels, of sums of counts[p] images[i, c, p]^2 over their c and all p."""
+    first, last = share(len(images), part, parts)
     width = images.shape[1] // groups
-    for index in range(len(images)):
+    for index in range(first, last):
         largest = 0.0
         for group in range(groups):
             energy = 0.0
@@ -36,3 +50,15 @@ def patch_energies(images: Any, counts: Any, groups: int, out: Any) -> None:
             if not energy <= largest:  # so written that NaN remains
                 largest = energy
         out[index] = largest
+
+
+@patch_energies.body
+def _(data: Any) -> None:
+    field = carray(data, (10,), np.int64)
+    images = carray(pointer_at(field[1]), (field[2], field[3], field[4]), np.float32)
+    counts = carray(pointer_at(field[5]), (field[6],), np.float64)
+    out = carray(pointer_at(field[8]), (field[9],), np.float64)
+    _patch_energies(thread_number(), field[0], images, counts, field[7], out)
+
+
+_patch_energies = patch_energies.compiled

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..privacy.normals import Array
+from ..threads import threads_for
 
 if TYPE_CHECKING:
     from ..compiled import Loop
@@ -114,15 +115,21 @@ class Release:
             gradient, apart = self._parts[index]
             own = noise[first - start : last - start]
             if apart is None:
-                completion().alone(own, deviation, gradient[part], self._share, self._factor)
+                _complete(own, deviation, gradient[part], self._share, self._factor)
             else:
                 own = own * deviation + np.multiply(apart[part], self._share, dtype=np.float64)
-                completion().alone(own, 1.0, gradient[part], self._share, self._factor)
+                _complete(own, 1.0, gradient[part], self._share, self._factor)
 
     def end(self) -> None:
         """Every piece has come."""
         for gradient, values in self._laid_out:
             gradient.copy_(values)
+
+
+def _complete(noise: Array, deviation: float, gradient: _Values, share: float, factor: float) -> None:
+    # the threads' parts of a float64 gradient are not written for
+    threads = threads_for(len(noise)) if gradient.dtype == np.float32 else 1
+    completion().shared(threads, noise, deviation, gradient, share, factor)
 
 
 @lru_cache(maxsize=1)

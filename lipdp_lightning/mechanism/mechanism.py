@@ -32,7 +32,7 @@ from .projector import Projector
 from .scaling import BatchMax, Radii, quantile_step
 from .watched import WatchedTensors, bounds_of
 
-_NOISE_THREADS = 16  # at most, for each GPU
+_NOISE_THREADS = 16  # at most
 
 
 def sum_margin(expected_batch_size: float) -> float:
@@ -83,8 +83,7 @@ class Mechanism:
         self._device = trained[0].device
         if self._device.type == "cpu":
             energies.loops()  # are compiled here and not in the first step
-        # beside a GPU; on a CPU the threads of the passes, which wait by turning, would be in their way
-        threads = 1 if self._device.type == "cpu" else min(_NOISE_THREADS, torch.get_num_threads())
+        threads = min(_NOISE_THREADS, torch.get_num_threads())
         self.sums = NoisySums(trained, NoiseSource(secret, secure=plan.secure, threads=threads), self.place)
         self._projector = Projector(certifier, plan, self.certificate, named)
         self._shared_out: tuple[dict[str, float], dict[str, float]] = {}, {}

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..compiled import loop
+from ..team import carray, pointer_at, share, thread_number
 
 
-@loop(*(f"void(float64[::1], float64, {dtype}[::1], float64, float64)" for dtype in ("float32", "float64")))
-def complete(noise: Any, deviation: float, gradient: Any, share: float, factor: float) -> None:
-    """gradient <- (deviation * noise + share * gradient) * factor."""
-    for index in range(len(noise)):
-        gradient[index] = (deviation * noise[index] + share * gradient[index]) * factor
+@loop(
+    *(f"void(int64, int64, float64[::1], float64, {dtype}[::1], float64, float64)" for dtype in ("float32", "float64"))
+)
+def complete(
+    part: int, parts: int, noise: Any, deviation: float, gradient: Any, of_gradient: float, factor: float
+) -> None:
+    """gradient <- (deviation * noise + of_gradient * gradient) * factor."""
+    first, last = share(len(noise), part, parts)
+    for index in range(first, last):
+        gradient[index] = (deviation * noise[index] + of_gradient * gradient[index]) * factor
+
+
+@complete.body
+def _(data: Any) -> None:
+    field, number = carray(data, (8,), np.int64), carray(data, (8,), np.float64)
+    noise = carray(pointer_at(field[1]), (field[2],), np.float64)
+    gradient = carray(pointer_at(field[4]), (field[5],), np.float32)
+    _complete(thread_number(), field[0], noise, number[3], gradient, number[6], number[7])
+
+
+_complete = complete.compiled

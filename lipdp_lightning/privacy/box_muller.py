@@ -12,10 +12,11 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba import float64, prange
+from numba import float64
 from numba.extending import intrinsic
 
 from ..compiled import loop
+from ..team import carray, pointer_at, share, thread_number
 
 _RADIANS = math.pi * 2.0**-63
 _SMALLEST = 2.0**-126
@@ -77,8 +78,20 @@ def transform_row(words: Any, out: Any) -> None:
 _transform_row = numba.njit(error_model="numpy")(transform_row)
 
 
-@loop("void(int64[:, ::1], float64[:, ::1])")
-def transform(words: Any, out: Any) -> None:
+@loop("void(int64, int64, int64[:, ::1], float64[:, ::1])")
+def transform(part: int, parts: int, words: Any, out: Any) -> None:
     """The same for every row. The inner loop is a function of its own: only so is it made of vector instructions."""
-    for row in prange(len(out)):
+    first, last = share(len(out), part, parts)
+    for row in range(first, last):
         _transform_row(words[row], out[row])
+
+
+@transform.body
+def _(data: Any) -> None:
+    field = carray(data, (7,), np.int64)
+    words = carray(pointer_at(field[1]), (field[2], field[3]), np.int64)
+    out = carray(pointer_at(field[4]), (field[5], field[6]), np.float64)
+    _transform(thread_number(), field[0], words, out)
+
+
+_transform = transform.compiled

@@ -1,0 +1,104 @@
+"""Compiled loops: the same for every number of threads, on torch's own ones, and alone where those are not found."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lipdp_lightning import team
+from lipdp_lightning.bounds.packed import add_squares
+from lipdp_lightning.compiled import Loop
+from lipdp_lightning.layers.energy_loops import patch_energies, row_energies
+from lipdp_lightning.mechanism.release_loop import complete
+from lipdp_lightning.privacy.box_muller import transform
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def inputs() -> Arrays:
+    random = np.random.default_rng(0)
+    return {
+        "words": random.integers(-(1 << 63), 1 << 63, (5, 64), dtype=np.int64),
+        "normals": np.empty((5, 64)),
+        "noise": random.standard_normal(1000),
+        "gradient": random.standard_normal(1000).astype(np.float32),
+        "weight": random.standard_normal(1000).astype(np.float32),
+        "half": random.standard_normal(1000).astype(np.float16).view(np.int16),
+        "detail": random.standard_normal(1000).astype(np.float16).view(np.int16),
+        "images": random.standard_normal((7, 4, 9)).astype(np.float32),
+        "counts": random.uniform(1, 9, 9),
+        "energies": np.empty(7),
+    }
+
+
+CASES: dict[str, tuple[Loop, Callable[[Arrays], tuple[Any, ...]], str]] = {
+    "transform": (transform, lambda a: (a["words"], a["normals"]), "normals"),
+    "complete": (complete, lambda a: (a["noise"], 0.3, a["gradient"], 0.5, 0.7), "gradient"),
+    "row_energies": (row_energies, lambda a: (a["images"].reshape(7, -1), a["energies"]), "energies"),
+    "patch_energies": (patch_energies, lambda a: (a["images"], a["counts"], 2, a["energies"]), "energies"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("threads", [1, 2, 3, 9])
+def test_threads_do_every_part_once_and_with_the_same_bits(case: str, threads: int) -> None:
+    run, arguments, result = CASES[case]
+    alone, shared = inputs(), inputs()
+    run.alone(*arguments(alone))
+    run.shared(threads, *arguments(shared))
+    assert np.array_equal(alone[result], shared[result]) and not np.array_equal(alone[result], inputs()[result])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 9])
+def test_parts_of_a_sum_are_those_of_the_threads(threads: int) -> None:
+    a = inputs()
+    totals = np.full(threads, np.nan)
+    add_squares.shared(threads, a["weight"], a["half"], 0.3, a["detail"], -0.2, totals)
+    half, detail = (a[name].view(np.float16).astype(np.float64) for name in ("half", "detail"))
+    parts = np.square(a["weight"] - 0.3 * half + 0.2 * detail)
+    edges = [1000 * part // threads for part in range(threads + 1)]
+    expected = [parts[start:stop].sum() for start, stop in itertools.pairwise(edges)]
+    np.testing.assert_allclose(totals, expected, rtol=1e-12)
+
+
+def test_the_threads_are_torchs_own_where_its_library_has_the_interface() -> None:
+    if not team.found():
+        pytest.skip("torch has another OpenMP here, and loops run alone")
+    before = threading.active_count()
+    a = inputs()
+    transform.shared(3, a["words"], a["normals"])
+    assert threading.active_count() == before
+
+
+def test_without_torchs_threads_a_loop_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "_openmp", lambda: None)
+    monkeypatch.setattr(team, "run", lambda *_: pytest.fail("there are no threads to run on"))
+    alone, shared = inputs(), inputs()
+    transform.alone(alone["words"], alone["normals"])
+    transform.shared(2, shared["words"], shared["normals"])
+    assert np.array_equal(alone["normals"], shared["normals"])
+
+
+def test_threads_of_python_may_share_at_the_same_time() -> None:
+    """As the thread that draws noise beside a GPU does, and what else computes meanwhile."""
+    expected = inputs()
+    transform.alone(expected["words"], expected["normals"])
+    found: list[bool] = []
+
+    def work() -> None:
+        for _ in range(50):
+            own = inputs()
+            transform.shared(2, own["words"], own["normals"])
+            found.append(np.array_equal(own["normals"], expected["normals"]))
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 150 and all(found)
