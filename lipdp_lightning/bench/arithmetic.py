@@ -19,8 +19,8 @@ from ..privacy.normals import CHUNK
 from .networks import network_named
 
 FLOAT32, FLOAT64 = 4, 8
-NOISE_OF_A_THREAD = 2 * 28 * CHUNK
-"""Bytes of the normals that a thread draws at once, of the words they are made of and of what they are added to."""
+NOISE_OF_A_THREAD = 2 * 16 * CHUNK
+"""Bytes of the normals that a thread draws at once, and of the words they are made of."""
 
 
 @dataclass(frozen=True)
