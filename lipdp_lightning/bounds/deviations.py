@@ -38,8 +38,8 @@ def distances(weights: Sequence[Tensor], references: Sequence[Reference]) -> lis
 
 
 def _in_one_pass(weight: Tensor, reference: Reference) -> float:
+    totals = np.empty(-(-weight.numel() // loops().BLOCK))
     threads = threads_for(weight.numel())
-    totals = np.zeros(threads)
     loops().add_squares.shared(threads, weight.view(-1).numpy(), *bits(reference), totals)
     norm = math.sqrt(totals.sum()) * (1.0 + (weight.numel() + 16) * 2.0**-52)
     # two products and two subtractions, each rounded by 2^-53 of what it returns

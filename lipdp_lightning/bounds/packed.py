@@ -13,6 +13,7 @@ import numpy as np
 from ..compiled import loop
 from ..team import carray, pointer_at, share, thread_number
 
+BLOCK = 1 << 15
 _SIGNATURE = "void(int64, int64, float32[::1], int16[::1], float64, int16[::1], float64, {}[::1])"
 
 
@@ -31,13 +32,17 @@ _wide = numba.njit(error_model="numpy")(wide)
 def add_squares(
     part: int, parts: int, weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, totals: Any
 ) -> None:
-    """totals[part] <- the part's sum of squares of weight - factor * coarse - factor_of_detail * detail."""
-    first, last = share(len(weight), part, parts)
-    total = 0.0
-    for index in range(first, last):
-        left = weight[index] - factor * _wide(coarse[index]) - factor_of_detail * _wide(detail[index])
-        total += left * left
-    totals[part] = total
+    """totals[k] <- the sum over the k-th BLOCK of squares of weight - factor * coarse - factor_of_detail * detail.
+
+    Of blocks, and not of parts: the total is the same for any number of threads.
+    """
+    first, last = share(len(totals), part, parts)
+    for block in range(first, last):
+        total = 0.0
+        for index in range(block * BLOCK, min((block + 1) * BLOCK, len(weight))):
+            left = weight[index] - factor * _wide(coarse[index]) - factor_of_detail * _wide(detail[index])
+            total += left * left
+        totals[block] = total
 
 
 @add_squares.body

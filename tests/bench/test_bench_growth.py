@@ -54,14 +54,16 @@ def test_gradients_per_example_take_a_gradient_for_each() -> None:
 
 
 def test_noise_in_pieces_holds_what_is_counted_for_a_thread() -> None:
+    stream = CounterStream(bytes(32))
+    stream.visit_normals(2, lambda start, piece: None, 1)  # loops are compiled
     tracemalloc.start()
     try:
-        CounterStream(bytes(32)).visit_normals(10**6, lambda start, piece: None, 1)
+        stream.visit_normals(10**6, lambda start, piece: None, 1)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # numpy's part of it: the words; torch's own memory is not traced
-    assert 8 * CHUNK <= peak <= NOISE_OF_A_THREAD / 2
+    # words and normals of one chunk; several threads have two for each
+    assert 16 * CHUNK <= peak <= 1.05 * NOISE_OF_A_THREAD / 2
 
 
 def test_the_estimate_adds_up_and_shrinks_with_gpus_only_where_work_is_shared() -> None:
