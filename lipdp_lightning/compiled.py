@@ -9,8 +9,8 @@ when the file of a loop has changed, and only then: what a loop is made of stand
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numba
@@ -30,7 +30,8 @@ class Loop:
 
     def __init__(self, function: Callable[..., None], signatures: list[str], fastmath: set[str]) -> None:
         self.source = function
-        self._body: Body | None = None
+        self._native: Any = None
+        self._kinds = _kinds(signatures[0])[2:]
         options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
         self.compiled = _cached(numba.njit, signatures, function, **options)
 
@@ -38,30 +39,40 @@ class Loop:
         self.compiled(0, 1, *arguments)
 
     def shared(self, threads: int, *arguments: Any) -> None:
-        """The same with ``threads`` parts, on torch's threads where they can be found."""
-        if threads == 1 or self._body is None or not team.found():
+        """The same on up to ``threads`` of torch's threads, where they can be found."""
+        fields = None if threads == 1 or self._native is None else self._fields(arguments)
+        if fields is None:
             return self.alone(*arguments)
-        fields = [threads]
-        for argument in arguments:
-            if isinstance(argument, np.ndarray):
-                fields += [argument.ctypes.data, *argument.shape]
-            else:
-                fields.append(int(np.float64(argument).view(np.int64)) if isinstance(argument, float) else argument)
         team.run(self._native.address, fields, threads)
 
-    def body(self, function: Body) -> Body:
-        """Decorates what a thread does: it reads (parts, arrays as address and shape, numbers) from 64-bit fields."""
-        self._body = function
-        return function
+    def _fields(self, arguments: tuple[Any, ...]) -> list[int] | None:
+        """What a body reads; None for what is not as in the first signature, for which it is written."""
+        fields: list[int] = []
+        for argument, (dtype, dimensions) in zip(arguments, self._kinds, strict=True):
+            if dimensions == 0:
+                fields.append(int(np.array(argument, dtype=dtype).view(np.int64)))
+            elif argument.dtype == dtype and argument.ndim == dimensions and argument.flags.c_contiguous:
+                fields += [argument.ctypes.data, *argument.shape]
+            else:
+                return None
+        return fields
 
-    @cached_property
-    def _native(self) -> Any:
-        return _cached(numba.cfunc, "void(voidptr)", self._body, error_model="numpy")
+    def body(self, function: Body) -> Body:
+        """Decorates what a thread does: it reads the arguments from 64-bit fields, arrays as address and shape."""
+        if team.found():
+            self._native = _cached(numba.cfunc, "void(voidptr)", function, error_model="numpy")
+        return function
 
 
 def loop(*signatures: str, any_order: bool = False) -> Callable[[Callable[..., None]], Loop]:
     """``any_order``: sums may be reordered, which vector instructions need; their rounding is bounded all the same."""
     return lambda function: Loop(function, list(signatures), {"reassoc"} if any_order else set())
+
+
+def _kinds(signature: str) -> list[tuple[np.dtype[Any], int]]:
+    """Dtype and number of dimensions of every argument: "void(int64, float32[:, ::1])" has (int64, 0), (float32, 2)."""
+    arguments = re.findall(r"(\w+)(\[[^]]*\])?", signature.removeprefix("void"))
+    return [(np.dtype(name), layout.count(":") - layout.count("::")) for name, layout in arguments]
 
 
 def _cached(compiler: Any, signature: Any, function: Any, **options: Any) -> Any:

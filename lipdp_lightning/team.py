@@ -18,7 +18,7 @@ from numba import carray as carray  # type: ignore[attr-defined]
 from numba import njit, types
 from numba.extending import intrinsic
 
-_NUMBER = "lipdp_number_of_thread"
+_NUMBER, _COUNT = "lipdp_number_of_thread", "lipdp_count_of_threads"
 
 
 @lru_cache(maxsize=1)
@@ -27,12 +27,13 @@ def _openmp() -> Any:
     for path in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
         try:
             library = ctypes.CDLL(str(path))  # loaded already: its symbols are those of what it is linked with
-            number = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value
+            symbols = {_NUMBER: library.omp_get_thread_num, _COUNT: library.omp_get_num_threads}
             library.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
             library.GOMP_parallel.restype = None
         except (OSError, AttributeError):
             continue
-        llvmlite.binding.add_symbol(_NUMBER, number)
+        for name, function in symbols.items():
+            llvmlite.binding.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
         return library
     return None
 
@@ -42,12 +43,17 @@ def found() -> bool:
 
 
 def run(address: int, fields: Sequence[int], threads: int) -> None:
-    """Call the machine code at ``address`` with the fields, on each of ``threads`` threads."""
+    """Call the machine code at ``address`` with the fields, on each of ``threads`` threads, or of fewer.
+
+    OpenMP may give fewer than it is asked for: within another team, or where the environment limits them. Who divides
+    work among them asks ``thread_count`` on the thread, or some of it would never be done.
+    """
     data = np.array(fields, dtype=np.int64)
     _openmp().GOMP_parallel(address, data.ctypes.data, threads, 0)
 
 
 thread_number: Any = types.ExternalFunction(_NUMBER, types.int32())
+thread_count: Any = types.ExternalFunction(_COUNT, types.int32())
 
 
 def _pointer_at(context: Any, address: Any) -> Any:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +69,41 @@ def test_a_sum_does_not_depend_on_the_number_of_threads(threads: int) -> None:
     np.testing.assert_allclose(totals, np.add.reduceat(squares, range(0, length, BLOCK)), rtol=1e-12)
 
 
+def test_fewer_threads_than_asked_for_do_all_parts() -> None:
+    """Parts that no thread does would be left without noise."""
+    if not team.found():
+        pytest.skip("torch has another OpenMP here, and loops run alone")
+    code = (
+        "from test_compiled import CASES, inputs, team; import numpy as np\n"
+        "assert team._openmp().omp_get_thread_limit() == 1\n"
+        "for run, arguments, result in CASES.values():\n"
+        "    alone, shared = inputs(), inputs()\n"
+        "    run.alone(*arguments(alone)); run.shared(4, *arguments(shared))\n"
+        "    assert np.array_equal(alone[result], shared[result])\n"
+    )
+    environment = os.environ | {"OMP_THREAD_LIMIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, env=environment, check=True)
+
+
+def test_whole_numbers_are_read_as_what_the_signature_says() -> None:
+    """The bits of the integer 1 are those of a number near zero: a deviation of 1 would be none."""
+    for deviation in (1, np.float32(1), 1.0, True):
+        a, b = inputs(), inputs()
+        complete.alone(a["noise"], deviation, a["gradient"], 1, 2)
+        complete.shared(3, b["noise"], deviation, b["gradient"], 1, 2)
+        assert np.array_equal(a["gradient"], b["gradient"]) and np.abs(b["gradient"]).max() > 1
+
+
+def test_arrays_that_are_not_as_in_the_signature_are_not_read_by_address() -> None:
+    a, wide = inputs(), inputs()["gradient"].astype(np.float64)
+    complete.alone(a["noise"], 0.3, a["gradient"], 0.5, 0.7)
+    complete.shared(3, a["noise"], 0.3, wide, 0.5, 0.7)  # the second signature
+    np.testing.assert_allclose(wide, a["gradient"], rtol=1e-6)
+    for noise in (a["noise"].astype(np.float32), a["noise"][::2], a["noise"].reshape(10, 100)):
+        with pytest.raises(TypeError):
+            complete.shared(3, noise, 0.3, a["gradient"], 0.5, 0.7)
+
+
 def test_the_threads_are_torchs_own_where_its_library_has_the_interface() -> None:
     if not team.found():
         pytest.skip("torch has another OpenMP here, and loops run alone")
@@ -74,8 +113,10 @@ def test_the_threads_are_torchs_own_where_its_library_has_the_interface() -> Non
     assert threading.active_count() == before
 
 
-def test_without_torchs_threads_a_loop_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "_openmp", lambda: None)
+def test_without_torchs_threads_a_loop_runs_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.__file__", str(tmp_path / "__init__.py"))  # no library is there
+    assert team._openmp.__wrapped__() is None
+    monkeypatch.setattr(transform, "_native", None)  # as where none is found when the loop is defined
     monkeypatch.setattr(team, "run", lambda *_: pytest.fail("there are no threads to run on"))
     alone, shared = inputs(), inputs()
     transform.alone(alone["words"], alone["normals"])

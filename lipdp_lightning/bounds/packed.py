@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from ..compiled import loop
-from ..team import carray, pointer_at, share, thread_number
+from ..team import carray, pointer_at, share, thread_count, thread_number
 
 BLOCK = 1 << 15
 _SIGNATURE = "void(int64, int64, float32[::1], int16[::1], float64, int16[::1], float64, {}[::1])"
@@ -45,17 +45,17 @@ def add_squares(
         totals[block] = total
 
 
+_add_squares = add_squares.compiled
+
+
 @add_squares.body
 def _(data: Any) -> None:
-    field, number = carray(data, (11,), np.int64), carray(data, (11,), np.float64)
-    weight = carray(pointer_at(field[1]), (field[2],), np.float32)
-    coarse = carray(pointer_at(field[3]), (field[4],), np.int16)
-    detail = carray(pointer_at(field[6]), (field[7],), np.int16)
-    totals = carray(pointer_at(field[9]), (field[10],), np.float64)
-    _add_squares(thread_number(), field[0], weight, coarse, number[5], detail, number[8], totals)
-
-
-_add_squares = add_squares.compiled
+    field, number = carray(data, (10,), np.int64), carray(data, (10,), np.float64)
+    weight = carray(pointer_at(field[0]), (field[1],), np.float32)
+    coarse = carray(pointer_at(field[2]), (field[3],), np.int16)
+    detail = carray(pointer_at(field[5]), (field[6],), np.int16)
+    totals = carray(pointer_at(field[8]), (field[9],), np.float64)
+    _add_squares(thread_number(), thread_count(), weight, coarse, number[4], detail, number[7], totals)
 
 
 @loop(_SIGNATURE.format("float32"))

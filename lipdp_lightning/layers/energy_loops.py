@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..compiled import loop
-from ..team import carray, pointer_at, share, thread_number
+from ..team import carray, pointer_at, share, thread_count, thread_number
 
 
 @loop("void(int64, int64, float32[:, ::1], float64[::1])", any_order=True)
@@ -22,15 +22,15 @@ def row_energies(part: int, parts: int, rows: Any, out: Any) -> None:
         out[index] = energy
 
 
+_row_energies = row_energies.compiled
+
+
 @row_energies.body
 def _(data: Any) -> None:
-    field = carray(data, (6,), np.int64)
-    rows = carray(pointer_at(field[1]), (field[2], field[3]), np.float32)
-    out = carray(pointer_at(field[4]), (field[5],), np.float64)
-    _row_energies(thread_number(), field[0], rows, out)
-
-
-_row_energies = row_energies.compiled
+    field = carray(data, (5,), np.int64)
+    rows = carray(pointer_at(field[0]), (field[1], field[2]), np.float32)
+    out = carray(pointer_at(field[3]), (field[4],), np.float64)
+    _row_energies(thread_number(), thread_count(), rows, out)
 
 
 @loop("void(int64, int64, float32[:, :, ::1], float64[::1], int64, float64[::1])", any_order=True)
@@ -52,13 +52,13 @@ def patch_energies(part: int, parts: int, images: Any, counts: Any, groups: int,
         out[index] = largest
 
 
+_patch_energies = patch_energies.compiled
+
+
 @patch_energies.body
 def _(data: Any) -> None:
-    field = carray(data, (10,), np.int64)
-    images = carray(pointer_at(field[1]), (field[2], field[3], field[4]), np.float32)
-    counts = carray(pointer_at(field[5]), (field[6],), np.float64)
-    out = carray(pointer_at(field[8]), (field[9],), np.float64)
-    _patch_energies(thread_number(), field[0], images, counts, field[7], out)
-
-
-_patch_energies = patch_energies.compiled
+    field = carray(data, (9,), np.int64)
+    images = carray(pointer_at(field[0]), (field[1], field[2], field[3]), np.float32)
+    counts = carray(pointer_at(field[4]), (field[5],), np.float64)
+    out = carray(pointer_at(field[7]), (field[8],), np.float64)
+    _patch_energies(thread_number(), thread_count(), images, counts, field[6], out)

@@ -127,9 +127,7 @@ class Release:
 
 
 def _complete(noise: Array, deviation: float, gradient: _Values, share: float, factor: float) -> None:
-    # the threads' parts of a float64 gradient are not written for
-    threads = threads_for(len(noise)) if gradient.dtype == np.float32 else 1
-    completion().shared(threads, noise, deviation, gradient, share, factor)
+    completion().shared(threads_for(len(noise)), noise, deviation, gradient, share, factor)
 
 
 @lru_cache(maxsize=1)

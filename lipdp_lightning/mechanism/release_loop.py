@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..compiled import loop
-from ..team import carray, pointer_at, share, thread_number
+from ..team import carray, pointer_at, share, thread_count, thread_number
 
 
 @loop(
@@ -22,12 +22,12 @@ def complete(
         gradient[index] = (deviation * noise[index] + of_gradient * gradient[index]) * factor
 
 
+_complete = complete.compiled
+
+
 @complete.body
 def _(data: Any) -> None:
-    field, number = carray(data, (8,), np.int64), carray(data, (8,), np.float64)
-    noise = carray(pointer_at(field[1]), (field[2],), np.float64)
-    gradient = carray(pointer_at(field[4]), (field[5],), np.float32)
-    _complete(thread_number(), field[0], noise, number[3], gradient, number[6], number[7])
-
-
-_complete = complete.compiled
+    field, number = carray(data, (7,), np.int64), carray(data, (7,), np.float64)
+    noise = carray(pointer_at(field[0]), (field[1],), np.float64)
+    gradient = carray(pointer_at(field[3]), (field[4],), np.float32)
+    _complete(thread_number(), thread_count(), noise, number[2], gradient, number[5], number[6])

@@ -16,7 +16,7 @@ from numba import float64
 from numba.extending import intrinsic
 
 from ..compiled import loop
-from ..team import carray, pointer_at, share, thread_number
+from ..team import carray, pointer_at, share, thread_count, thread_number
 
 _RADIANS = math.pi * 2.0**-63
 _SMALLEST = 2.0**-126
@@ -86,12 +86,12 @@ def transform(part: int, parts: int, words: Any, out: Any) -> None:
         _transform_row(words[row], out[row])
 
 
+_transform = transform.compiled
+
+
 @transform.body
 def _(data: Any) -> None:
-    field = carray(data, (7,), np.int64)
-    words = carray(pointer_at(field[1]), (field[2], field[3]), np.int64)
-    out = carray(pointer_at(field[4]), (field[5], field[6]), np.float64)
-    _transform(thread_number(), field[0], words, out)
-
-
-_transform = transform.compiled
+    field = carray(data, (6,), np.int64)
+    words = carray(pointer_at(field[0]), (field[1], field[2]), np.int64)
+    out = carray(pointer_at(field[3]), (field[4], field[5]), np.float64)
+    _transform(thread_number(), thread_count(), words, out)
