@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..slurm import environment as slurm
-from ..slurm.signals import listen
+from ..slurm.signals import ignore, listen
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -69,6 +69,13 @@ def main(arguments: Sequence[str]) -> int:
     if slurm.job_id() is not None:
         # a signal may come during the imports, which take seconds; without a handler it would end the job
         listen([signal.SIGUSR1, signal.SIGTERM])
+    code = _run(arguments)
+    if slurm.job_id() is not None:
+        ignore(signal.SIGUSR1)
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
     own, rest = split(arguments)
     if "-h" in rest or "--help" in rest:
         sys.stdout.write(_HELP)

@@ -50,3 +50,13 @@ def restore(handlers: dict[int, Any]) -> None:
     for number, handler in handlers.items():
         if handler is not None and not isinstance(handler, SignalFlag):
             signal.signal(number, handler)
+
+
+def ignore(number: int) -> None:
+    """For the rest of the process: what is left of it needs no warning.
+
+    Before it ends, the interpreter gives every signal that has a handler of Python its default back, which for SIGUSR1
+    is to end the process as a failed one. What is ignored stays so.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, signal.SIG_IGN)
