@@ -28,21 +28,32 @@ def wide(half: Any) -> Any:
 _wide = numba.njit(error_model="numpy")(wide)
 
 
-@loop(_SIGNATURE.format("float64"), any_order=True)
+def sum_of_squares(weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float) -> float:
+    total = 0.0
+    for index in range(len(weight)):
+        left = weight[index] - factor * _wide(coarse[index]) - factor_of_detail * _wide(detail[index])
+        total += left * left
+    return total
+
+
+_sum_of_squares = numba.njit(error_model="numpy", fastmath={"reassoc"})(sum_of_squares)
+
+
+@loop(_SIGNATURE.format("float64"))
 def add_squares(
     part: int, parts: int, weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, totals: Any
 ) -> None:
     """totals[k] <- the sum over the k-th BLOCK of squares of weight - factor * coarse - factor_of_detail * detail.
 
-    Of blocks, and not of parts: the total is the same for any number of threads.
+    Of blocks, and not of parts: the total is the same for any number of threads. The inner loop is a function of its
+    own: only so is it made of vector instructions.
     """
     first, last = share(len(totals), part, parts)
     for block in range(first, last):
-        total = 0.0
-        for index in range(block * BLOCK, min((block + 1) * BLOCK, len(weight))):
-            left = weight[index] - factor * _wide(coarse[index]) - factor_of_detail * _wide(detail[index])
-            total += left * left
-        totals[block] = total
+        begin, end = block * BLOCK, min((block + 1) * BLOCK, len(weight))
+        totals[block] = _sum_of_squares(
+            weight[begin:end], coarse[begin:end], factor, detail[begin:end], factor_of_detail
+        )
 
 
 _add_squares = add_squares.compiled
@@ -58,11 +69,18 @@ def _(data: Any) -> None:
     _add_squares(thread_number(), thread_count(), weight, coarse, number[4], detail, number[7], totals)
 
 
+def differences(weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, out: Any) -> None:
+    for index in range(len(weight)):
+        out[index] = weight[index] - factor * _wide(coarse[index]) - factor_of_detail * _wide(detail[index])
+
+
+_differences = numba.njit(error_model="numpy")(differences)
+
+
 @loop(_SIGNATURE.format("float32"))
 def subtract(
     part: int, parts: int, weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, out: Any
 ) -> None:
     """out <- weight - factor * coarse - factor_of_detail * detail, rounded to float32."""
-    first, last = share(len(weight), part, parts)
-    for index in range(first, last):
-        out[index] = weight[index] - factor * _wide(coarse[index]) - factor_of_detail * _wide(detail[index])
+    a, b = share(len(weight), part, parts)
+    _differences(weight[a:b], coarse[a:b], factor, detail[a:b], factor_of_detail, out[a:b])

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 
 from ..compiled import loop
 from ..team import carray, pointer_at, share, thread_count, thread_number
+
+
+def complete_part(noise: Any, deviation: float, gradient: Any, of_gradient: float, factor: float) -> None:
+    for index in range(len(noise)):
+        gradient[index] = (deviation * noise[index] + of_gradient * gradient[index]) * factor
+
+
+# a function of its own, with indices that cannot be negative: only so is it made of vector instructions
+_complete_part = numba.njit(error_model="numpy")(complete_part)
 
 
 @loop(
@@ -18,8 +28,7 @@ def complete(
 ) -> None:
     """gradient <- (deviation * noise + of_gradient * gradient) * factor."""
     first, last = share(len(noise), part, parts)
-    for index in range(first, last):
-        gradient[index] = (deviation * noise[index] + of_gradient * gradient[index]) * factor
+    _complete_part(noise[first:last], deviation, gradient[first:last], of_gradient, factor)
 
 
 _complete = complete.compiled
