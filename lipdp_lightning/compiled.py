@@ -4,7 +4,8 @@ A loop's first two arguments say which part of how many it does; the parts are t
 rounded as IEEE 754 says, none is contracted with another, and none is moved unless a loop says that its sum may be
 taken in any order: what any other loop returns is the same on every processor and for every number of parts. The
 machine code is kept beside the source, or in the user's cache directory where that cannot be written. It is made anew
-when the file of a loop has changed, and only then: what a loop is made of stands in its own file.
+when the file of a loop has changed, and only then: what a loop is made of stands in its own file, but for what it calls
+of team.py. Who changes that deletes the ``*.nbi`` files beside the loops.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ class Loop:
     """
 
     def __init__(self, function: Callable[..., None], signatures: list[str], fastmath: set[str]) -> None:
-        self.source = function
         self._native: Any = None
         self._kinds = _kinds(signatures[0])[2:]
         options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
