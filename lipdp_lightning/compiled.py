@@ -5,7 +5,8 @@ rounded as IEEE 754 says, none is contracted with another, and none is moved unl
 taken in any order: what any other loop returns is the same on every processor and for every number of parts. The
 machine code is kept beside the source, or in the user's cache directory where that cannot be written. It is made anew
 when the file of a loop has changed, and only then: what a loop is made of stands in its own file, but for what it calls
-of team.py. Who changes that deletes the ``*.nbi`` files beside the loops.
+of team.py, the release's of box_muller.py, and those of strips.py of packed.py. Who changes one of these deletes the
+``*.nbi`` files beside the loops.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ Body = Callable[[Any], None]
 class Loop:
     """A compiled function of (part, parts, arrays and numbers...); ``shared`` does its parts on several threads.
 
-    Compiled for its signatures when it is defined: a module of loops takes about a second to import for the first time,
+    Compiled for its signature when it is defined: a module of loops takes about a second to import for the first time,
     and milliseconds afterwards.
     """
 
-    def __init__(self, function: Callable[..., None], signatures: list[str], fastmath: set[str]) -> None:
+    def __init__(self, function: Callable[..., None], signature: str, fastmath: set[str]) -> None:
         self._native: Any = None
-        self._kinds = _kinds(signatures[0])[2:]
+        self._kinds = _kinds(signature)[2:]
         options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
-        self.compiled = _cached(numba.njit, signatures, function, **options)
+        self.compiled = _cached(numba.njit, signature, function, **options)
 
     def alone(self, *arguments: Any) -> None:
         self.compiled(0, 1, *arguments)
@@ -46,7 +47,7 @@ class Loop:
         team.run(self._native.address, fields, threads)
 
     def _fields(self, arguments: tuple[Any, ...]) -> list[int] | None:
-        """What a body reads; None for what is not as in the first signature, for which it is written."""
+        """What a body reads; None for what is not as in the signature."""
         fields: list[int] = []
         for argument, (dtype, dimensions) in zip(arguments, self._kinds, strict=True):
             if dimensions == 0:
@@ -64,9 +65,9 @@ class Loop:
         return function
 
 
-def loop(*signatures: str, any_order: bool = False) -> Callable[[Callable[..., None]], Loop]:
+def loop(signature: str, *, any_order: bool = False) -> Callable[[Callable[..., None]], Loop]:
     """``any_order``: sums may be reordered, which vector instructions need; their rounding is bounded all the same."""
-    return lambda function: Loop(function, list(signatures), {"reassoc"} if any_order else set())
+    return lambda function: Loop(function, signature, {"reassoc"} if any_order else set())
 
 
 def _kinds(signature: str) -> list[tuple[np.dtype[Any], int]]:

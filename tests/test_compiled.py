@@ -16,8 +16,9 @@ import pytest
 from lipdp_lightning import team
 from lipdp_lightning.bounds.packed import BLOCK, add_squares
 from lipdp_lightning.compiled import Loop
-from lipdp_lightning.layers.energy_loops import patch_energies, row_energies
-from lipdp_lightning.mechanism.release_loop import complete
+from lipdp_lightning.layers.energy_loops import patch_norms, row_norms
+from lipdp_lightning.layers.row_loops import bound_rows, weigh_rows
+from lipdp_lightning.mechanism.release_loop import release
 from lipdp_lightning.privacy.box_muller import transform
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -28,19 +29,31 @@ def inputs() -> Arrays:
     return {
         "words": random.integers(-(1 << 63), 1 << 63, (5, 64), dtype=np.int64),
         "normals": np.empty((5, 64)),
-        "noise": random.standard_normal(1000),
-        "gradient": random.standard_normal(1000).astype(np.float32),
+        "chunks": random.integers(-(1 << 63), 1 << 63, (1, 3, 138), dtype=np.int64),
+        "gradient": random.standard_normal(3 * 138).astype(np.float32),
         "images": random.standard_normal((7, 4, 9)).astype(np.float32),
         "counts": random.uniform(1, 9, 9),
-        "energies": np.empty(7),
+        "norms": np.full(7, np.nan, np.float32),
+        "factors": random.uniform(1, 9, 7).astype(np.float32),
+        "limits": np.array([5.0, 5.0, 1e15]),
+        "rows": np.full((7, 36), np.nan, np.float32),
     }
+
+
+def release_arguments(a: Arrays) -> tuple[Any, ...]:
+    """For nine threads at most: a segment of the gradient, whole, with its deviation, share and factor."""
+    gradient = a["gradient"]
+    segments = np.array([[0, len(gradient), gradient.ctypes.data, 0, 0]])
+    return a["chunks"], 0, segments, np.array([[0.3, 0.5, 0.7]]), np.empty((9, 1, 32))
 
 
 CASES: dict[str, tuple[Loop, Callable[[Arrays], tuple[Any, ...]], str]] = {
     "transform": (transform, lambda a: (a["words"], a["normals"]), "normals"),
-    "complete": (complete, lambda a: (a["noise"], 0.3, a["gradient"], 0.5, 0.7), "gradient"),
-    "row_energies": (row_energies, lambda a: (a["images"].reshape(7, -1), a["energies"]), "energies"),
-    "patch_energies": (patch_energies, lambda a: (a["images"], a["counts"], 2, a["energies"]), "energies"),
+    "release": (release, lambda a: release_arguments(a), "gradient"),
+    "row_norms": (row_norms, lambda a: (a["images"].reshape(7, -1), 3, a["norms"]), "norms"),
+    "patch_norms": (patch_norms, lambda a: (a["images"], a["counts"], 2, 3, a["norms"]), "norms"),
+    "bound_rows": (bound_rows, lambda a: (a["images"].reshape(7, -1), a["limits"], a["rows"]), "rows"),
+    "weigh_rows": (weigh_rows, lambda a: (a["images"].reshape(7, -1), a["factors"], a["rows"]), "rows"),
 }
 
 
@@ -86,22 +99,19 @@ def test_fewer_threads_than_asked_for_do_all_parts() -> None:
 
 
 def test_whole_numbers_are_read_as_what_the_signature_says() -> None:
-    """The bits of the integer 1 are those of a number near zero: a deviation of 1 would be none."""
-    for deviation in (1, np.float32(1), 1.0, True):
-        a, b = inputs(), inputs()
-        complete.alone(a["noise"], deviation, a["gradient"], 1, 2)
-        complete.shared(3, b["noise"], deviation, b["gradient"], 1, 2)
-        assert np.array_equal(a["gradient"], b["gradient"]) and np.abs(b["gradient"]).max() > 1
+    """The bits of the integer 1 are those of a number near zero: what it multiplies would be left out."""
+    weight, half = np.ones(3, dtype=np.float32), np.ones(3, dtype=np.float16).view(np.int16)
+    for factor in (1, np.float32(1), 1.0, True):
+        total = np.ones(1)
+        add_squares.shared(3, weight, half, factor, half, 2, total)
+        assert total[0] == 3 * (1 - 1 - 2) ** 2
 
 
 def test_arrays_that_are_not_as_in_the_signature_are_not_read_by_address() -> None:
-    a, wide = inputs(), inputs()["gradient"].astype(np.float64)
-    complete.alone(a["noise"], 0.3, a["gradient"], 0.5, 0.7)
-    complete.shared(3, a["noise"], 0.3, wide, 0.5, 0.7)  # the second signature
-    np.testing.assert_allclose(wide, a["gradient"], rtol=1e-6)
-    for noise in (a["noise"].astype(np.float32), a["noise"][::2], a["noise"].reshape(10, 100)):
+    words, normals = inputs()["words"], inputs()["normals"]
+    for wrong in (words.astype(np.float64), words[:, ::2], words.reshape(-1)):
         with pytest.raises(TypeError):
-            complete.shared(3, noise, 0.3, a["gradient"], 0.5, 0.7)
+            transform.shared(3, wrong, normals)
 
 
 def test_the_threads_are_torchs_own_where_its_library_has_the_interface() -> None:

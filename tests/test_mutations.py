@@ -324,21 +324,19 @@ def test_the_cotangent_passed_on_is_not_scaled() -> None:
 class SumsWithoutSquares(Joint):
     """One factor for the mean of the groups' ratios in place of the root of their squares."""
 
-    def example_factor(self, batch: int, device: torch.device) -> Tensor:
-        total = sum((torch.as_tensor(t).expand(batch) for t in self._sums), torch.zeros(batch))
-        count = len(self._sums)
-        self._restart()
-        return count / total.clamp_min(1e-12)
+    def _factors(self, batch: int, device: torch.device) -> Tensor:
+        sums = self._sums()
+        total = sum((torch.as_tensor(t).expand(batch) for t in sums), torch.zeros(batch))
+        return len(sums) / total.clamp_min(1e-12)
 
 
 class SquaresEachUse(Joint):
     """Root of squares over the uses of a layer, where the gradients of the uses add."""
 
-    def _record(self, path: str, norms: Tensor) -> None:
-        call = self._calls.get(path, 0)
-        self._calls[path] = call + 1
-        index, weight = self._terms[path][call]
-        self._sums[index] = torch.hypot(torch.as_tensor(self._sums[index]), norms * weight)
+    def _factors(self, batch: int, device: torch.device) -> Tensor:
+        uses = [norms * weight for (_, weight), norms in zip(self._uses, self._norms, strict=True)]
+        squares = torch.stack(uses).square().sum(0) + math.fsum(constant**2 for constant in self._constants)
+        return squares.sqrt().clamp_min(1e-12).reciprocal()
 
 
 class LeavesOutWhatItCannotMeasure(Joint):

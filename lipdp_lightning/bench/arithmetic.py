@@ -5,32 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..bounds import changes, deviations
 from ..bounds.certifier import Certifier
+from ..bounds.close_norm import may_be_taken_anew
 from ..bounds.losses import CrossEntropy
+from ..bounds.references import Reference
 from ..bounds.tracked import TrackedNorms
 from ..layers import make_private
+from ..mechanism.release import BLOCK
 from ..privacy.normals import CHUNK
 from .networks import network_named
 
-FLOAT32, FLOAT64 = 4, 8
-NOISE_OF_A_THREAD = 2 * 16 * CHUNK
-"""Bytes of the normals that a thread draws at once, and of the words they are made of."""
+FLOAT16, FLOAT32, FLOAT64 = 2, 4, 8
+NOISE_OF_A_THREAD = FLOAT64 * (2 * CHUNK + BLOCK)
+"""Bytes of the words that a thread makes noise of at once, and of the block of normals that it works on."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one network: parameters, and per example the bytes kept for the backward pass and the operations of both."""
+    """Of one network: parameters, per example the bytes kept for the backward pass and the operations of both, and the
+    bytes that bounds of norms refer to between steps.
+    """
 
     model: str
     parameters: int
     saved: int
     operations: int
+    references: int
 
 
 def count(name: str) -> Counts:
@@ -52,14 +60,16 @@ def count(name: str) -> Counts:
             loss = CrossEntropy().per_example(model(x), torch.zeros(2, dtype=torch.int64)).sum()
         loss.backward()
     parameters = sum(p.numel() for p in model.parameters())
-    return Counts(name, parameters, sum(kept.values()) // 2, counter.get_total_flops() // 2)
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    references = sum((1 if may_be_taken_anew(m) else 2) * FLOAT16 * m.numel() for m in matrices)
+    return Counts(name, parameters, sum(kept.values()) // 2, counter.get_total_flops() // 2, references)
 
 
 def memory_lines(counts: Sequence[Counts], batch_sizes: Sequence[int]) -> tuple[list[str], list[list[str]]]:
     """MB above the weights, at the end of the passes or at the release.
 
-    Ours keeps 4 bytes for each parameter between steps, which bounds of norms refer to. At the release, it adds pieces
-    of noise on one CPU, else a float64 buffer for all parameters' noise.
+    Ours keeps what bounds of norms refer to between steps. At the release, it adds the words of pieces of noise on one
+    CPU, else a float64 buffer for all parameters' noise.
     """
     headers = ["model", "parameters", "kept per example", "batch", "without privacy", "ours, one CPU process",
                "ours, GPU or several processes", "gradients per example"]  # fmt: skip
@@ -67,7 +77,7 @@ def memory_lines(counts: Sequence[Counts], batch_sizes: Sequence[int]) -> tuple[
     for c in counts:
         for batch in batch_sizes:
             plain = c.saved * batch + FLOAT32 * c.parameters
-            passes, release = plain + FLOAT32 * c.parameters, 2 * FLOAT32 * c.parameters
+            passes, release = plain + c.references, c.references + FLOAT32 * c.parameters
             ours = max(passes, release + min(NOISE_OF_A_THREAD, FLOAT64 * c.parameters))
             whole = max(passes, release + FLOAT64 * c.parameters)
             each = plain + FLOAT32 * c.parameters * batch
@@ -100,8 +110,14 @@ class CertificateCounts:
     operations: float
 
 
+def _not_packed(weight: torch.Tensor, reference: Reference) -> bool:
+    return False
+
+
+@patch.object(deviations, "is_packed", _not_packed)
+@patch.object(changes, "is_packed", _not_packed)
 def count_certificate(name: str, steps: int, update_size: float, max_norm: float = 1.0) -> CertificateCounts:
-    """Over steps with random updates, after the exact norms of the set-up."""
+    """Over steps with random updates, after the exact norms of the set-up, by torch's operations alone, as on a GPU."""
     from .certificate import RandomUpdates
 
     torch.manual_seed(0)

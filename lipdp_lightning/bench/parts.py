@@ -18,7 +18,7 @@ import torch
 REST = "rest"
 # part, module, attribute: everything that is called where the name leads at the time of the call
 POINTS: tuple[tuple[str, str, str], ...] = (
-    ("data", "torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__"),
+    ("data", "data_modules.poisson", "Batches.__next__"),
     ("forward and backward", "lipdp_lightning.training.module", "PrivateModule.training_step"),
     ("forward and backward", "lipdp_lightning.training.strategy", "PrivateStrategy.backward"),
     ("certificate", "lipdp_lightning.mechanism.mechanism", "Mechanism.begin_step"),
@@ -33,8 +33,8 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("noise", "lipdp_lightning.mechanism.noise", "NoisePrefetcher.start"),
     ("noise", "lipdp_lightning.mechanism.noise", "NoisePrefetcher.take"),
     ("noise", "lipdp_lightning.mechanism.noise", "NoiseSource.standard"),
-    ("noise", "lipdp_lightning.mechanism.noise", "NoiseSource.visit"),
-    ("release", "lipdp_lightning.mechanism.flat", "Release.complete"),
+    ("noise", "lipdp_lightning.privacy.normals", "_encrypt"),
+    ("noise", "lipdp_lightning.mechanism.release", "Release.complete"),
     ("release", "lipdp_lightning.mechanism.mechanism", "Mechanism.privatize_"),
     ("all-reduce", "lipdp_lightning.training.strategy", "PrivateStrategy._all_reduce"),
     ("optimizer", "torch.optim.sgd", "SGD.step"),

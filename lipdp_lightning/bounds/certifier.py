@@ -37,7 +37,8 @@ __all__ = ["CertificationError", "Certifier", "certify"]
 class _Step:
     """A node prepared once; ``rule`` is None for the input and for a member of a tuple.
 
-    ``flat``: its arguments are nodes and plain values, and hold no node deeper inside.
+    ``flat``: its arguments, if they are nodes and plain values and hold no node deeper inside; beside each of them the
+    shape of one example, where it depends on one.
     """
 
     node: fx.Node
@@ -46,7 +47,8 @@ class _Step:
     module: nn.Module | None
     reads: tuple[fx.Node, ...]
     shapes: tuple[tuple[int, ...], ...]
-    flat: bool
+    operation: Operation
+    flat: tuple[tuple[Any, Any], ...] | None
 
 
 class Certifier:
@@ -78,10 +80,7 @@ class Certifier:
         if problems:
             raise CertificationError(problems)
         propagate_shapes(self._graph, tuple(input_shape))
-        self._steps = _prepare(self._graph)
-        self._operations = {
-            s.node: Operation(s.name, s.module, s.shapes[0], self._norms_used, s.shapes) for s in self._steps
-        }
+        self._steps = _prepare(self._graph, self._norms_used)
         self._output = _output_node(self._graph)
         try:
             self.loss.lipschitz(self._output.meta["shape"])
@@ -122,7 +121,7 @@ class Certifier:
             return Bound(bounds[step.reads[0]].parts[index], 1.0)
         args, kwargs = self._arguments(step, bounds)
         try:
-            bound = step.rule(self._operations[node], *args, **kwargs)
+            bound = step.rule(step.operation, *args, **kwargs)
         except (TypeError, AttributeError, IndexError) as error:
             raise Unbounded(
                 f"its rule does not take this call ({error})",
@@ -140,21 +139,25 @@ class Certifier:
 
     def _arguments(self, step: _Step, bounds: dict[fx.Node, Bound]) -> tuple[Any, Any]:
         node = step.node
-        if step.flat:
-            values = [self._argument(a, bounds) if isinstance(a, fx.Node) else a for a in node.args]
+        if step.flat is not None:
+            values = [
+                Value(bounds[argument].norm, shape) if shape is not None
+                else self._argument(argument, bounds) if isinstance(argument, fx.Node) else argument
+                for argument, shape in step.flat
+            ]  # fmt: skip
             return values, node.kwargs
         args = fx.node.map_arg(node.args, lambda n: self._argument(n, bounds))
         return args, fx.node.map_arg(node.kwargs, lambda n: self._argument(n, bounds))
 
     def _with_margin(self, bound: Bound) -> Bound:
-        margin = self._margin
+        margin, slots = self._margin, bound.slots
         return Bound(
             bound.norm * margin,
-            tuple(s * margin for s in bound.slots),
-            tuple(ParameterUse(u.parameters, u.gradient_factor * margin) for u in bound.uses),
+            (slots[0] * margin,) if len(slots) == 1 else tuple([s * margin for s in slots]),
+            tuple([ParameterUse(u.parameters, u.gradient_factor * margin) for u in bound.uses]),
             bound.quadrature,
             bound.cotangent_cap * margin,
-            tuple(p * margin for p in bound.parts),
+            tuple([p * margin for p in bound.parts]) if bound.parts else (),
         )
 
     def _argument(self, node: fx.Node, bounds: dict[fx.Node, Bound]) -> Any:
@@ -228,7 +231,7 @@ def certify(
     return Certifier(model, input_shape, input_bound, loss, compute_dtype=compute_dtype).certify()
 
 
-def _prepare(graph: fx.GraphModule) -> list[_Step]:
+def _prepare(graph: fx.GraphModule, norms: NormSource) -> list[_Step]:
     modules = dict(graph.named_modules())
     steps, problems = [], []
     for node in graph.graph.nodes:
@@ -252,7 +255,8 @@ def _prepare(graph: fx.GraphModule) -> list[_Step]:
             problems.append(Problem(node_path(node), f"{operation_name(node)} has no rule", hint))
         shapes = tuple(shape) if isinstance(shape, list) else (shape,)
         assert rule is None or callable(rule)
-        steps.append(_Step(node, operation_name(node), rule, module, reads, shapes, _is_flat(node)))
+        operation = Operation(operation_name(node), module, shapes[0], norms, shapes)
+        steps.append(_Step(node, operation.name, rule, module, reads, shapes, operation, _flat(node)))
     if problems:
         raise CertificationError(problems)
     return steps
@@ -272,13 +276,13 @@ def _caps(steps: list[_Step], caps: Mapping[str, float], margin: float) -> dict[
     }
 
 
-def _is_flat(node: fx.Node) -> bool:
-    """Whether none of its arguments is a container, and no named one a node."""
+def _flat(node: fx.Node) -> tuple[tuple[Any, Any], ...] | None:
+    """The arguments and shapes of a node, if none of them is a container, and no named one a node."""
     containers = (tuple, list, dict, slice)
     named = node.kwargs.values()
-    return not any(isinstance(a, containers) for a in (*node.args, *named)) and not any(
-        isinstance(a, fx.Node) for a in named
-    )
+    if any(isinstance(a, containers) for a in (*node.args, *named)) or any(isinstance(a, fx.Node) for a in named):
+        return None
+    return tuple((a, a.meta["shape"] if isinstance(a, fx.Node) and depends_on_example(a) else None) for a in node.args)
 
 
 def _takes_member(node: fx.Node) -> bool:

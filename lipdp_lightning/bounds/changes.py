@@ -11,7 +11,17 @@ from torch import Tensor
 
 from .deviations import distances
 from .quick_norm import norm_of_strips, quick_norm, strip_width
-from .references import Reference, bits, closer, difference, half_exponent, is_packed, loops, working_dtype
+from .references import (
+    Reference,
+    bits,
+    closer,
+    difference,
+    half_exponent,
+    half_frobenius,
+    is_packed,
+    loops,
+    working_dtype,
+)
 
 _DENSE_STRIP = 128
 """The exact norm of a dense layer costs but a few products, so that fewer and closer bounds would cost more."""
@@ -64,7 +74,5 @@ def _in_strips(
             yield own
 
     norm = norm_of_strips(strips()) * 2.0**-exponent
-    # of a half, beside an error relative to its entry: half of the smallest one
-    frobenius = distance * 2.0**exponent * (1.0 + 2.0**-10) + math.sqrt(weight.numel()) * 2.0**-25
-    own = Reference(halves, frobenius, 2.0**-exponent, coarse.dtype)
+    own = Reference(halves, half_frobenius(distance * 2.0**exponent, weight.numel()), 2.0**-exponent, coarse.dtype)
     return replace(coarse, detail=own), _with_rounding(norm, weight, coarse)

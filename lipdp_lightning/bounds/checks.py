@@ -15,7 +15,7 @@ from .certificate import GroupBound
 from .losses import Loss, as_loss
 from .registry import Rule
 from .trace import CertificationError, Problem, altered, trace, unsupported
-from .values import Bound, Unbounded
+from .values import Bound, Unbounded, Value
 
 # Rounding of one operation in the dtype it is computed in, relative to its bound: under bfloat16 autocast that of
 # the operand as it is cast, and that of the result; weights are the matter of rounded_norms
@@ -62,10 +62,14 @@ def check_parameters(module: nn.Module | None, arguments: Sequence[Iterable[Any]
     """
     read = _parameters_of(module)
     for argument in chain(*arguments):
+        if type(argument) is Value:
+            continue
         if isinstance(argument, nn.Parameter):
             read.append(argument)
         elif isinstance(argument, tuple | list | dict | slice):
             fx.node.map_aggregate(argument, lambda a: read.append(a) if isinstance(a, nn.Parameter) else None)
+    if not read:
+        return
     covered = {id(p) for use in bound.uses for p in use.parameters}
     if any(p.requires_grad and id(p) not in covered for p in read):
         raise Unbounded(

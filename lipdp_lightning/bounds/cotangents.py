@@ -19,8 +19,6 @@ def _gain(bound: Bound, slots: Sequence[float]) -> float:
 
 def _member(reader: fx.Node, parts: int) -> int:
     """Which member of a tuple the reader takes; -1 is the last one, not one more."""
-    if parts == 0:
-        return 0
     index = reader.args[1]
     assert isinstance(index, int)
     return index % parts
@@ -40,9 +38,11 @@ class CotangentWalk:
         self._slots = slots
         self._output = output
         self._readers: dict[fx.Node, list[fx.Node]] = {node: [] for node in order}
+        self._places: dict[tuple[fx.Node, fx.Node], list[int]] = {}  # slots of a reader that read the node
         for node in order:
             for read in dict.fromkeys(slots[node]):
                 self._readers[read].append(node)
+                self._places[read, node] = [i for i, other in enumerate(slots[node]) if other is read]
         self._regions = self._find_regions()
 
     def run(
@@ -69,13 +69,17 @@ class CotangentWalk:
         bound = bounds[reader]
         if cotangent[reader] == 0:
             return 0.0
-        slots = [c for read, c in zip(self._slots[reader], bound.slots, strict=True) if read is node]
+        constants = bound.slots
+        slots = [constants[place] for place in self._places[node, reader]]
         return min(cotangent[reader] * _gain(bound, slots), bound.cotangent_cap)
 
     def _received(self, node: fx.Node, bounds: Mapping[fx.Node, Bound], cotangent: Mapping[fx.Node, float]) -> float:
+        parts = len(bounds[node].parts)
+        if parts == 0:
+            return sum([self._from_reader(node, reader, bounds, cotangent) for reader in self._readers[node]], 0.0)
         by_member: dict[int, float] = {}
         for reader in self._readers[node]:
-            member = _member(reader, len(bounds[node].parts))
+            member = _member(reader, parts)
             by_member[member] = by_member.get(member, 0.0) + self._from_reader(node, reader, bounds, cotangent)
         return math.hypot(*by_member.values()) if by_member else 0.0
 

@@ -11,25 +11,30 @@ from torch import Tensor
 
 from ..threads import threads_for
 from .quick_norm import row_margin
-from .references import Reference, bits, difference, is_packed, loops, scaled_norm, working_dtype
+from .references import Reference, bits, difference, is_packed, loops, scaled_norm, strips, working_dtype
 
 _ROW = 512
 _CLEAR_OF_UNDERFLOW = 2.0**20
 
 
-def distances(weights: Sequence[Tensor], references: Sequence[Reference]) -> list[float]:
+def distances(
+    weights: Sequence[Tensor], references: Sequence[Reference], as_matrices: Sequence[bool] | None = None
+) -> list[float]:
     """Upper bounds on ||weight - reference||_F; infinite where the reference does not fit the weight.
 
-    Where a large weight and its reference lie in a CPU's memory, one compiled loop reads both, in float64. Elsewhere
-    squares are summed in the working dtype over rows of 512 entries, the rows in float64. The bounds are multiplied by
-    more than the rounding of the subtraction and of both sums; where squares may have underflowed, the norm is taken
-    again in float64. The host waits once for each device.
+    Where a large weight and its reference lie in a CPU's memory, one compiled loop reads both, in float64. Of those
+    that ``as_matrices`` names, the bound is then on the spectral norm of the difference, flattened to a matrix of as
+    many rows, and its Frobenius norm is at most sqrt(8) times what is returned. Elsewhere squares are summed in the
+    working dtype over rows of 512 entries, the rows in float64. The bounds are multiplied by more than the rounding of
+    the subtraction and of both sums; where squares may have underflowed, the norm is taken again in float64. The host
+    waits once for each device.
     """
     found = [math.inf] * len(weights)
     others: list[int] = []
     for index, (weight, reference) in enumerate(zip(weights, references, strict=True)):
         if is_packed(weight, reference):
-            found[index] = _in_one_pass(weight, reference)
+            spectral = as_matrices is not None and as_matrices[index] and weight.ndim > 1
+            found[index] = _by_strips(weight, reference) if spectral else _in_one_pass(weight, reference)
         elif reference.fits(weight):
             others.append(index)
     for index, square in zip(others, _squares([(weights[i], references[i]) for i in others]), strict=True):
@@ -44,6 +49,17 @@ def _in_one_pass(weight: Tensor, reference: Reference) -> float:
     norm = math.sqrt(totals.sum()) * (1.0 + (weight.numel() + 16) * 2.0**-52)
     # two products and two subtractions, each rounded by 2^-53 of what it returns
     return norm + 2.0**-50 * (norm + reference.norm)
+
+
+def _by_strips(weight: Tensor, reference: Reference) -> float:
+    rows, columns = weight.shape[0], weight[0].numel()
+    squares = np.empty(-(-rows // strips().ROWS))
+    coarse, factor, detail, factor_of_detail = bits(reference)
+    values, halves, more = (m.reshape(rows, columns) for m in (weight.view(-1).numpy(), coarse, detail))
+    strips().square_norms.shared(threads_for(rows * columns), values, halves, factor, more, factor_of_detail, squares)
+    # an entry of a small Gram matrix errs by columns 2^-53 of ||D_i||_F^2 <= 8 ||D_i||_2^2, and its powers by less
+    norm = math.sqrt(squares.sum()) * (1.0 + (columns + len(squares) + 1024) * 2.0**-49)
+    return norm + 2.0**-48 * (norm + reference.norm)
 
 
 def _bound(weight: Tensor, reference: Reference, value: float) -> float:

@@ -38,13 +38,10 @@ class HeldTensors:
         self.named()
         return self._names
 
-    def parameters(self) -> list[nn.Parameter]:
+    def parameters_and_modules(self) -> tuple[list[nn.Parameter], list[nn.Module]]:
+        """Both by one look."""
         self.named()
-        return self._parameters
-
-    def modules(self) -> list[nn.Module]:
-        self.named()
-        return self._modules
+        return self._parameters, self._modules
 
 
 def _identities(modules: list[nn.Module]) -> tuple[list[int], list[int]]:

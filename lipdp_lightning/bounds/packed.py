@@ -39,6 +39,17 @@ def sum_of_squares(weight: Any, coarse: Any, factor: float, detail: Any, factor_
 _sum_of_squares = numba.njit(error_model="numpy", fastmath={"reassoc"})(sum_of_squares)
 
 
+def sum_without_detail(weight: Any, coarse: Any, factor: float) -> float:
+    total = 0.0
+    for index in range(len(weight)):
+        left = weight[index] - factor * _wide(coarse[index])
+        total += left * left
+    return total
+
+
+_sum_without_detail = numba.njit(error_model="numpy", fastmath={"reassoc"})(sum_without_detail)
+
+
 @loop(_SIGNATURE.format("float64"))
 def add_squares(
     part: int, parts: int, weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, totals: Any
@@ -51,9 +62,12 @@ def add_squares(
     first, last = share(len(totals), part, parts)
     for block in range(first, last):
         begin, end = block * BLOCK, min((block + 1) * BLOCK, len(weight))
-        totals[block] = _sum_of_squares(
-            weight[begin:end], coarse[begin:end], factor, detail[begin:end], factor_of_detail
-        )
+        if factor_of_detail == 0.0:
+            totals[block] = _sum_without_detail(weight[begin:end], coarse[begin:end], factor)
+        else:
+            totals[block] = _sum_of_squares(
+                weight[begin:end], coarse[begin:end], factor, detail[begin:end], factor_of_detail
+            )
 
 
 _add_squares = add_squares.compiled

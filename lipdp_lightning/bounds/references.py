@@ -17,6 +17,7 @@ _LARGE = 1 << 14  # entries from which memory counts
 _HALF_RANGE = 14  # entries of half precision are brought below 2^14
 _MODERATE = 38  # powers of two by which entries are scaled
 _SAFELY_SQUARED = 1e-140
+_LOST = 2.0**-62  # an entry that is lower may be lost when it is squared in float32
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -40,6 +41,10 @@ class Reference:
     @property
     def dtype(self) -> torch.dtype:
         return self.values.dtype if self.of is None else self.of
+
+    def dense(self) -> Tensor:
+        """The matrix itself, in the dtype of the weights: exactly, where it was not scaled since it was made."""
+        return self.values.to(self.dtype) * self.factor
 
     def fits(self, weight: Tensor) -> bool:
         """Whether a difference from this weight can be bounded: same device, dtype and shape, a moderate factor."""
@@ -100,6 +105,14 @@ def loops() -> ModuleType:
     return packed
 
 
+@lru_cache(maxsize=1)
+def strips() -> ModuleType:
+    """Those of strips.py."""
+    from . import strips
+
+    return strips
+
+
 def bits(reference: Reference) -> tuple[_Bits, float, _Bits, float]:
     """Of the halves of a packed reference and of its detail, each with its factor."""
     coarse = reference.values.view(-1).view(torch.int16).numpy()
@@ -112,13 +125,13 @@ def scaled_norm(values: Tensor) -> float:
     """Frobenius norm in float64, free of underflow; NaN if an entry is."""
     if values.numel() == 0:
         return 0.0
-    largest = _largest(values)
+    largest = largest_entry(values)
     if largest == 0.0:  # most often: nothing has moved
         return 0.0
     return float(torch.linalg.vector_norm(values.cpu().double() / largest)) * largest
 
 
-def _largest(values: Tensor) -> float:
+def largest_entry(values: Tensor) -> float:
     """Of the moduli; NaN if an entry is."""
     least, most = torch.aminmax(values.detach())  # a tenth of the time of a maximum norm
     return float(torch.maximum(-least, most))
@@ -127,18 +140,33 @@ def _largest(values: Tensor) -> float:
 def reference_of(weight: Tensor) -> Reference:
     """A copy of the weight, rounded to half precision where it is large; ``distances`` tells how far it is."""
     exponent = _exponent(weight)
-    values = weight.detach().clone() if exponent is None else (weight.detach() * 2.0**exponent).half()
-    factor = 1.0 if exponent is None else 2.0**-exponent
+    if exponent is not None:
+        scaled = weight.detach() * 2.0**exponent
+        return Reference(scaled.half(), half_frobenius(_by_rows(scaled), scaled.numel()), 2.0**-exponent, weight.dtype)
+    values = weight.detach().clone()
     norm = float(torch.linalg.vector_norm(values.flatten(), dtype=torch.float64))
     norm = norm if norm > _SAFELY_SQUARED else scaled_norm(values)
-    return Reference(values, norm * (1.0 + (values.numel() + 16) * 2.0**-52), factor, weight.dtype)
+    return Reference(values, norm * (1.0 + (values.numel() + 16) * 2.0**-52), 1.0, weight.dtype)
+
+
+def half_frobenius(norm: float, entries: int) -> float:
+    """What bounds the Frobenius norm of a matrix of moderate entries, rounded to halves, if ``norm`` bounds its own."""
+    # of a half, beside an error relative to its entry: half of the smallest one
+    return norm * (1.0 + 2.0**-10) + math.sqrt(entries) * 2.0**-25
+
+
+def _by_rows(values: Tensor) -> float:
+    """Upper bound on the Frobenius norm of float32 entries that are moderate: rows in float32, their sum in float64."""
+    rows = torch.linalg.vector_norm(values.flatten(1) if values.ndim > 1 else values[None], dim=1).double()
+    norm = float(torch.linalg.vector_norm(rows))
+    return norm * (1.0 + (values.numel() // len(rows) + len(rows) + 32) * 2.0**-24) + _LOST * math.sqrt(values.numel())
 
 
 def _exponent(weight: Tensor) -> int | None:
     """What brings the entries into the range of half precision; None for a weight that is kept as it is."""
     if weight.dtype != torch.float32 or weight.numel() < _LARGE:
         return None
-    return half_exponent(_largest(weight))
+    return half_exponent(largest_entry(weight))
 
 
 def half_exponent(largest: float) -> int | None:

@@ -34,9 +34,10 @@ class RoundedNorms(NormSource):
         deviation_factor: float,
         groups: int = 1,
         spectral: bool = False,
+        anew: Callable[[Tensor], float] | None = None,
     ) -> float:
         size = float(torch.linalg.vector_norm(weight.detach(), dtype=torch.float64)) * (1 + weight.numel() * 2.0**-52)
-        norm = self._source.operator_norm(weight, exact, deviation_factor, groups, spectral)
+        norm = self._source.operator_norm(weight, exact, deviation_factor, groups, spectral, anew)
         return norm + deviation_factor * ROUNDING * size
 
     def vector_norm(self, vector: Tensor) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .references import loops
+from .references import loops, strips
 from .tracker import SLACK, NormEntry, NormTracker
 from .values import NormSource
 
@@ -25,7 +25,7 @@ class TrackedNorms(NormSource):
     """
 
     def __init__(self, slack: float = SLACK) -> None:
-        loops()  # are compiled here and not in the second walk, which is that of the first step
+        loops(), strips()  # are compiled here and not in the second walk, which is that of the first step
         self._slack = slack
         self._entries: list[NormEntry] = []
         self._groups: list[int] = []
@@ -77,11 +77,12 @@ class TrackedNorms(NormSource):
         deviation_factor: float,
         groups: int = 1,
         spectral: bool = False,
+        anew: Callable[[Tensor], float] | None = None,
     ) -> float:
         if self._walks == 1:
             bound = exact()
             in_matrices = groups if spectral else None
-            self._entries.append(NormEntry(weight, lambda _: exact(), deviation_factor, groups=in_matrices))
+            self._entries.append(NormEntry(weight, lambda _: exact(), deviation_factor, groups=in_matrices, anew=anew))
             self._groups.append(groups)
             self._known.append((weight.detach().clone(), bound))
             return bound

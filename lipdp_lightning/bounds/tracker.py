@@ -40,6 +40,7 @@ class NormEntry:
     kappa: float = 1.0
     name: str = "weight"
     groups: int | None = None
+    anew: ExactNorm | None = None
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,18 @@ class NormTracker:
     exact bound, that of W0:
 
     * s(W1) + kappa ||W - W1||_F, at every :meth:`update`, for all layers at once (without kappa this is false
-      for a convolution: its operator norm moves by up to kappa ||W - W1||_F);
+      for a convolution: its operator norm moves by up to kappa ||W - W1||_F); for large entries with ``groups``, the
+      spectral norms of strips of W - W1 take the place of its Frobenius norm;
     * s(W0) + kappa s(W - W0 as a matrix) by a few matrix products, for entries with ``groups``. For changes
       that resemble noise this is some ten times closer. W then becomes W1;
-    * exactly; W becomes W0 and W1.
+    * exactly; W becomes W0 and W1. Entries whose norm is taken ``anew`` have no second way.
 
     A radial scaling is remembered as a number and not carried out on W0 and W1, so that it neither costs
     nor rounds anything. After :meth:`refresh` of all entries nothing is left of earlier steps.
 
-    Memory: a copy of the weights, as two in half precision: W0 rounded, and W1 as what is to be added to it. The norm
-    of a weight and of what is kept in its place differ by no more than that of the difference, which is added.
+    Memory: a copy of the weights, as two in half precision: W0 rounded, and W1 as what is to be added to it; of entries
+    whose norm is taken ``anew``, half of that. The norm of a weight and of what is kept in its place differ by no more
+    than that of the difference, which is added.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class NormTracker:
         for index, entry in enumerate(self.entries):
             values, norm = known[index] if known is not None else (None, math.inf)
             if values is not None and _same(values, entry.weight.detach()):
-                self._anchor(index, norm)
+                self._anchor(index, norm, one=entry.anew is not None)
             else:
                 self.refresh(index)
 
@@ -133,25 +136,33 @@ class NormTracker:
     def refresh(self, index: int) -> float:
         """Certify one weight from its present values and forget its past."""
         entry = self.entries[index]
-        norm = float(entry.exact_norm(entry.weight.detach()))
+        weight = entry.weight.detach()
+        matrix = None if entry.anew is None else reference_of(weight)
+        norm = float(entry.exact_norm(weight) if entry.anew is None or matrix is None else entry.anew(matrix.dense()))
         if not (math.isfinite(norm) and norm >= 0.0):
             raise ValueError(
                 f"{entry.name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
                 "HINT: lower the learning rate, or restore the last finite checkpoint."
             )
-        self._anchor(index, norm)
         self.refresh_counts[index] += 1
-        return norm
+        if matrix is None:
+            self._anchor(index, norm)
+            return norm
+        self._far[index] = self._near[index] = _Anchor(matrix, norm)
+        return self._away(entry, matrix, norm)
 
     @property
     def refreshes(self) -> int:
         """How many exact norms were evaluated."""
         return sum(self.refresh_counts)
 
-    def _anchor(self, index: int, norm: float) -> None:
-        """``norm`` bounds that of the weight as it is now."""
+    def _anchor(self, index: int, norm: float, one: bool = False) -> None:
+        """``norm`` bounds that of the weight as it is now. With ``one`` reference, bounds pay its rounding twice."""
         entry, weight = self.entries[index], self.entries[index].weight.detach()
         matrix = reference_of(weight)
+        if one:
+            self._far[index] = self._near[index] = _Anchor(matrix, self._away(entry, matrix, norm))
+            return
         distance = distances([weight], [matrix])[0]
         if distance == 0.0:
             self._far[index] = self._near[index] = _Anchor(matrix, norm)
@@ -159,18 +170,20 @@ class NormTracker:
         near, spectral = change_from(weight, matrix, entry.groups)
         change = min(distance, spectral)
         self._far[index] = _Anchor(matrix, math.nextafter(norm + entry.kappa * change, math.inf))
-        self._near[index] = self._beside(entry, near, norm)
+        self._near[index] = _Anchor(near, self._away(entry, near, norm))
 
-    def _beside(self, entry: NormEntry, matrix: Reference, norm: float) -> _Anchor:
-        """The anchor of a matrix near a weight whose norm is bounded: by how far the weight is from it."""
-        distance = distances([entry.weight.detach()], [matrix])[0]
-        return _Anchor(matrix, norm if distance == 0.0 else math.nextafter(norm + entry.kappa * distance, math.inf))
+    @staticmethod
+    def _away(entry: NormEntry, matrix: Reference, norm: float) -> float:
+        """What bounds the norm of the weight if ``norm`` bounds that of a matrix near it, and the other way round."""
+        distance = distances([entry.weight.detach()], [matrix], [entry.groups is not None])[0]
+        return norm if distance == 0.0 else math.nextafter(norm + entry.kappa * distance, math.inf)
 
     @torch.no_grad()
     def _bounds_and_deviations(self) -> tuple[list[float], list[float]]:
         anchors = [self._near[index] for index in range(len(self.entries))]
         weights = [entry.weight.detach() for entry in self.entries]
-        deviations = distances(weights, [anchor.matrix for anchor in anchors])
+        as_matrices = [entry.groups is not None for entry in self.entries]
+        deviations = distances(weights, [anchor.matrix for anchor in anchors], as_matrices)
         bounds: list[float] = []
         for index, (anchor, deviation) in enumerate(zip(anchors, deviations, strict=True)):
             kappa, far = self.entries[index].kappa, self._far[index]
@@ -191,7 +204,7 @@ class NormTracker:
         """
         entry, far = self.entries[index], self._far[index]
         weight = entry.weight.detach()
-        if entry.groups is None or self.slack == 0.0 or not far.matrix.fits(weight):
+        if entry.anew is not None or entry.groups is None or self.slack == 0.0 or not far.matrix.fits(weight):
             return None
         detail = self._near.pop(index).matrix.detail  # its memory is free for what takes its place
         near, change = change_from(weight, far.matrix, entry.groups, None if detail is None else detail.values)
@@ -199,7 +212,7 @@ class NormTracker:
         share = _FAR_SHARE * (0.75 + 0.5 * ((index + 1) * _GOLDEN % 1.0))
         if not norm <= (1.0 + share * self.slack) * far.scale * far.norm:
             return None
-        self._near[index] = self._beside(entry, near, norm)
+        self._near[index] = _Anchor(near, self._away(entry, near, norm))
         self.tightenings += 1
         return norm
 
@@ -263,7 +276,7 @@ class NormTracker:
             if maximum is None or bound <= maximum:
                 continue
             entry, near = self.entries[index], self._near[index].matrix
-            frobenius = near.norm + deviations[index]  # ||W||_F <= ||W1||_F + ||W - W1||_F
+            frobenius = near.norm + 3.0 * deviations[index]  # ||W||_F <= ||W1||_F + ||W - W1||_F, and sqrt(8) < 3
             rounding = torch.finfo(entry.weight.dtype).eps * frobenius
             reachable = max(0.0, maximum - entry.kappa * _subnormal_error(entry.weight))
             factor = reachable / (bound + entry.kappa * rounding) * (1.0 - 2.0**-50)

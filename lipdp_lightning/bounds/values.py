@@ -93,12 +93,14 @@ class NormSource:
         deviation_factor: float,
         groups: int = 1,
         spectral: bool = False,
+        anew: Callable[[Tensor], float] | None = None,
     ) -> float:
         """A bound on the norm of the operator with this weight; a change D of the weight moves it by at
         most ``deviation_factor * ||D||_F``.
 
         ``spectral`` promises more: by at most ``deviation_factor`` times the largest spectral norm among the
-        matrices ``D.reshape(groups, rows / groups, -1)``, as linear layers and convolutions do.
+        matrices ``D.reshape(groups, rows / groups, -1)``, as linear layers and convolutions do. ``anew`` bounds the
+        norm of the operator with any weight that it is given, closely and cheaply enough to be asked every few steps.
         """
         return exact()
 

@@ -13,7 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
-from .energies import squared_norms
+from ..threads import threads_for
+from .energies import read_by_loops, row_matrix, row_norms, scaling_loops, squared_norms
 from .precision import widened
 
 
@@ -25,7 +26,7 @@ class _Clip(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        size = squared_norms(cotangent).sqrt()
+        size = row_norms(cotangent)
         return _weigh_rows(cotangent, ctx.radius / size.clamp_min(ctx.radius), size), None
 
 
@@ -81,7 +82,11 @@ class _Scale(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
         (factor,) = ctx.saved_tensors
-        return _weigh_rows(cotangent, factor, squared_norms(cotangent)), None
+        if not (read_by_loops(cotangent) and read_by_loops(factor)):
+            return _weigh_rows(cotangent, factor, squared_norms(cotangent)), None
+        weighed, rows = torch.empty_like(cotangent), row_matrix(cotangent)
+        scaling_loops().weigh_rows.shared(threads_for(rows.size), rows, factor.detach().numpy(), row_matrix(weighed))
+        return weighed, None
 
 
 def scale_cotangent(x: Tensor, factor: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,19 +23,20 @@ def squared_norms(rows: Tensor) -> Tensor:
 
     torch.sum adds pairwise; vector_norm adds one by one and is off by 1e-4 on a constant image of 224 x 224.
     """
-    if read_by_loops(rows):
-        return row_energies(rows).float()
     return _by_example(rows, lambda part: widened(part).square().unsqueeze(-1).flatten(1).sum(1))
+
+
+def row_norms(rows: Tensor, more: int = 0) -> Tensor:
+    """sqrt(||row||^2 + more) of each example, in float32 at least."""
+    if not read_by_loops(rows):
+        return (squared_norms(rows) + more).sqrt()
+    found, flat = np.empty(rows.shape[0], dtype=np.float32), row_matrix(rows)
+    loops().row_norms.shared(threads_for(flat.size), flat, more, found)
+    return torch.from_numpy(found)
 
 
 def patch_energies(images: Tensor, counts: Tensor, groups: int) -> Tensor:
     """Of each image, the sum over channels and pixels of counts[pixel] * value^2; of several groups the largest."""
-    if read_by_loops(images):
-        found = torch.empty(images.shape[0], dtype=torch.float64, device="cpu")
-        flat = images.detach().reshape(*images.shape[:2], math.prod(images.shape[2:]))
-        weights = counts.double().flatten().numpy()
-        loops().patch_energies.shared(threads_for(flat.numel()), flat.numpy(), weights, groups, found.numpy())
-        return found.float()
 
     def largest_group(part: Tensor) -> Tensor:
         energy = torch.unflatten(widened(part).square(), 1, (groups, -1)).sum(2)
@@ -43,12 +46,22 @@ def patch_energies(images: Tensor, counts: Tensor, groups: int) -> Tensor:
     return _by_example(images, largest_group)
 
 
-def row_energies(rows: Tensor) -> Tensor:
-    """Squared l2 norms in float64, of rows that loops can read."""
-    found = torch.empty(rows.shape[0], dtype=torch.float64, device="cpu")
-    flat = rows.detach().reshape(rows.shape[0], math.prod(rows.shape[1:]))
-    loops().row_energies.shared(threads_for(flat.numel()), flat.numpy(), found.numpy())
-    return found
+def patch_norms(images: Tensor, counts: Tensor, groups: int, more: int = 0) -> Tensor:
+    """The root of those energies and ``more``."""
+    if not read_by_loops(images):
+        return (patch_energies(images, counts, groups) + more).sqrt()
+    found, shape = np.empty(images.shape[0], dtype=np.float32), images.shape
+    flat = images.detach().reshape(*shape[:2], math.prod(shape[2:])).numpy()
+    weights = counts.double().reshape(-1).numpy()
+    loops().patch_norms.shared(threads_for(flat.size), flat, weights, groups, more, found)
+    return torch.from_numpy(found)
+
+
+def row_matrix(rows: Tensor) -> npt.NDArray[np.float32]:
+    """Rows that loops can read, each as one axis."""
+    shape = rows.shape
+    flat = rows if len(shape) == 2 else rows.reshape(shape[0], math.prod(shape[1:]))
+    return flat.detach().numpy()
 
 
 def read_by_loops(rows: Tensor) -> bool:
@@ -69,6 +82,13 @@ def loops() -> ModuleType:
     from . import energy_loops
 
     return energy_loops
+
+
+@lru_cache(maxsize=1)
+def scaling_loops() -> ModuleType:
+    from . import row_loops
+
+    return row_loops
 
 
 def _by_example(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

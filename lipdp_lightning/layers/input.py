@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
-from .energies import read_by_loops, row_energies
+from ..threads import threads_for
+from .energies import read_by_loops, row_matrix, scaling_loops
 
 NORM_MARGIN = 1 + 2.0**-20  # over the rounding of entries near the smallest float
 LARGEST_ENTRY = 1e15  # entries beyond it, infinities among them, are clamped: every factor is a normal float32
@@ -46,22 +48,29 @@ class BoundedInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
             x = x.to(torch.get_default_dtype())
-        x = convert_color(_sanitized(x), self.color_space)
         if self.color_space != "rgb":
-            x = _sanitized(x)  # a saturation may divide by the smallest float
-        if read_by_loops(x):
-            size = row_energies(x).sqrt()
-        else:
-            size = torch.linalg.vector_norm(x.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
+            x = convert_color(_sanitized(x), self.color_space)
         # rounding the factor and the product to x.dtype adds at most eps
         radius = self.bound * (1 - torch.finfo(x.dtype).eps)
         floor = radius if self.mode == "clip" else radius * SMALLEST_SIZE
+        if read_by_loops(x) and not x.requires_grad:
+            return _bounded(x, radius, floor)
+        x = _sanitized(x)  # also after a conversion: a saturation may divide by the smallest float
+        size = torch.linalg.vector_norm(x.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
         factor = (radius / size.clamp_min(floor)).to(x.dtype).reshape(-1, *(1,) * (x.dim() - 1))
         # sanitised values are this module's own: without a gradient to follow, they need no second copy
         return x * factor if x.requires_grad else x.mul_(factor)
 
     def extra_repr(self) -> str:
         return f"bound={self.bound}, mode={self.mode!r}, color_space={self.color_space!r}"
+
+
+def _bounded(x: Tensor, radius: float, floor: float) -> Tensor:
+    """The finite values of every row, times radius / max(their norm, floor)."""
+    out, rows = torch.empty_like(x), row_matrix(x)
+    limits = np.array((radius, floor, LARGEST_ENTRY))
+    scaling_loops().bound_rows.shared(threads_for(rows.size), rows, limits, row_matrix(out))
+    return out
 
 
 def _sanitized(x: Tensor) -> Tensor:

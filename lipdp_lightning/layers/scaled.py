@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..bounds.geometry import coverage, output_size
 from ..bounds.registry import rule
 from ..bounds.rules.linear import conv_module, linear_module
-from .energies import patch_energies, squared_norms
+from .energies import patch_norms, row_norms
 from .exact_norms import Contribution
 from .scaled_functions import Keep, scaled_conv, scaled_linear
 
@@ -46,8 +46,8 @@ class ScaledLayer(nn.Module):
         return (_apart if torch.compiler.is_compiling() else _scaled)(self.gradient_scaler, norms)
 
     def _keep(self, options: tuple[Any, ...] | None) -> Keep | None:
-        keeper, trains = self.gradient_keeper, self._trains
-        if keeper is None or not torch.is_grad_enabled() or not any(trains):
+        keeper = self.gradient_keeper
+        if keeper is None or not torch.is_grad_enabled() or not any(trains := self._trains):
             return None
         weight: Any = self.weight
 
@@ -87,13 +87,14 @@ class ScaledLinear(ScaledLayer, nn.Linear):
 
     def example_norms(self, input: Tensor) -> Tensor:
         with_weight, with_bias = self._trains
-        positions = input[:1].numel() // self.in_features if input.shape[0] else 1
-        squared = squared_norms(input) if with_weight else _zeros(input)
-        return (squared + positions * with_bias).sqrt()
+        positions = math.prod(input.shape[1:-1]) * with_bias
+        return row_norms(input, positions) if with_weight else _alike(input, positions)
 
 
-def _zeros(input: Tensor) -> Tensor:
-    return input.new_zeros(input.shape[0], dtype=torch.promote_types(input.dtype, torch.float32))
+def _alike(input: Tensor, positions: int) -> Tensor:
+    """The norms where the bias alone is trained."""
+    dtype = torch.promote_types(input.dtype, torch.float32)
+    return input.new_full((input.shape[0],), math.sqrt(positions), dtype=dtype)
 
 
 @lru_cache(maxsize=256)
@@ -102,7 +103,8 @@ def _coverage(
     dilation: tuple[int, ...], device: torch.device,
 ) -> tuple[Tensor, int]:  # fmt: skip
     """How many patches hold each pixel of a zero-padded input, and the number of output positions."""
-    counts = coverage(kernel, stride, dilation, padding, "zeros", size, dtype=torch.float32)
+    counts = coverage(kernel, stride, dilation, padding, "zeros", size)
+    counts = counts if device.type == "cpu" else counts.float()  # loops read float64, and not every device has it
     return counts.to(device), math.prod(output_size(kernel, stride, dilation, padding, "zeros", size))
 
 
@@ -140,9 +142,8 @@ class _ScaledConv(ScaledLayer):
             tuple(padded.shape[2:]), layer.kernel_size, layer.stride, padding, layer.dilation, padded.device
         )
         if not with_weight:
-            return (_zeros(padded) + positions * with_bias).sqrt()
-
-        return (patch_energies(padded, counts, layer.groups) + positions * with_bias).sqrt()
+            return _alike(padded, positions * with_bias)
+        return patch_norms(padded, counts, layer.groups, positions * with_bias)
 
 
 class ScaledConv1d(_ScaledConv, nn.Conv1d):

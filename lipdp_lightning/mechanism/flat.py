@@ -7,25 +7,12 @@ gradient first, as large as the noise itself.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..privacy.normals import Array
-from ..threads import threads_for
-
-if TYPE_CHECKING:
-    from ..compiled import Loop
-
 PIECE = 1 << 16
-
-_Values = npt.NDArray[Any]
 
 
 class Segments:
@@ -38,14 +25,15 @@ class Segments:
     def total(self) -> int:
         return self.starts[-1]
 
-    def within(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(index, first, last) of what [start, stop) has of each segment, as positions in the flat vector."""
-        index = max(0, bisect_right(self.starts, start) - 1)
-        while index < len(self.starts) - 1 and self.starts[index] < stop:
-            first, last = max(start, self.starts[index]), min(stop, self.starts[index + 1])
+    def meet(self, other: Segments) -> Iterator[tuple[int, int, int, int]]:
+        """(index, index in the other, first, last) of all that a segment shares with one of the other, in order."""
+        index = of_other = 0
+        while index < len(self.starts) - 1 and of_other < len(other.starts) - 1:
+            ends = self.starts[index + 1], other.starts[of_other + 1]
+            first, last = max(self.starts[index], other.starts[of_other]), min(ends)
             if first < last:
-                yield index, first, last
-            index += 1
+                yield index, of_other, first, last
+            index, of_other = index + (ends[0] == last), of_other + (ends[1] == last)
 
 
 class FlatGradients:
@@ -79,63 +67,6 @@ class FlatGradients:
     def _split(self, flat: Tensor) -> Sequence[Tensor]:
         starts = self.segments.starts
         return [flat[start:stop] for start, stop in itertools.pairwise(starts)]
-
-
-class Release:
-    """The same two at once, for noise that comes in pieces, each to be multiplied by its deviation:
-    gradient <- (deviation * noise + share * gradient) / divisor.
-
-    No vector as long as all parameters is ever held. For parameters on a CPU whose dtype is
-    among ``DTYPES``.
-
-    Args:
-        apart: sums that are not in a parameter's grad, by the parameter's id.
-    """
-
-    DTYPES = (torch.float32, torch.float64)
-
-    def __init__(self, gradients: FlatGradients, apart: Mapping[int, Tensor], share: float, divisor: float) -> None:
-        self._segments, self._share, self._factor = gradients.segments, share, 1.0 / divisor
-        self._laid_out: list[tuple[Tensor, Tensor]] = []
-        self._parts = [self._values(p, apart.get(id(p))) for p in gradients.parameters]
-
-    def _values(self, parameter: nn.Parameter, apart: Tensor | None) -> tuple[_Values, _Values | None]:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradient = parameter.grad.contiguous()
-        if gradient is not parameter.grad:
-            self._laid_out.append((parameter.grad, gradient))
-        return gradient.view(-1).numpy(), None if apart is None else apart.reshape(-1).numpy()
-
-    def complete(self, start: int, noise: Array, deviation: float) -> None:
-        """``noise`` begins at position ``start`` of the flat vector, and is multiplied by ``deviation`` first."""
-        starts = self._segments.starts
-        for index, first, last in self._segments.within(start, start + len(noise)):
-            part = slice(first - starts[index], last - starts[index])
-            gradient, apart = self._parts[index]
-            own = noise[first - start : last - start]
-            if apart is None:
-                _complete(own, deviation, gradient[part], self._share, self._factor)
-            else:
-                own = own * deviation + np.multiply(apart[part], self._share, dtype=np.float64)
-                _complete(own, 1.0, gradient[part], self._share, self._factor)
-
-    def end(self) -> None:
-        """Every piece has come."""
-        for gradient, values in self._laid_out:
-            gradient.copy_(values)
-
-
-def _complete(noise: Array, deviation: float, gradient: _Values, share: float, factor: float) -> None:
-    completion().shared(threads_for(len(noise)), noise, deviation, gradient, share, factor)
-
-
-@lru_cache(maxsize=1)
-def completion() -> Loop:
-    """Compiled when it is asked for first: not for a command that releases nothing."""
-    from .release_loop import complete
-
-    return complete
 
 
 def _pieces(flat: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -29,7 +29,7 @@ from .noisy_sums import NoisySums
 from .place import Agree, Reduce
 from .place import Place as Place
 from .projector import Projector
-from .scaling import BatchMax, Radii, quantile_step
+from .scaling import BatchMax, Radii, joint_loop, quantile_step
 from .watched import WatchedTensors, bounds_of
 
 _NOISE_THREADS = 16  # at most
@@ -82,7 +82,8 @@ class Mechanism:
         trained = [named[n] for group in self.certificate.groups for n in group.parameters]
         self._device = trained[0].device
         if self._device.type == "cpu":
-            energies.loops()  # are compiled here and not in the first step
+            # loops are compiled here and not in the first step
+            energies.loops(), energies.scaling_loops(), joint_loop()
         threads = min(_NOISE_THREADS, torch.get_num_threads())
         self.sums = NoisySums(trained, NoiseSource(secret, secure=plan.secure, threads=threads), self.place)
         self._projector = Projector(certifier, plan, self.certificate, named)

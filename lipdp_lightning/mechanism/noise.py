@@ -8,7 +8,7 @@ replay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Literal, get_args
@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lipdp_lightning.privacy.normals import Visit, transformation
+from lipdp_lightning.privacy.normals import Words, transformation, words_of
 from lipdp_lightning.privacy.randomness import CounterStream, derive_key
 
 Mode = Literal["distributed", "replicated"]
@@ -53,7 +53,7 @@ class NoiseSource:
         self._secret = secret
         self._samples = _SECURE_SAMPLES if secure else 1
         self._given_back: list[Tensor] = []
-        self._threads = threads
+        self.threads = threads
 
     def draw(
         self,
@@ -89,28 +89,20 @@ class NoiseSource:
         """The same draw before scaling: standard normals, needed before the deviations are known."""
         key = self._key(step, sizes, rank, world_size, mode, digest)
         if self._samples == 1:
-            return CounterStream(key).normal(sum(sizes), self._threads, self._reusable())
+            return CounterStream(key).normal(sum(sizes), self.threads, self._reusable())
         return self._summed(key, sum(sizes))
 
-    def visit(
-        self,
-        step: int,
-        sizes: Sequence[int],
-        rank: int,
-        world_size: int,
-        mode: Mode,
-        digest: bytes,
-        visit: Visit,
-    ) -> None:
-        """The draw of ``standard`` in pieces, which the visitor may overwrite: no more than a few are held at once.
+    def words(
+        self, step: int, sizes: Sequence[int], rank: int, world_size: int, mode: Mode, digest: bytes
+    ) -> Iterator[tuple[int, Words]]:
+        """What the draw of ``standard`` is made of, in pieces: no more than a few are held at once.
 
-        Who adds them multiplies segment k by entry k of ``scales``.
+        Who transforms, sums and adds them (release_loop.py) multiplies segment k by entry k of ``scales``.
         """
         key = self._key(step, sizes, rank, world_size, mode, digest)
-        if self._samples == 1:
-            CounterStream(key).visit_normals(sum(sizes), visit, self._threads)
-        else:
-            visit(0, self._summed(key, sum(sizes)).numpy())
+        total = sum(sizes) + sum(sizes) % 2
+        keys = [key] if self._samples == 1 else self._keys_of_samples(key)
+        return words_of([CounterStream(own).normals(total, self.threads) for own in keys], total)
 
     def _key(self, step: int, sizes: Sequence[int], rank: int, world_size: int, mode: Mode, digest: bytes) -> bytes:
         _check_request(step, sizes, rank, world_size, mode, digest)
@@ -119,9 +111,12 @@ class NoiseSource:
 
     def _summed(self, key: bytes, total: int) -> Tensor:
         noise = torch.zeros(total, dtype=torch.float64, device="cpu")
-        for sample in range(self._samples):
-            noise.add_(gaussian(derive_key(key, "sample", sample), total, self._threads))
+        for own in self._keys_of_samples(key):
+            noise.add_(gaussian(own, total, self.threads))
         return noise.mul_(1 / math.sqrt(self._samples))
+
+    def _keys_of_samples(self, key: bytes) -> list[bytes]:
+        return [derive_key(key, "sample", sample) for sample in range(self._samples)]
 
     def give_back(self, draw: Tensor) -> None:
         """Nobody reads this draw any more: another may be written into its memory."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..privacy.normals import Array
-from .flat import FlatGradients, Release, Segments, completion
+from .flat import FlatGradients
 from .noise import Mode, NoisePrefetcher, NoiseSource, scales
 from .place import Place, Reduce
+from .release import Release, release_loop
 
 
 class NoisySums:
@@ -30,7 +30,7 @@ class NoisySums:
         alone = self._device.type == "cpu" and place.world_size == 1
         self.whole = not (alone and all(p.dtype in Release.DTYPES for p in parameters))
         if not self.whole:
-            completion()
+            release_loop()
         self._request: tuple[int, Sequence[int], int, int, Mode, bytes] | None = None
         self._drawing = False
 
@@ -71,18 +71,10 @@ class NoisySums:
     ) -> Tensor:
         assert self._request is not None
         _, sizes, _, world_size, mode, _ = self._request
-        numel, factors = self.gradients.segments.total, scales(sizes, deviations, world_size, mode)
-        groups, release = Segments(sizes), Release(self.gradients, apart, share, divisor)
-
-        def complete(start: int, piece: Array) -> None:
-            for index, first, last in groups.within(start, start + len(piece)):
-                part = piece[first - start : last - start]
-                if first < numel:
-                    release.complete(first, part, factors[index])
-                else:
-                    votes[first - numel : last - numel] += torch.from_numpy(part * factors[index])
-
-        self._source.visit(*self._request, complete)
+        factors, threads = scales(sizes, deviations, world_size, mode), self._source.threads
+        release = Release(self.gradients, apart, votes, share, divisor, sizes, factors, threads)
+        for start, words in self._source.words(*self._request):
+            release.complete(start, words)
         release.end()
         return votes
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
+from ..layers.energies import read_by_loops
 from ..layers.scaled import ScaledLayer
 
 SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
@@ -165,7 +168,8 @@ class Joint(Scaling):
         self._terms: dict[str, list[tuple[int, float]]] = {}
         self._constants: list[float] = []
         self._calls: dict[str, int] = {}
-        self._sums: list[Tensor | float] = []
+        self._norms: list[Tensor] = []  # of the uses so far, and the group and the factor of each
+        self._uses: list[tuple[int, float]] = []
 
     def attach(self, model: nn.Module) -> None:
         for path, module in model.named_modules():
@@ -187,21 +191,63 @@ class Joint(Scaling):
         self._restart()
 
     def _restart(self) -> None:
-        self._calls = {}
-        self._sums = list(self._constants)
+        self._calls, self._norms, self._uses = {}, [], []
 
     def _record(self, path: str, norms: Tensor) -> None:
         call = self._calls.get(path, 0)
         self._calls[path] = call + 1
-        index, weight = self._terms[path][call]
-        self._sums[index] = self._sums[index] + norms * weight
+        self._uses.append(self._terms[path][call])
+        self._norms.append(norms)
 
     def example_factor(self, batch: int, device: torch.device) -> Tensor | None:
-        squares = torch.zeros(batch, device=device)
-        for total in self._sums:
-            squares = squares + (total * total)
+        # numbers of the step change every time: compiled into a graph, each step would need another one
+        factors = (_apart if torch.compiler.is_compiling() else _now)(self, batch, device)
         self._restart()
+        return factors
+
+    def _factors(self, batch: int, device: torch.device) -> Tensor:
+        if any(norms.shape != (batch,) for norms in self._norms):
+            raise ValueError(
+                f"a layer was given {[len(norms) for norms in self._norms]} rows in a batch of {batch} examples, and "
+                "their norms cannot be told apart. HINT: keep the batch as the first dimension of every tensor."
+            )
+        if self._norms and all(map(read_by_loops, self._norms)):
+            return self._by_loop(batch)
+        squares = torch.zeros(batch, device=device)
+        for total in self._sums():
+            squares = squares + (total * total)
         return squares.sqrt().clamp_min(self._floor).reciprocal()
+
+    def _sums(self) -> list[Tensor | float]:
+        """sum_u l_u n_iu / tau_k of every group: its uses add."""
+        sums: list[Tensor | float] = list(self._constants)
+        for (index, weight), norms in zip(self._uses, self._norms, strict=True):
+            sums[index] = sums[index] + norms * weight
+        return sums
+
+    def _by_loop(self, batch: int) -> Tensor:
+        factors = np.empty(batch, dtype=np.float32)
+        groups, weights = zip(*self._uses, strict=True)
+        joint_loop().joint_factors.alone(
+            np.array([norms.detach().numpy() for norms in self._norms]), np.array(weights, dtype=np.float64),
+            np.array(groups, dtype=np.int64), np.array(self._constants, dtype=np.float64), self._floor, factors,
+        )  # fmt: skip
+        return torch.from_numpy(factors)
+
+
+def _now(scaling: Joint, batch: int, device: torch.device) -> Tensor:
+    return scaling._factors(batch, device)
+
+
+_apart: Callable[..., Tensor] = torch.compiler.disable(_now)  # type: ignore[no-untyped-call]
+
+
+@lru_cache(maxsize=1)
+def joint_loop() -> ModuleType:
+    """Compiled when it is asked for first."""
+    from . import joint_loop
+
+    return joint_loop
 
 
 def quantile_step(radius: float, share_below: float, quantile: float, rate: float = 0.2) -> float:

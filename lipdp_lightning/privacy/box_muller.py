@@ -40,16 +40,15 @@ def _rounded_once(context: Any, a: Any, b: Any, c: Any) -> Any:
 _fma: Any = intrinsic(_rounded_once)
 
 
-def transform_row(words: Any, out: Any) -> None:
-    """2h uniform 64-bit words to 2h standard normals.
+def transform_pairs(radii: Any, angles: Any, cosines: Any, sines: Any) -> None:
+    """Pairs of uniform 64-bit words to pairs of standard normals.
 
-    For pair j, u^2 = (words[j]^2 + 1) / 2^126 with u in (0, 1], so its logarithm is finite, and the angle is
-    a = 2 pi words[h + j] / 2^64, in [-pi, pi]. With r = sqrt(-ln u^2), out[j] = r cos(a) and out[h + j] = r sin(a).
+    For pair j, u^2 = (radii[j]^2 + 1) / 2^126 with u in (0, 1], so its logarithm is finite, and the angle is
+    a = 2 pi angles[j] / 2^64, in [-pi, pi]. With r = sqrt(-ln u^2), cosines[j] = r cos(a) and sines[j] = r sin(a).
     The smallest u is 2^-63: r reaches 9.345, which the true law exceeds with probability 1.1e-19.
     """
-    half = len(out) // 2
-    for j in range(half):
-        word = np.float64(words[j])
+    for j in range(len(radii)):
+        word = np.float64(radii[j])
         # u^2 = m 2^k with m in [sqrt(1/2), sqrt(2)), and ln m = 2 artanh(s)
         bits = np.float64((word * word + 1.0) * _SMALLEST).view(np.int64)
         k = (bits - np.int64(_ROOT_OF_HALF)) >> np.int64(52)
@@ -61,7 +60,7 @@ def transform_row(words: Any, out: Any) -> None:
         logarithm = _fma(np.float64(k), _LN2, _fma(2.0 * s * z, rest, _fma(np.float64(k), _LN2_REST, 2.0 * s)))
         r = math.sqrt(-logarithm)
         # a = q pi / 2 + x with x in [-pi / 4, pi / 4]
-        angle = words[half + j]
+        angle = angles[j]
         q = (angle + np.int64(1 << 61)) >> np.int64(62)
         x = np.float64(angle - (q << np.int64(62))) * _RADIANS
         z = -x * x
@@ -71,19 +70,24 @@ def transform_row(words: Any, out: Any) -> None:
         cosine = _fma(z, _fma(z, _fma(z, _fma(z, rest, _C6), _C4), _C2), 1.0)
         of_sine = cosine if q & 1 else sine
         of_cosine = sine if q & 1 else cosine
-        out[j] = r * (-of_cosine if (q + 1) & 2 else of_cosine)
-        out[half + j] = r * (-of_sine if q & 2 else of_sine)
+        cosines[j] = r * (-of_cosine if (q + 1) & 2 else of_cosine)
+        sines[j] = r * (-of_sine if q & 2 else of_sine)
 
 
-_transform_row = numba.njit(error_model="numpy")(transform_row)
+pairs = numba.njit(error_model="numpy")(transform_pairs)
+"""For loops that say which pairs: the words of pair j of a row are its words j and h + j, for a row of 2h words."""
 
 
 @loop("void(int64, int64, int64[:, ::1], float64[:, ::1])")
 def transform(part: int, parts: int, words: Any, out: Any) -> None:
-    """The same for every row. The inner loop is a function of its own: only so is it made of vector instructions."""
+    """Every row of 2h words to 2h normals, whose places are those of the words.
+
+    The inner loop is a function of its own: only so is it made of vector instructions.
+    """
     first, last = share(len(out), part, parts)
+    half = out.shape[1] // 2
     for row in range(first, last):
-        _transform_row(words[row], out[row])
+        pairs(words[row, :half], words[row, half:], out[row, :half], out[row, half:])
 
 
 _transform = transform.compiled

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ CHUNK = 1 << 15
 """Normals that are cut from the stream at once: what a step of the transformation works on fits a processor's cache."""
 
 Array = npt.NDArray[np.float64]
-Visit = Callable[[int, Array], None]
+Words = npt.NDArray[np.int64]
 
 _WORD_BYTES = 8
 _BLOCK_BYTES = 16
@@ -43,40 +43,45 @@ class Normals:
     """
 
     def __init__(self, key: bytes, position: int, threads: int = 1) -> None:
-        self._cipher, self._position, self._threads = AESGCM(key), position, threads
-        self._at_once = CHUNK if threads == 1 else 2 * threads * CHUNK  # two chunks for each thread cost fewer waits
+        self.cipher, self.position, self.threads = AESGCM(key), position, threads
 
     def write(self, out: Array) -> None:
         """Fill `out`, of an even length."""
-        room = _Room(min(self._at_once, len(out)))
-        for start, stop in self._cuts(len(out)):
-            self._make(start, out[start:stop], room)
+        for start, words in words_of([self], len(out)):
+            rows = words[0]
+            transformation().shared(self.threads, rows, out[start : start + rows.size].reshape(rows.shape))
 
-    def visit(self, count: int, visit: Visit) -> None:
-        """The same without holding them all: ``visit(start, piece)`` in order; a piece is the visitor's until it
-        returns."""
-        total = count + count % 2
-        room = _Room(min(self._at_once, total))
-        own = np.empty(room.size)
-        for start, stop in self._cuts(total):
-            piece = own[: stop - start]
-            self._make(start, piece, room)
-            visit(start, piece[: count - start])
 
-    def _cuts(self, total: int) -> list[tuple[int, int]]:
-        """Several whole chunks at a time; what is left of a chunk is a piece of its own."""
-        whole = total - total % CHUNK
-        cuts = [(start, min(start + self._at_once, whole)) for start in range(0, whole, self._at_once)]
-        return cuts + ([(whole, total)] if whole < total else [])
+def words_of(streams: Sequence[Normals], total: int) -> Iterator[tuple[int, Words]]:
+    """The words of `total` normals, an even number, of each stream: (place of the first normal, rows of words).
 
-    def _make(self, start: int, piece: Array, room: _Room) -> None:
-        size = min(CHUNK, len(piece))  # several whole chunks, or one that may be shorter
-        zeros = memoryview(_ZEROS)[: size * _WORD_BYTES]
-        for first in range(0, len(piece), size):
-            nonce = (self._position + (start + first) * _WORD_BYTES // _BLOCK_BYTES).to_bytes(12, "big")
-            self._cipher.encrypt_into(nonce, zeros, None, room.of_chunk(first, size))
-        words = room.words[: len(piece)].reshape(-1, size)
-        transformation().shared(self._threads, words, piece.reshape(-1, size))
+    ``words[k, i]`` are the words of one chunk of stream k; what is left of a chunk is a piece of its own. The memory of
+    a piece is that of the next one.
+    """
+    at_once = _at_once(streams[0].threads)
+    whole = total - total % CHUNK
+    cuts = [(start, min(at_once, whole - start), CHUNK) for start in range(0, whole, at_once)]
+    cuts += [(whole, total - whole, total - whole)] if whole < total else []
+    buffer = np.empty(len(streams) * min(at_once, total) * _WORD_BYTES + _TAG_BYTES, dtype=np.uint8)
+    for start, count, size in cuts:
+        _encrypt(streams, buffer.data, start, count, size)
+        yield start, buffer[: len(streams) * count * _WORD_BYTES].view("<i8").reshape(len(streams), -1, size)
+
+
+def _at_once(threads: int) -> int:
+    return CHUNK if threads == 1 else 2 * threads * CHUNK  # two chunks for each thread cost fewer waits
+
+
+def _encrypt(streams: Sequence[Normals], buffer: memoryview, start: int, count: int, size: int) -> None:
+    zeros, place, length = memoryview(_ZEROS)[: size * _WORD_BYTES], 0, size * _WORD_BYTES
+    for stream in streams:
+        block = stream.position + start * _WORD_BYTES // _BLOCK_BYTES
+        for nonce in range(block, block + count * _WORD_BYTES // _BLOCK_BYTES, length // _BLOCK_BYTES):
+            # a chunk's tag lies where the next one's words begin: chunks are written in order
+            stream.cipher.encrypt_into(
+                nonce.to_bytes(12, "big"), zeros, None, buffer[place : place + length + _TAG_BYTES]
+            )
+            place += length
 
 
 @lru_cache(maxsize=1)
@@ -85,19 +90,6 @@ def transformation() -> Loop:
     from .box_muller import transform
 
     return transform
-
-
-class _Room:
-    """Memory for the words of `size` normals, at most several chunks of them."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        # a chunk's tag lies where the next one's words begin: chunks are written in order
-        self._buffer = np.empty(size * _WORD_BYTES + _TAG_BYTES, dtype=np.uint8)
-        self.words = self._buffer[: size * _WORD_BYTES].view("<i8")
-
-    def of_chunk(self, first: int, size: int) -> memoryview:
-        return self._buffer.data[first * _WORD_BYTES : (first + size) * _WORD_BYTES + _TAG_BYTES]
 
 
 @lru_cache(maxsize=1)

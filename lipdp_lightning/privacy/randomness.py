@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
-from .normals import Normals, Visit
+from .normals import Normals
 
 SECRET_BYTES = 16
 KEY_BYTES = 32
@@ -111,12 +111,19 @@ def _digest(
     for item in context:
         digest.update(_encode_bytes(b"c", item))
     for number, (name, tensor) in enumerate(tensors.items() if isinstance(tensors, Mapping) else tensors):
+        # the header determines the length of what follows
         digest.update(_encode_bytes(b"n", f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode()))
-        # as bytes: numpy lacks bf16, and -0.0 differs from 0.0; the header determines the length
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-        for part in parts(number, flat.cpu().numpy().data):
+        for part in parts(number, _bytes_of(tensor)):
             digest.update(part)
     return digest.digest()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """As they lie in memory: numpy lacks bf16, and -0.0 differs from 0.0."""
+    plain = tensor.detach()
+    if plain.device.type != "cpu" or not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg().contiguous().cpu()
+    return plain.view(-1).view(torch.uint8).numpy().data
 
 
 class CounterStream:
@@ -160,15 +167,11 @@ class CounterStream:
         whole = None if out is None else out._base if out._base is not None else out
         if whole is None or whole.numel() != total or whole.dtype != torch.float64 or whole.device.type != "cpu":
             whole = torch.empty(total, dtype=torch.float64, device="cpu")
-        self._normals(total, threads).write(whole.numpy())
+        self.normals(total, threads).write(whole.numpy())
         return whole[:count]
 
-    def visit_normals(self, count: int, visit: Visit, threads: int = 1) -> None:
-        """The same draw, never held as a whole: ``visit(start, piece)`` for every piece, in order."""
-        assert count >= 0 and threads >= 1
-        self._normals(count + count % 2, threads).visit(count, visit)
-
-    def _normals(self, total: int, threads: int) -> Normals:
+    def normals(self, total: int, threads: int = 1) -> Normals:
+        """What ``normal`` draws, an even number of them, before it is drawn: see ``words_of``."""
         found = Normals(derive_key(self._key, "normals"), self.position, threads)
         self.position += _blocks(total * _WORD_BYTES)
         return found

@@ -117,22 +117,17 @@ class LiveChecks:
     def __init__(self, module: PrivateModule) -> None:
         self._module = module
         self._tensors = WatchedTensors(module)
-        self._trained = self._flags()
-
-    def _flags(self) -> list[bool]:
-        return [p.requires_grad for p in self._tensors.parameters()]
-
-    def _any_hook(self) -> bool:
-        # lists in place of generators: this is looked at before every step
-        on_parameters = [p._backward_hooks or p._post_accumulate_grad_hooks for p in self._tensors.parameters()]  # type: ignore[attr-defined]
-        return any(on_parameters) or any([m._backward_hooks or m._backward_pre_hooks for m in self._tensors.modules()])
+        self._trained = [p.requires_grad for p in self._tensors.parameters_and_modules()[0]]
 
     def check(self) -> None:
         """Raise if a parameter was unfrozen or added, or a backward hook attached, since set-up."""
-        if self._flags() != self._trained:
+        parameters, modules = self._tensors.parameters_and_modules()
+        # lists in place of generators: this is looked at before every step
+        if [p.requires_grad for p in parameters] != self._trained:
             raise ValueError(
                 "a parameter was frozen, unfrozen or added after set-up, so the certificate does not cover it. "
                 "HINT: decide what is trained before the run, with requires_grad_."
             )
-        if self._any_hook():
+        on_parameters = [p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters]  # type: ignore[attr-defined]
+        if any(on_parameters) or any([m._backward_hooks or m._backward_pre_hooks for m in modules]):
             raise ValueError(hooked(self._module)[0])

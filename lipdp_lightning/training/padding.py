@@ -18,13 +18,13 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def padding_multiple(network: nn.Module, expected_rows: float, views: int = 1) -> int:
-    """What the number of rows is rounded up to: about a standard deviation of the sample's size, a power of two.
+    """What the number of rows is rounded up to: about half a standard deviation of the sample's size, a power of two.
 
     1 for a network without convolutions, which has nothing to prepare.
     """
     if expected_rows < 4 or not any(isinstance(m, _CONVOLUTIONS) for m in network.modules()):
         return 1
-    return math.lcm(views, 1 << math.floor(math.log2(expected_rows) / 2))
+    return math.lcm(views, 1 << max(0, math.floor(math.log2(expected_rows) / 2) - 1))
 
 
 def with_empty_rows(x: Tensor, multiple: int) -> Tensor:

@@ -188,8 +188,8 @@ class OneDraw(Mechanism):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         source = self.sums._source
-        visit = source.visit
-        source.visit = lambda step, *rest: visit(0, *rest)  # type: ignore[method-assign]
+        words = source.words
+        source.words = lambda step, *rest: words(0, *rest)  # type: ignore[method-assign]
 
 
 def same_for_all_groups(noise: Tensor, sizes: list[int]) -> Tensor:

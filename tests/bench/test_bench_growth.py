@@ -5,13 +5,25 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
+import torch
+from torch import nn
 
-from lipdp_lightning.bench.arithmetic import NOISE_OF_A_THREAD, CertificateCounts, Counts, count, memory_lines
+from lipdp_lightning.bench.arithmetic import (
+    NOISE_OF_A_THREAD,
+    CertificateCounts,
+    Counts,
+    count,
+    count_certificate,
+    memory_lines,
+)
 from lipdp_lightning.bench.estimate import Assumed, estimate
 from lipdp_lightning.bench.growth import SERIES, fit, laws_of
 from lipdp_lightning.bench.rows import Row
+from lipdp_lightning.bounds import deviations
+from lipdp_lightning.mechanism.noise import NoiseSource
+from lipdp_lightning.mechanism.noisy_sums import NoisySums
+from lipdp_lightning.mechanism.place import Place
 from lipdp_lightning.privacy.normals import CHUNK
-from lipdp_lightning.privacy.randomness import CounterStream
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
@@ -46,28 +58,46 @@ def test_operations_and_kept_bytes_of_a_small_network_are_those_made_by_hand() -
     assert counts.operations == 2 * (64 + 80) + 2 * (64 + 80) + 2 * 80
     inputs = 4 * (8 + 8)  # of both layers
     assert inputs <= counts.saved <= 8 * inputs
+    assert counts.references == 2 * (8 * 8 + 8 * 10)
+    assert count("wrn-10-1").references > 3.9 * (count("wrn-10-1").parameters - 1000)
 
 
 def test_gradients_per_example_take_a_gradient_for_each() -> None:
-    _, lines = memory_lines([Counts("m", 10**6, 10**5, 1)], [100])
+    _, lines = memory_lines([Counts("m", 10**6, 10**5, 1, 4 * 10**6)], [100])
     assert lines[0][-4:] == ["14 MB", "18 MB", "18 MB", "414 MB"]
 
 
-def test_noise_in_pieces_holds_what_is_counted_for_a_thread() -> None:
-    stream = CounterStream(bytes(32))
-    stream.visit_normals(2, lambda start, piece: None, 1)  # loops are compiled
-    tracemalloc.start()
-    try:
-        stream.visit_normals(10**6, lambda start, piece: None, 1)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    # words and normals of one chunk; several threads have two for each
-    assert 16 * CHUNK <= peak <= 1.05 * NOISE_OF_A_THREAD / 2
+@pytest.mark.parametrize("threads", [1, 2])
+def test_noise_in_pieces_holds_what_is_counted_for_a_thread(threads: int) -> None:
+    parameter = nn.Parameter(torch.zeros(10**6))
+    sums = NoisySums([parameter], NoiseSource(bytes(16), threads=threads), Place())
+    peaks = []
+    for step in range(2):  # what is imported and kept is made in the first one
+        parameter.grad = torch.zeros(10**6)
+        sums.begin(step, [10**6], bytes(32), [1.0])
+        tracemalloc.start()
+        try:
+            sums.release_([1.0], {}, torch.zeros(0, dtype=torch.float64), 1.0, 1.0, None)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    sums.close()
+    # one thread has the words of one chunk, several have those of two each
+    whole = NOISE_OF_A_THREAD * threads - (8 * CHUNK if threads == 1 else 0)
+    assert 0.95 * whole <= peaks[-1] <= 1.05 * whole
+
+
+def test_a_certificate_is_counted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled loop of the CPU would be no launch at all."""
+    counted = count_certificate("mlp-200x2", 3, 0.002)
+    for loop in ("_in_one_pass", "_by_strips"):
+        monkeypatch.setattr(deviations, loop, lambda *_: pytest.fail("a loop was used"))
+    assert count_certificate("mlp-200x2", 3, 0.002) == counted
+    assert counted.launches > 20
 
 
 def test_the_estimate_adds_up_and_shrinks_with_gpus_only_where_work_is_shared() -> None:
-    counts, certificate = Counts("m", 10**7, 10**5, 10**10), CertificateCounts(100, 10, 1e6)
+    counts, certificate = Counts("m", 10**7, 10**5, 10**10, 10**7), CertificateCounts(100, 10, 1e6)
     one, eight, many = (estimate(counts, certificate, 1e-8, 4096, gpus, Assumed()) for gpus in (1, 8, 64))
     assert one.sum_over_gpus == one.sent == 0
     assert eight.passes == pytest.approx(one.passes / 8) and many.passes == pytest.approx(one.passes / 64)

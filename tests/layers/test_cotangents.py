@@ -92,6 +92,16 @@ def test_a_factor_that_is_not_finite_removes_its_row():
     assert out.tolist() == [[0.0, 0.0], [0.0, 0.0], [2.0, 2.0]]
 
 
+def test_rows_are_scaled_alike_by_a_loop_and_by_torch():
+    cotangent = torch.randn(9, 4, 3)
+    cotangent[5, 1, 1], cotangent[6, 0, 0], cotangent[7] = math.nan, math.inf, 1e19
+    factor = torch.tensor([0.0, 0.3, 1e12, math.inf, math.nan, 1.0, 0.0, 1e3, 1e-3])
+    by_torch = pulled_back(lambda x: scale_cotangent(x, factor), cotangent.transpose(1, 2).contiguous().transpose(1, 2))
+    by_loop = pulled_back(lambda x: scale_cotangent(x, factor), cotangent)
+    assert torch.equal(by_loop, by_torch)
+    assert (by_loop.flatten(1).abs().amax(1) > 0).tolist() == [False, True, True, *[False] * 5, True]
+
+
 def test_clip_comes_before_scale():
     """logits -> scale -> clip -> loss, so that backward clips first: ||c clip(d)|| <= c R. In the other order a
     small factor hides a large cotangent from the clip, and a large one is undone by it."""

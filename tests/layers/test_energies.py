@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipdp_lightning.layers import energies
-from lipdp_lightning.layers.energies import patch_energies, read_by_loops, squared_norms
+from lipdp_lightning.layers.energies import patch_energies, patch_norms, read_by_loops, row_norms, squared_norms
 
 
 def images(*shape: int, size: float = 1.0) -> Tensor:
@@ -49,38 +48,58 @@ def one_by_one(x: Tensor) -> float:
 def test_a_constant_image_is_not_lost_in_a_long_sum() -> None:
     image = torch.full((1, 3, 224, 224), 0.7)
     truth = float(image.double().square().sum())
-    assert float(squared_norms(image)) == pytest.approx(truth, rel=2**-23)
-    assert float(patch_energies(image, torch.ones(224, 224), 1)) == pytest.approx(truth, rel=2**-23)
+    assert float(row_norms(image)) == pytest.approx(math.sqrt(truth), rel=2**-24)
+    assert float(patch_norms(image, torch.ones(224, 224), 1)) == pytest.approx(math.sqrt(truth), rel=2**-24)
     assert one_by_one(image) != pytest.approx(truth, rel=1e-5)
 
 
 def test_squares_neither_underflow_nor_overflow_before_they_are_added() -> None:
-    assert float(energies.row_energies(torch.full((1, 4), 1e30))) == pytest.approx(4e60)
-    assert float(energies.row_energies(torch.full((1, 4), 1e-30))) == pytest.approx(4e-60)
+    for norm in (
+        lambda x: row_norms(x, 0),
+        lambda x: patch_norms(x.reshape(1, 2, 2), torch.ones(2), 1, 0),
+        lambda x: patch_norms(x.reshape(1, 2, 2), torch.ones(2), 2, 0) * math.sqrt(2),
+    ):
+        for size in (1e30, 1e-30):
+            assert float(norm(torch.full((1, 4), size))) == pytest.approx(2 * size, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("error")
+def test_norms_count_more_and_are_infinite_where_float32_ends() -> None:
+    x = images(5, 6, 4, 7)
+    counts = torch.randint(1, 10, (4, 7), generator=torch.Generator().manual_seed(1)).double()
+    for layout in (lambda x: x, by_torch):
+        rows, patches = row_norms(layout(x), 3), patch_norms(layout(x), counts, 2, 28)
+        assert rows.dtype == patches.dtype == torch.float32
+        torch.testing.assert_close(rows.double(), (x.double().flatten(1).square().sum(1) + 3).sqrt(), rtol=1e-6, atol=0)
+        torch.testing.assert_close(patches.double(), (exact_patches(x, counts, 2) + 28).sqrt(), rtol=1e-6, atol=0)
+    assert row_norms(torch.full((1, 4), 3e38), 1).tolist() == [math.inf]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_an_example_that_is_not_finite_has_no_finite_energy_and_leaves_the_others_theirs(value: float) -> None:
     x = images(3, 4, 5, 5)
-    before = squared_norms(x), patch_energies(x, torch.ones(5, 5), 2)
+
+    def found() -> list[Tensor]:
+        counts = torch.ones(5, 5)
+        return [squared_norms(x), row_norms(x), patch_energies(x, counts, 2), patch_norms(x, counts, 2)]
+
+    before = found()
     x[1, 3, 2, 2] = value
-    for old, now in zip(before, (squared_norms(x), patch_energies(x, torch.ones(5, 5), 2)), strict=True):
+    for old, now in zip(before, found(), strict=True):
         assert not now[1] < math.inf
         assert torch.equal(now[[0, 2]], old[[0, 2]])
 
 
 def test_no_examples_have_no_energies() -> None:
-    assert (
-        squared_norms(torch.zeros(0, 3, 4)).shape
-        == patch_energies(torch.zeros(0, 3, 4), torch.ones(4), 1).shape
-        == (0,)
-    )
+    none, counts = torch.zeros(0, 3, 4), torch.ones(4)
+    assert squared_norms(none).shape == row_norms(none).shape == (0,)
+    assert patch_energies(none, counts, 1).shape == patch_norms(none, counts, 1).shape == (0,)
 
 
 def test_a_gradient_flows_where_one_is_asked_for() -> None:
     x = images(3, 4).requires_grad_()
     assert not read_by_loops(x)
-    squared_norms(x).sum().backward()
+    row_norms(x).square().sum().backward()
     assert x.grad is not None and torch.allclose(x.grad, 2 * x)
     with torch.no_grad():
-        assert read_by_loops(x) and torch.allclose(squared_norms(x), x.square().sum(1))
+        assert read_by_loops(x) and torch.allclose(row_norms(x), x.square().sum(1).sqrt())

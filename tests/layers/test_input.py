@@ -171,3 +171,15 @@ def test_normalising_after_trained_layers_has_no_bound():
     with pytest.raises(CertificationError, match="overflows"):
         certify(nn.Sequential(nn.Linear(4, 3), BoundedInput(1.0, "normalize")), (4,), 1.0, "cross_entropy")
     certify(nn.Sequential(nn.Linear(4, 3), BoundedInput(1.0)), (4,), 1.0, "cross_entropy")
+
+
+@pytest.mark.parametrize("mode", ["clip", "normalize"])
+@pytest.mark.parametrize("color_space", COLOR_SPACES)
+@pytest.mark.parametrize("bound", [1e-3, 3.0])
+def test_rows_are_the_same_whether_a_loop_bounds_them_or_torch(mode, color_space, bound):
+    layer, x = BoundedInput(bound, mode, color_space), adversarial_rows()
+    by_torch = layer(x.transpose(0, 1).contiguous().transpose(0, 1))
+    torch.testing.assert_close(layer(x), by_torch, rtol=2**-22, atol=0)
+    before = x.clone()
+    layer(x)
+    assert torch.equal(x.nan_to_num(nan=7.0), before.nan_to_num(nan=7.0))

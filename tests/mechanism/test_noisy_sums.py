@@ -9,14 +9,11 @@ import torch
 from private_step import Harness, make_plan, random_batch
 from torch import Tensor, nn
 
-from lipdp_lightning.mechanism.flat import FlatGradients, Release, Segments
 from lipdp_lightning.mechanism.mechanism import Mechanism
 from lipdp_lightning.mechanism.noise import NoiseSource
 from lipdp_lightning.mechanism.noisy_sums import NoisySums
 from lipdp_lightning.mechanism.place import Place
 from lipdp_lightning.privacy import normals
-from lipdp_lightning.privacy.normals import Array
-from lipdp_lightning.privacy.randomness import CounterStream
 
 SECRET = bytes(range(16))
 
@@ -54,40 +51,6 @@ def test_a_release_in_pieces_has_the_bits_of_one_vector(options: dict[str, Any],
         assert torch.equal(whole, pieces)
 
 
-class ForgetsThePlace(Release):
-    """Adds every piece where the first one belongs."""
-
-    def complete(self, start: int, noise: Array, deviation: float) -> None:
-        super().complete(0, noise, deviation)
-
-
-def draws(kind: type[Release], threads: int) -> Tensor:
-    """Gradients of zero after a release with deviation 1."""
-    parameters = [nn.Parameter(torch.zeros(n)) for n in (70_001, 1, 0, 199_998)]
-    release = kind(FlatGradients(parameters), {}, 1.0, 1.0)
-    request = 0, [p.numel() for p in parameters], 0, 1, "distributed", bytes(32)
-    source = NoiseSource(SECRET, threads=threads)
-    source.visit(*request, lambda start, piece: release.complete(start, piece, 1.0))  # type: ignore[arg-type]
-    release.end()
-    return torch.cat([p.grad for p in parameters])  # type: ignore[misc]
-
-
-def test_every_entry_has_one_draw_of_its_own() -> None:
-    expected = NoiseSource(SECRET).draw(0, [70_001, 1, 0, 199_998], 0, 1, "distributed", bytes(32), [1.0] * 4)
-    for threads in (1, 3):
-        assert torch.equal(draws(Release, threads), expected.float())
-    assert not torch.equal(draws(ForgetsThePlace, 1), expected.float())
-
-
-def test_pieces_are_held_one_at_a_time() -> None:
-    """The memory of a piece is used again: nothing as long as the vector is ever allocated."""
-    seen: list[tuple[int, int]] = []
-    count = 5 * normals.CHUNK + 3
-    CounterStream(bytes(32)).visit_normals(count, lambda start, piece: seen.append((start, piece.ctypes.data)))
-    assert [start for start, _ in seen] == list(range(0, count, normals.CHUNK))
-    assert len({place for _, place in seen}) == 1
-
-
 @pytest.mark.parametrize("deviations", [[1.0, -1.0], [1.0, float("nan")], [1.0]])
 def test_noise_that_cannot_be_scaled_is_refused_before_any_is_added(deviations: list[float]) -> None:
     parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))]
@@ -99,13 +62,3 @@ def test_noise_that_cannot_be_scaled_is_refused_before_any_is_added(deviations: 
         sums.release_(deviations, {}, torch.zeros(0), 1.0, 1.0, None)
     assert all(torch.equal(p.grad, torch.ones(3)) for p in parameters)  # type: ignore[arg-type]
     sums.close()
-
-
-def test_segments_cover_every_position_once() -> None:
-    sizes = [3, 0, 5, 1]
-    segments = Segments(sizes)
-    owner = [0, 0, 0, 2, 2, 2, 2, 2, 3]
-    for start in range(10):
-        for stop in range(start, 10):
-            found = [index for index, first, last in segments.within(start, stop) for _ in range(first, last)]
-            assert found == owner[start:stop]

@@ -157,6 +157,32 @@ def test_uses_of_an_operation_without_its_layer_enter_with_their_worst_case() ->
     assert tied.layerwise == pytest.approx(sum(u.cotangent_bound for u in tied.uses))
 
 
+def recorded(norms: list[list[float]], dtype: torch.dtype) -> Tensor:
+    """The factors of three examples: two uses of one group with a constant, one use of another, a third of none."""
+    scaling = Joint()
+    scaling._constants, scaling._terms = [0.5, 0.0, 2.0], {"a": [(0, 0.3), (0, 7.0)], "b": [(1, 2.5)]}
+    for path, values in zip(("a", "b", "a"), norms, strict=True):
+        scaling._record(path, torch.tensor(values, dtype=dtype))
+    factor = scaling.example_factor(3, torch.device("cpu"))
+    assert factor is not None
+    return factor
+
+
+def test_joint_factors_are_the_same_by_a_loop_and_by_torch() -> None:
+    norms = [[1.0, 0.0, math.nan], [4.0, 0.0, 1.0], [2.0, 0.0, 1.0]]
+    by_loop, by_torch = recorded(norms, torch.float32), recorded(norms, torch.float64)
+    expected = [1 / math.sqrt((0.5 + 0.3 + 14.0) ** 2 + 10.0**2 + 4.0), 1 / math.sqrt(0.25 + 4.0)]
+    assert by_loop.dtype == torch.float32
+    assert by_loop[:2].tolist() == pytest.approx(expected, rel=2**-23)
+    assert by_torch[:2].tolist() == pytest.approx(expected, rel=2**-23)
+    assert by_loop[2].isnan() and by_torch[2].isnan()  # its row is made zero; a factor by the floor would not be
+
+
+def test_norms_of_other_rows_than_the_examples_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"given \[3, 3, 1\] rows in a batch of 3 examples"):
+        recorded([[1.0] * 3, [1.0] * 3, [1.0]], torch.float32)
+
+
 def test_joint_factor_is_capped_by_the_floor() -> None:
     harness = joint_harness("mlp", scaling_floor=0.9)
     x = torch.zeros(2, 12)

@@ -108,7 +108,13 @@ def rows_of_one(words: npt.NDArray[np.int64], out: npt.NDArray[np.float64]) -> N
 
 def recompiled(**options: Any) -> Callable[..., None]:
     """The loop with the constants that its module has now, kept nowhere."""
-    return numba.njit("void(int64[::1], float64[::1])", error_model="numpy", **options)(box_muller.transform_row)
+    signature = "void(int64[::1], int64[::1], float64[::1], float64[::1])"
+    pairs = numba.njit(signature, error_model="numpy", **options)(box_muller.transform_pairs)
+    return lambda words, out: pairs(*halves(words), *halves(out))
+
+
+def halves(row: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    return row[: len(row) // 2], row[len(row) // 2 :]
 
 
 def test_normals_are_those_of_box_muller_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +137,7 @@ def test_compiled_loops_round_as_they_are_written(monkeypatch: pytest.MonkeyPatc
     for fma, alike in ((rounded_once, True), (lambda a, b, c: a * b + c, False)):
         monkeypatch.setattr(box_muller, "_fma", fma)
         with np.errstate(over="ignore"):
-            box_muller.transform_row(words, interpreted)
+            box_muller.transform_pairs(*halves(words), *halves(interpreted))
         assert np.array_equal(compiled, interpreted) is alike
 
 

@@ -87,7 +87,7 @@ def test_samples_of_convolutional_networks_have_few_sizes() -> None:
         multiple = padding_multiple(nn.Conv2d(1, 1, 3), expected)
         sizes = torch.poisson(torch.full((1000,), float(expected)))
         padded = (sizes / multiple).ceil() * multiple
-        assert len(padded.unique()) < 12 < len(sizes.unique())
-        assert padded.mean() < expected * (1 + 0.6 / expected**0.5)
+        assert len(padded.unique()) < 20 < len(sizes.unique())
+        assert padded.mean() < expected * (1 + 0.35 / expected**0.5)
     assert padding_multiple(nn.Linear(3, 3), 1024) == 1 and padding_multiple(nn.Conv2d(1, 1, 3), 2) == 1
     assert padding_multiple(nn.Conv2d(1, 1, 3), 256, views=3) % 3 == 0

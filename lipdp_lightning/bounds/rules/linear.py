@@ -9,6 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..close_norm import close_norm, may_be_taken_anew
 from ..conv_norms import conv_norm
 from ..geometry import kappa
 from ..norms import dense_norm
@@ -55,7 +56,8 @@ def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
             "torch broadcasts a weight or bias of this shape, which multiplies its gradient",
             "give a weight of shape (outputs, inputs) and a bias of shape (outputs,)",
         )
-    norm = op.norms.operator_norm(matrix, lambda: dense_norm(matrix), 1.0, spectral=True)
+    anew = close_norm if may_be_taken_anew(matrix) else None
+    norm = op.norms.operator_norm(matrix, lambda: dense_norm(matrix), 1.0, spectral=True, anew=anew)
     return _affine(op, x, weight, bias, norm, 1.0, math.prod(x.shape[:-1]))
 
 

@@ -1,0 +1,96 @@
+"""A release on one CPU, without a vector as long as all parameters: noise goes from words to gradients in one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ..privacy.normals import Words
+from .flat import FlatGradients, Segments
+
+if TYPE_CHECKING:
+    from ..compiled import Loop
+
+BLOCK = 1 << 13
+"""Normals that a thread makes at once: they stay in its cache until the entries that they belong to are complete."""
+
+_Values = npt.NDArray[Any]
+
+
+class Release:
+    """gradient <- (deviation * noise + share * gradient) / divisor and votes <- votes + deviation * noise, in place.
+
+    Guarantee: after the words of all positions, each once, every entry has the noise of its own position in the flat
+    vector (gradients, votes), in float64, rounded once. For parameters on a CPU whose dtype is among ``DTYPES``.
+
+    Args:
+        apart: sums that are not in a parameter's grad, by the parameter's id; they are multiplied by the share, too.
+        votes: float64, contiguous; the share is part of them.
+        groups: of the flat vector, each with its deviation.
+        threads: that share the work; they do not change a bit.
+    """
+
+    DTYPES = (torch.float32, torch.float64)
+
+    def __init__(
+        self, gradients: FlatGradients, apart: Mapping[int, Tensor], votes: Tensor, share: float, divisor: float,
+        groups: Sequence[int], deviations: Sequence[float], threads: int = 1,
+    ) -> None:  # fmt: skip
+        assert votes.dtype == torch.float64 and votes.is_contiguous()
+        self._laid_out: list[tuple[Tensor, Tensor]] = []
+        self._parts = [self._values(p, apart.get(id(p))) for p in gradients.parameters] + [(votes.numpy(), None)]
+        segments, owners = Segments([len(values) for values, _ in self._parts]), Segments(groups)
+        assert segments.total == owners.total and len(groups) == len(deviations), "entries without noise"
+        table, numbers = [], []
+        for part, group, first, last in segments.meet(owners):
+            (values, beside), skipped = self._parts[part], first - segments.starts[part]
+            place_beside = 0 if beside is None else _address(beside, skipped)
+            table.append((first, last, _address(values, skipped), values.itemsize == 8, place_beside))
+            of_gradient = part < len(gradients.parameters)
+            numbers.append((deviations[group], *((share, 1.0 / divisor) if of_gradient else (1.0, 1.0))))
+        # columns as in release_loop.py
+        self._segments = np.array(table, dtype=np.int64).reshape(-1, 5)
+        self._numbers = np.array(numbers, dtype=np.float64).reshape(-1, 3)
+        self._threads = threads
+        self._draws = np.empty((0, 0, 0))
+
+    def _values(self, parameter: nn.Parameter, apart: Tensor | None) -> tuple[_Values, _Values | None]:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        assert parameter.grad.dtype in self.DTYPES
+        gradient = parameter.grad.contiguous()
+        if gradient is not parameter.grad:
+            self._laid_out.append((parameter.grad, gradient))
+        values = gradient.view(-1).numpy()
+        beside = None if apart is None else apart.to(torch.float64).reshape(-1).numpy()
+        assert len(values) == parameter.numel() and (beside is None or len(beside) == len(values))
+        return values, beside
+
+    def complete(self, start: int, words: Words) -> None:
+        """``words`` as of ``words_of``: their first rows begin at position ``start`` of the flat vector."""
+        if len(self._draws) == 0:
+            self._draws = np.empty((self._threads, len(words), BLOCK))
+        release_loop().shared(self._threads, words, start, self._segments, self._numbers, self._draws)
+
+    def end(self) -> None:
+        """All words have come."""
+        for gradient, values in self._laid_out:
+            gradient.copy_(values)
+
+
+def _address(values: _Values, entry: int) -> int:
+    return values.ctypes.data + entry * values.itemsize
+
+
+@lru_cache(maxsize=1)
+def release_loop() -> Loop:
+    """Compiled when it is asked for first: not for a command that releases nothing."""
+    from .release_loop import release
+
+    return release
