@@ -17,6 +17,7 @@ from lipdp_lightning import team
 from lipdp_lightning.bounds.packed import BLOCK, add_squares
 from lipdp_lightning.compiled import Loop
 from lipdp_lightning.layers.energy_loops import patch_norms, row_norms
+from lipdp_lightning.layers.pair_loops import in_order, swap
 from lipdp_lightning.layers.row_loops import bound_rows, weigh_rows
 from lipdp_lightning.mechanism.release_loop import release
 from lipdp_lightning.privacy.box_muller import transform
@@ -37,6 +38,9 @@ def inputs() -> Arrays:
         "factors": random.uniform(1, 9, 7).astype(np.float32),
         "limits": np.array([5.0, 5.0, 1e15]),
         "rows": np.full((7, 36), np.nan, np.float32),
+        "pairs": np.full((14, 2, 9), np.nan, np.float32),
+        "neighbours": np.full((126, 2, 1), np.nan, np.float32),
+        "swapped": random.integers(0, 2, (14, 9), dtype=np.uint8),
     }
 
 
@@ -53,6 +57,19 @@ CASES: dict[str, tuple[Loop, Callable[[Arrays], tuple[Any, ...]], str]] = {
     "row_norms": (row_norms, lambda a: (a["images"].reshape(7, -1), 3, a["norms"]), "norms"),
     "patch_norms": (patch_norms, lambda a: (a["images"], a["counts"], 2, 3, a["norms"]), "norms"),
     "bound_rows": (bound_rows, lambda a: (a["images"].reshape(7, -1), a["limits"], a["rows"]), "rows"),
+    "in_order": (in_order, lambda a: (a["images"].reshape(14, 2, 9), a["pairs"], a["swapped"]), "pairs"),
+    "in_order, bytes": (in_order, lambda a: (a["images"].reshape(14, 2, 9), a["pairs"], a["swapped"]), "swapped"),
+    "in_order, neighbours": (
+        in_order,
+        lambda a: (a["images"].reshape(126, 2, 1), a["neighbours"], a["swapped"].reshape(126, 1)),
+        "neighbours",
+    ),
+    "swap": (swap, lambda a: (a["images"].reshape(14, 2, 9), a["swapped"], a["pairs"]), "pairs"),
+    "swap, neighbours": (
+        swap,
+        lambda a: (a["images"].reshape(126, 2, 1), a["swapped"].reshape(126, 1), a["neighbours"]),
+        "neighbours",
+    ),
     "weigh_rows": (weigh_rows, lambda a: (a["images"].reshape(7, -1), a["factors"], a["rows"]), "rows"),
 }
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..privacy.sampling import poisson_sample
-from .networks import Network, network_named, random_rows
+from .networks import Network, in_plain_torch, network_named, random_rows
 
 NOISE_MULTIPLIER = 1.0
 CLIP_NORM = 1.0
@@ -81,7 +81,7 @@ def _trains(make: Callable[[Job, nn.Module], Step], poisson: bool = False) -> Co
     def run(job: Job, between: Between) -> None:
         network, device = job.network, torch.device(job.device)
         x, y = (t.to(device) for t in random_rows(network.shape, job.rows, network.outputs))
-        step = make(job, network.build().to(device))
+        step = make(job, in_plain_torch(network.build()).to(device))
         for rows in job.samples(device) if poisson else job.batches(device):
             between()
             step(x.index_select(0, rows), y.index_select(0, rows))

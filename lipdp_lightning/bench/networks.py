@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..layers import MaxMin
 from ..models import MLP, ConvNet, WideResNet
 
 IMAGE_ROWS = 16_384
@@ -65,6 +66,23 @@ def network_named(name: str) -> Network:
             return make(*map(int, match.groups()))
     families = "; ".join(text for _, text, _ in FAMILIES)
     raise ValueError(f"--model {name} is not one of {', '.join(NETWORKS)}, nor of the families {families}")
+
+
+class TorchMaxMin(nn.Module):
+    """MaxMin of torch's operations, as a loop without this library has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
+        return torch.stack((torch.maximum(first, second), torch.minimum(first, second)), 2).flatten(1, 2)
+
+
+def in_plain_torch(model: nn.Module) -> nn.Module:
+    """The same network without the loops of this library."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, MaxMin):
+                setattr(module, name, TorchMaxMin())
+    return model
 
 
 def random_rows(shape: tuple[int, ...], rows: int, classes: int) -> tuple[Tensor, Tensor]:

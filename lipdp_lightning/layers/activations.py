@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Unbounded, Value
+from .pairs import larger_first
 from .precision import widened
 
 
@@ -28,8 +29,7 @@ class GroupSort(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.group_size == 2:
-            first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
-            return torch.stack((torch.maximum(first, second), torch.minimum(first, second)), 2).flatten(1, 2)
+            return larger_first(x)
         return torch.unflatten(x, 1, (-1, self.group_size)).sort(2).values.flatten(1, 2)
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from lipdp_lightning.bench import contenders, networks
 from lipdp_lightning.bench.contenders import OURS, Job, contender_named
-from lipdp_lightning.bench.networks import Network, network_named
+from lipdp_lightning.bench.networks import Network, in_plain_torch, network_named
+from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.mechanism.mechanism import Mechanism
 from lipdp_lightning.models import ConvNet
 
@@ -115,3 +116,15 @@ def test_the_1_6_million_parameters_and_the_families() -> None:
     assert sum(p.numel() for p in network_named("mlp-7x3").build().parameters()) == 2 * 7 * 8 + 7 * 10 + 10
     with pytest.raises(ValueError, match=r"mlp-0x3.*families"):
         network_named("mlp-0x3")
+
+
+@pytest.mark.parametrize("name", ["convnet-1.6m", "mlp-table", "wrn-16-4"])
+def test_plain_torch_has_the_same_network_without_loops_of_the_library(name: str) -> None:
+    torch.manual_seed(0)
+    network = network_named(name)
+    own = network.build()
+    plain = in_plain_torch(network.build())
+    plain.load_state_dict(own.state_dict())
+    assert not any(isinstance(module, MaxMin) for module in plain.modules())
+    x = torch.rand(3, *network.shape)
+    assert torch.equal(plain(x), own(x))

@@ -1,0 +1,97 @@
+"""Pairs of channels put in order: two passes over memory, forward and backward, and a byte for each pair in between.
+
+Of torch's operations, maximum and minimum keep both of their arguments for the backward pass, and take a dozen passes
+there.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..threads import threads_for
+from .energies import read_by_loops
+
+
+def larger_first(x: Tensor) -> Tensor:
+    """Channels 2k and 2k + 1 of ``x`` (batch, channels, ...) in descending order; a pair with a NaN stays as it is.
+
+    Guarantee: every example's output is a permutation of its entries, and the gradient is permuted back by the same
+    one, also where the two of a pair are equal: both maps keep norms, but for no rounding at all.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        return _swapped_by_torch(x, _second_is_larger(x))
+    ordered: Tensor = _LargerFirst.apply(x)
+    return ordered
+
+
+class _LargerFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if read_by_loops(x):
+            pairs, out = _as_pairs(x), torch.empty_like(x)
+            swapped = torch.empty((x.shape[0], x.shape[1] // 2, *x.shape[2:]), dtype=torch.bool)
+            loops().in_order.shared(threads_for(x.numel()), pairs, _as_pairs(out), _as_bytes(swapped, pairs.shape[2]))
+        else:
+            swapped = _second_is_larger(x)
+            out = _swapped_by_torch(x, swapped)
+        ctx.save_for_backward(swapped)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (swapped,) = ctx.saved_tensors
+        found: Tensor = _Swap.apply(gradient, swapped)
+        return found
+
+
+class _Swap(torch.autograd.Function):
+    """Linear, and its own adjoint: gradients of every order are the same permutation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, swapped: Tensor) -> Tensor:
+        ctx.save_for_backward(swapped)
+        if not (read_by_loops(x) and swapped.is_contiguous()):
+            return _swapped_by_torch(x, swapped)
+        pairs, out = _as_pairs(x), torch.empty_like(x)
+        loops().swap.shared(threads_for(x.numel()), pairs, _as_bytes(swapped, pairs.shape[2]), _as_pairs(out))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (swapped,) = ctx.saved_tensors
+        found: Tensor = _Swap.apply(gradient, swapped)
+        return found, None
+
+
+@lru_cache(maxsize=1)
+def loops() -> ModuleType:
+    """Compiled when they are asked for first: not for a network without such an activation."""
+    from . import pair_loops
+
+    return pair_loops
+
+
+def _as_pairs(x: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """(pairs, 2, what follows the channels)."""
+    return x.detach().numpy().reshape(x.shape[0] * x.shape[1] // 2, 2, math.prod(x.shape[2:]))
+
+
+def _as_bytes(swapped: Tensor, length: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return swapped.numpy().view(np.uint8).reshape(-1, length) if length else np.empty((0, 0), dtype=np.uint8)
+
+
+def _second_is_larger(x: Tensor) -> Tensor:
+    first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
+    return second > first
+
+
+def _swapped_by_torch(x: Tensor, swapped: Tensor) -> Tensor:
+    first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
+    return torch.stack((torch.where(swapped, second, first), torch.where(swapped, first, second)), 2).flatten(1, 2)
