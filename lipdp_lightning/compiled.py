@@ -53,7 +53,7 @@ class Loop:
             if dimensions == 0:
                 fields.append(int(np.array(argument, dtype=dtype).view(np.int64)))
             elif argument.dtype == dtype and argument.ndim == dimensions and argument.flags.c_contiguous:
-                fields += [argument.ctypes.data, *argument.shape]
+                fields += [argument.__array_interface__["data"][0], *argument.shape]
             else:
                 return None
         return fields

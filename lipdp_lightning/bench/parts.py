@@ -28,7 +28,7 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("scaling", "lipdp_lightning.mechanism.scaling", "Joint.example_factor"),
     ("scaling", "lipdp_lightning.mechanism.exact", "_Measured.settle"),
     ("scaling", "lipdp_lightning.training.clipped_loss", "ClippedLoss.per_example"),
-    ("noise", "lipdp_lightning.mechanism.mechanism", "keyed_digest"),
+    ("noise", "lipdp_lightning.mechanism.mechanism", "KeyedDigest.of"),
     ("noise", "lipdp_lightning.mechanism.mechanism", "state_digest"),
     ("noise", "lipdp_lightning.mechanism.noise", "NoisePrefetcher.start"),
     ("noise", "lipdp_lightning.mechanism.noise", "NoisePrefetcher.take"),

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from ..threads import threads_for
 from .quick_norm import row_margin
-from .references import Reference, bits, difference, is_packed, loops, scaled_norm, strips, working_dtype
+from .references import (
+    Reference,
+    bits,
+    difference,
+    is_packed,
+    is_single,
+    loops,
+    scaled_norm,
+    singles,
+    strips,
+    working_dtype,
+)
 
 _ROW = 512
 _CLEAR_OF_UNDERFLOW = 2.0**20
@@ -22,9 +33,9 @@ def distances(
 ) -> list[float]:
     """Upper bounds on ||weight - reference||_F; infinite where the reference does not fit the weight.
 
-    Where a large weight and its reference lie in a CPU's memory, one compiled loop reads both, in float64. Of those
-    that ``as_matrices`` names, the bound is then on the spectral norm of the difference, flattened to a matrix of as
-    many rows, and its Frobenius norm is at most sqrt(8) times what is returned. Elsewhere squares are summed in the
+    Where a float32 weight and its reference lie in a CPU's memory, one compiled loop reads both, in float64. Of large
+    ones that ``as_matrices`` names, the bound is then on the spectral norm of the difference, flattened to a matrix of
+    as many rows, and its Frobenius norm is at most sqrt(8) times what is returned. Elsewhere squares are summed in the
     working dtype over rows of 512 entries, the rows in float64. The bounds are multiplied by more than the rounding of
     the subtraction and of both sums; where squares may have underflowed, the norm is taken again in float64. The host
     waits once for each device.
@@ -35,6 +46,8 @@ def distances(
         if is_packed(weight, reference):
             spectral = as_matrices is not None and as_matrices[index] and weight.ndim > 1
             found[index] = _by_strips(weight, reference) if spectral else _in_one_pass(weight, reference)
+        elif is_single(weight, reference):
+            found[index] = _in_one_pass(weight, reference, packed=False)
         elif reference.fits(weight):
             others.append(index)
     for index, square in zip(others, _squares([(weights[i], references[i]) for i in others]), strict=True):
@@ -42,13 +55,16 @@ def distances(
     return found
 
 
-def _in_one_pass(weight: Tensor, reference: Reference) -> float:
-    totals = np.empty(-(-weight.numel() // loops().BLOCK))
-    threads = threads_for(weight.numel())
-    loops().add_squares.shared(threads, weight.view(-1).numpy(), *bits(reference), totals)
-    norm = math.sqrt(totals.sum()) * (1.0 + (weight.numel() + 16) * 2.0**-52)
-    # two products and two subtractions, each rounded by 2^-53 of what it returns
-    return norm + 2.0**-50 * (norm + reference.norm)
+def _in_one_pass(weight: Tensor, reference: Reference, packed: bool = True) -> float:
+    entries = weight.numel()
+    totals = np.empty(-(-entries // loops().BLOCK))
+    loop = loops().add_squares if packed else loops().add_squares_beside_singles
+    values = bits(reference) if packed else singles(reference)
+    loop.shared(threads_for(entries), weight.view(-1).numpy(), *values, totals)
+    norm = math.sqrt(totals.sum()) * (1.0 + (entries + 16) * 2.0**-52)
+    # two products and two subtractions, each rounded by 2^-53 of what it returns; without a product, one subtraction
+    product = packed or reference.factor != 1.0 or reference.detail is not None
+    return norm + 2.0**-50 * (norm + (reference.norm if product else 0.0))
 
 
 def _by_strips(weight: Tensor, reference: Reference) -> float:

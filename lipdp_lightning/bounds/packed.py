@@ -1,4 +1,4 @@
-"""Weights beside references in half precision, read once: compiled loops over contiguous float32 weights on a CPU.
+"""Weights beside references, read once: compiled loops over contiguous float32 weights on a CPU.
 
 A half is given by its bits. Differences are taken in float64, where only two products and two subtractions round.
 """
@@ -81,6 +81,30 @@ def _(data: Any) -> None:
     detail = carray(pointer_at(field[5]), (field[6],), np.int16)
     totals = carray(pointer_at(field[8]), (field[9],), np.float64)
     _add_squares(thread_number(), thread_count(), weight, coarse, number[4], detail, number[7], totals)
+
+
+def sum_beside_singles(weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float) -> float:
+    total = 0.0
+    for index in range(len(weight)):
+        left = weight[index] - factor * coarse[index] - factor_of_detail * detail[index]
+        total += left * left
+    return total
+
+
+_sum_beside_singles = numba.njit(error_model="numpy", fastmath={"reassoc"})(sum_beside_singles)
+
+
+@loop("void(int64, int64, float32[::1], float32[::1], float64, float32[::1], float64, float64[::1])")
+def add_squares_beside_singles(
+    part: int, parts: int, weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, totals: Any
+) -> None:
+    """The same beside references that were too small to be packed, or are of values beyond the range of halves."""
+    first, last = share(len(totals), part, parts)
+    for block in range(first, last):
+        begin, end = block * BLOCK, min((block + 1) * BLOCK, len(weight))
+        totals[block] = _sum_beside_singles(
+            weight[begin:end], coarse[begin:end], factor, detail[begin:end], factor_of_detail
+        )
 
 
 def differences(weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, out: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +46,7 @@ class BatchNumber:
     value: object
 
 
-@dataclass(frozen=True)
-class ParameterUse:
+class ParameterUse(NamedTuple):
     """One use of parameters that form a group.
 
     Guarantee: for a cotangent d at the node's output, the gradient of one example with respect to all of
@@ -57,8 +57,7 @@ class ParameterUse:
     gradient_factor: float
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """What a rule answers.
 
     ``norm`` bounds one example's output; ``lipschitz`` bounds the operation's Jacobian in each argument

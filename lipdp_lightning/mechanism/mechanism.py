@@ -21,7 +21,7 @@ from ..bounds.certifier import Certifier
 from ..layers import energies
 from ..privacy.normals import numeric_environment
 from ..privacy.plan import PrivacyPlan
-from ..privacy.randomness import derive_key, keyed_digest, state_digest
+from ..privacy.randomness import KeyedDigest, derive_key, state_digest
 from .allocation import Allocation, allocate, joint_thresholds
 from .choice import make_scaling, scaling_at
 from .noise import NoiseSource
@@ -70,7 +70,7 @@ class Mechanism:
         self._certifier = certifier
         self._allocation = cast(Allocation, plan.allocation)  # checked by the plan
         self._context = plan.digest(), context
-        self._state_key = derive_key(secret, "state")
+        self._state = KeyedDigest(derive_key(secret, "state"))
         self._watched = WatchedTensors(model)
         self.certificate = certifier.certify()
         self.scaling = make_scaling(plan, self.certificate)
@@ -271,7 +271,7 @@ class Mechanism:
         return float(self.plan.expected_batch_size)
 
     def _weights_digest(self) -> bytes:
-        return keyed_digest(self._state_key, self._watched.named())
+        return self._state.of(self._watched.named())
 
     def _radii(self) -> dict[str, Tensor]:
         radii = self.scaling.radii if isinstance(self.scaling, Radii) else {}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 13
 """Normals that a thread makes at once: they stay in its cache until the entries that they belong to are complete."""
-
-_Values = npt.NDArray[Any]
 
 
 class Release:
@@ -44,33 +41,35 @@ class Release:
     ) -> None:  # fmt: skip
         assert votes.dtype == torch.float64 and votes.is_contiguous()
         self._laid_out: list[tuple[Tensor, Tensor]] = []
-        self._parts = [self._values(p, apart.get(id(p))) for p in gradients.parameters] + [(votes.numpy(), None)]
-        segments, owners = Segments([len(values) for values, _ in self._parts]), Segments(groups)
+        self._parts = [self._part(p, apart.get(id(p))) for p in gradients.parameters] + [(votes, None)]
+        segments, owners = Segments([values.numel() for values, _ in self._parts]), Segments(groups)
         assert segments.total == owners.total and len(groups) == len(deviations), "entries without noise"
         table, numbers = [], []
+        of_gradient, of_vote = (share, 1.0 / divisor), (1.0, 1.0)
         for part, group, first, last in segments.meet(owners):
             (values, beside), skipped = self._parts[part], first - segments.starts[part]
-            place_beside = 0 if beside is None else _address(beside, skipped)
-            table.append((first, last, _address(values, skipped), values.itemsize == 8, place_beside))
-            of_gradient = part < len(gradients.parameters)
-            numbers.append((deviations[group], *((share, 1.0 / divisor) if of_gradient else (1.0, 1.0))))
+            size, place_beside = values.element_size(), 0 if beside is None else beside.data_ptr() + 8 * skipped
+            table.append((first, last, values.data_ptr() + size * skipped, size == 8, place_beside))
+            numbers.append((deviations[group], *(of_vote if values is votes else of_gradient)))
         # columns as in release_loop.py
         self._segments = np.array(table, dtype=np.int64).reshape(-1, 5)
         self._numbers = np.array(numbers, dtype=np.float64).reshape(-1, 3)
         self._threads = threads
         self._draws = np.empty((0, 0, 0))
 
-    def _values(self, parameter: nn.Parameter, apart: Tensor | None) -> tuple[_Values, _Values | None]:
+    def _part(self, parameter: nn.Parameter, apart: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The gradient and what is beside it, each contiguous."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        assert parameter.grad.dtype in self.DTYPES
-        gradient = parameter.grad.contiguous()
-        if gradient is not parameter.grad:
+        gradient = parameter.grad
+        assert gradient.dtype in self.DTYPES and gradient.device.type == "cpu"
+        if not gradient.is_contiguous():
+            gradient = gradient.contiguous()
             self._laid_out.append((parameter.grad, gradient))
-        values = gradient.view(-1).numpy()
-        beside = None if apart is None else apart.to(torch.float64).reshape(-1).numpy()
-        assert len(values) == parameter.numel() and (beside is None or len(beside) == len(values))
-        return values, beside
+        beside = None if apart is None else apart.to(torch.float64).contiguous()
+        numel = parameter.numel()
+        assert gradient.numel() == numel and (beside is None or beside.numel() == numel)
+        return gradient, beside
 
     def complete(self, start: int, words: Words) -> None:
         """``words`` as of ``words_of``: their first rows begin at position ``start`` of the flat vector."""
@@ -82,10 +81,6 @@ class Release:
         """All words have come."""
         for gradient, values in self._laid_out:
             gradient.copy_(values)
-
-
-def _address(values: _Values, entry: int) -> int:
-    return values.ctypes.data + entry * values.itemsize
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ import hashlib
 import hmac
 import operator
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -81,47 +81,84 @@ def state_digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *
     numeric_environment(). SHA-256: with the instructions of current processors it takes less time than
     blake2b.
     """
-    return _digest(tensors, context, lambda number, data: [data])
+    return _digest(tensors, context)
 
 
-def keyed_digest(key: bytes, tensors: Mapping[str, Tensor]) -> bytes:
+class KeyedDigest:
     """The same for those who hold a secret key of 32 bytes, in a tenth of the time: large tensors enter by their GMAC.
 
-    Two states that do not depend on the key share a digest with probability below 2^-90, for up to 2^34 bytes.
+    Two states that do not depend on the key share a digest with probability below 2^-90, for up to 2^34 bytes. What is
+    asked for again and again is read where it lies, as long as it lies there.
     """
-    code = AESGCM(key)
 
-    def parts(number: int, data: memoryview) -> Iterable[bytes | memoryview]:
-        if data.nbytes < _SHORT:
-            yield data
-            return
-        for part, start in enumerate(range(0, data.nbytes, _AUTHENTICATED)):
-            nonce = number.to_bytes(6, "big") + part.to_bytes(6, "big")
-            yield code.encrypt(nonce, b"", data[start : start + _AUTHENTICATED])
+    def __init__(self, key: bytes) -> None:
+        self._code = AESGCM(key)
+        self._names: list[str] = []
+        self._laid: list[_Laid] = []
 
-    return _digest(tensors, (), parts)
+    def of(self, tensors: Mapping[str, Tensor]) -> bytes:
+        """Of their names, dtypes, shapes and bits."""
+        digest = hashlib.sha256()
+        for number, laid in enumerate(self._places(tensors)):
+            digest.update(laid.header)
+            if len(laid.data) < _SHORT:
+                digest.update(laid.data)
+                continue
+            for part, start in enumerate(range(0, len(laid.data), _AUTHENTICATED)):
+                nonce = number.to_bytes(6, "big") + part.to_bytes(6, "big")
+                digest.update(self._code.encrypt(nonce, b"", laid.data[start : start + _AUTHENTICATED]))
+        return digest.digest()
+
+    def _places(self, tensors: Mapping[str, Tensor]) -> list[_Laid]:
+        names = list(tensors)
+        if names != self._names or not all([a.still(t) for a, t in zip(self._laid, tensors.values(), strict=True)]):
+            self._names = names
+            self._laid = [_Laid(_header(name, t), _bytes_of(t), t) for name, t in tensors.items()]
+        return self._laid
 
 
-def _digest(
-    tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
-    context: Iterable[bytes],
-    parts: Callable[[int, memoryview], Iterable[bytes | memoryview]],
-) -> bytes:
+class _Laid:
+    """A tensor's header, and its bytes in place, or a copy of them where they cannot be read so."""
+
+    def __init__(self, header: bytes, data: memoryview, tensor: Tensor) -> None:
+        self.header, self.data = header, data
+        self._tensor, self._place, self._as = tensor, tensor.data_ptr(), (tensor.shape, tensor.dtype)
+        self._in_place = tensor.device.type == "cpu" and _is_plain(tensor)
+
+    def still(self, tensor: Tensor) -> bool:
+        return (
+            self._in_place
+            and tensor is self._tensor
+            and tensor.data_ptr() == self._place
+            and (tensor.shape, tensor.dtype) == self._as
+            and tensor.device.type == "cpu"
+            and _is_plain(tensor)
+        )
+
+
+def _digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], context: Iterable[bytes]) -> bytes:
     digest = hashlib.sha256()
     for item in context:
         digest.update(_encode_bytes(b"c", item))
-    for number, (name, tensor) in enumerate(tensors.items() if isinstance(tensors, Mapping) else tensors):
-        # the header determines the length of what follows
-        digest.update(_encode_bytes(b"n", f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode()))
-        for part in parts(number, _bytes_of(tensor)):
-            digest.update(part)
+    for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        digest.update(_header(name, tensor))
+        digest.update(_bytes_of(tensor))
     return digest.digest()
+
+
+def _header(name: str, tensor: Tensor) -> bytes:
+    """It determines the length of what follows."""
+    return _encode_bytes(b"n", f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode())
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """As they lie in memory: numpy lacks bf16, and -0.0 differs from 0.0."""
     plain = tensor.detach()
-    if plain.device.type != "cpu" or not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
+    if plain.device.type != "cpu" or not _is_plain(plain):
         plain = plain.resolve_conj().resolve_neg().contiguous().cpu()
     return plain.view(-1).view(torch.uint8).numpy().data
 
@@ -155,6 +192,10 @@ class CounterStream:
     def uint64(self, count: int) -> npt.NDArray[np.uint64]:
         """The next `count` uniform 64-bit words, little-endian on every machine."""
         return self._draw(count * _WORD_BYTES).view("<u8")
+
+    def uint32(self, count: int) -> npt.NDArray[np.uint32]:
+        """The same of 32 bits."""
+        return self._draw(count * _WORD_BYTES // 2).view("<u4")
 
     def normal(self, count: int, threads: int = 1, out: Tensor | None = None) -> Tensor:
         """`count` standard normals, float64 on the CPU: a function of (key, position, count) only.

@@ -13,19 +13,23 @@ from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key
+from lipdp_lightning.privacy.randomness import BLOCK_BYTES, CounterStream, derive_key
 
 _WORDS = 1 << 64
+_HALF = 1 << 32
 _BLOCK = 1 << 20  # words drawn at a time: bounds the memory, a multiple of the stream's block
 
 
 @lru_cache(maxsize=16)
-def _threshold(sample_rate: float) -> int:
-    """Exact: a float is a fraction, and rounding down keeps the true rate at or below the accounted one."""
-    return math.floor(Fraction(sample_rate) * _WORDS)
+def _threshold(sample_rate: float) -> tuple[int, int]:
+    """Its upper and its lower 32 bits. Exact: a float is a fraction, and rounding down keeps the true rate at or below
+    the accounted one.
+    """
+    return divmod(math.floor(Fraction(sample_rate) * _WORDS), _HALF)
 
 
 def poisson_sample(secret: bytes, step: int, dataset_size: int, sample_rate: float) -> Tensor:
@@ -45,13 +49,25 @@ def poisson_sample(secret: bytes, step: int, dataset_size: int, sample_rate: flo
         raise ValueError("\n".join([*problems, "HINT: take them from the run's PrivacyPlan."]))
     if sample_rate == 1:
         return torch.arange(dataset_size)
-    threshold = _threshold(sample_rate)
-    stream = CounterStream(derive_key(secret, "sampling", step))
+    upper, lower = _threshold(sample_rate)
+    words = CounterStream(derive_key(secret, "sampling", step))
     parts = []
     for start in range(0, dataset_size, _BLOCK):
-        words = stream.uint64(min(_BLOCK, dataset_size - start))
-        parts.append(torch.from_numpy((words < np.uint64(threshold)).nonzero()[0]).to(torch.int64) + start)
-    return torch.cat(parts)
+        count = min(_BLOCK, dataset_size - start)
+        drawn = words.uint32(count)
+        selected = drawn < upper
+        # one word in 2^32 leaves it open: its lower half, which is drawn apart, decides
+        (undecided,) = (drawn == upper).nonzero()
+        if len(undecided):
+            selected[undecided] = _lower_halves(secret, step, start, count)[undecided] < lower
+        parts.append(torch.from_numpy(selected.nonzero()[0]) + start)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _lower_halves(secret: bytes, step: int, start: int, count: int) -> npt.NDArray[np.uint32]:
+    assert start % _BLOCK == 0, "streams begin at whole blocks"
+    key = derive_key(secret, "sampling, lower halves", step)
+    return CounterStream(key, position=start * 4 // BLOCK_BYTES).uint32(count)
 
 
 def local_slice(indices: Tensor, rank: int, world_size: int, chunk: int = 0, chunks: int = 1) -> Tensor:

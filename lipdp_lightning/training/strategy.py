@@ -26,6 +26,7 @@ from .checkpoints import CheckpointStrategy
 from .context import context_of
 from .draws import planned_draws
 from .exact_products import require_exact_products
+from .garbage import resume_collections, spare_collections
 from .guards import check_set_up, make_certifier, matching_modules, steps_per_epoch
 from .module_guards import LiveChecks
 from .padding import padding_multiple
@@ -98,6 +99,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._partial_sums: PartialSums | None = None
         self._private_step = -1
         self._live: LiveChecks | None = None
+        self._spares_collections = False
         self.configured: list[dict[str, Any]] = []
         self._checked: Any = None
         self._spending: Spending | None = None
@@ -181,6 +183,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._live = LiveChecks(module)
         self._branch = derive_key(self._secret, "branch on record")[:8].hex()
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
+        self._spares_collections = spare_collections()
 
     def _open_branch(self, context: bytes) -> None:
         """Rank 0 decides whether the secret goes on or a new branch starts; all ranks use its secret."""
@@ -282,7 +285,10 @@ class PrivateStrategy(CheckpointStrategy):
     def teardown(self) -> None:
         if self.mechanism is not None:
             self.mechanism.close()
+        if self._spares_collections:
+            resume_collections()
         for hook in self._hooks:
             hook.remove()
         self._hooks, self.restored, self._checked, self._restored_statistics = [], None, None, None
+        self._spares_collections = False
         super().teardown()

@@ -15,6 +15,12 @@ from lipdp_lightning.bounds.references import Reference, difference, reference_o
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
+@pytest.fixture(autouse=True)
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; the loops of a CPU are tested in test_packed.py."""
+    monkeypatch.setattr(deviations, "is_single", lambda weight, reference: False)
+
+
 def exact(weight: Tensor, reference: Reference) -> float:
     """In float64; entries of one by one matrices are subtracted without error by integers."""
     difference = weight.double() - reference.factor * reference.values.double()

@@ -13,7 +13,7 @@ from torch import Tensor
 from lipdp_lightning.bounds import deviations
 from lipdp_lightning.bounds.deviations import distances
 from lipdp_lightning.bounds.packed import subtract, wide
-from lipdp_lightning.bounds.references import Reference, bits, is_packed
+from lipdp_lightning.bounds.references import Reference, bits, is_packed, is_single
 
 
 class Unrounded(Reference):
@@ -52,31 +52,51 @@ def test_differences_are_rounded_once() -> None:
     assert np.array_equal(out, exact.float().numpy())
 
 
-def low_bounds(kind: type[Reference], count: int = 400) -> int:
-    """Of one by one weights next to a scaled half and its detail, where the difference is all but cancelled."""
+Number = type[np.float16] | type[np.float32]
+
+
+def low_bounds(kind: type[Reference], number: Number, count: int = 400) -> int:
+    """Of one by one weights next to a scaled value and its detail, where the difference is all but cancelled."""
     generator = np.random.default_rng(0)
     low = 0
     for _ in range(count):
-        half, small = np.float16(generator.uniform(1, 2)), np.float16(generator.uniform(1, 2))
+        half, small = number(generator.uniform(1, 2)), number(generator.uniform(1, 2))
         factor, of_detail = generator.uniform(0.5, 1.0), generator.uniform(0.5, 1.0) * 2.0**-20
         weight = np.float32(factor * float(half) + of_detail * float(small))
         reference = halves(torch.tensor([half]), factor, halves(torch.tensor([small]), of_detail), kind)
         exact = Fraction(float(weight)) - Fraction(factor) * Fraction(float(half))
         exact = abs(exact - Fraction(of_detail) * Fraction(float(small)))
-        assert is_packed(torch.tensor([weight]), reference)
+        assert (is_packed if number is np.float16 else is_single)(torch.tensor([weight]), reference)
         low += Fraction(distances([torch.tensor([weight])], [reference])[0]) < exact
     return low
 
 
-def test_rounding_is_covered() -> None:
-    assert low_bounds(Reference) == 0
-    assert low_bounds(Unrounded) > 20
+@pytest.mark.parametrize("number", [np.float16, np.float32])
+def test_rounding_is_covered(number: Number) -> None:
+    assert low_bounds(Reference, number) == 0
+    assert low_bounds(Unrounded, number) > 20
 
 
+@pytest.mark.parametrize("exponent", [-40, -12, 0, 12, 30])
+def test_without_a_product_the_rounding_is_that_of_one_subtraction(exponent: int) -> None:
+    """Also where the difference has more digits than float64."""
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        weight, value = (np.float32(generator.uniform(1, 2) * size) for size in (1.0, 2.0**exponent))
+        reference = halves(torch.tensor([value]), 1.0)
+        assert is_single(torch.tensor([weight]), reference)
+        found = Fraction(distances([torch.tensor([weight])], [reference])[0])
+        exact = abs(Fraction(float(weight)) - Fraction(float(value)))
+        assert exact <= found <= exact * (1 + Fraction(1, 2**40))
+    unmoved = torch.randn(37)
+    assert distances([unmoved], [halves(unmoved.clone(), 1.0)]) == [0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("length", [1, 7, 64, 513, 100_000])
-def test_sums_are_those_of_all_entries(length: int) -> None:
+def test_sums_are_those_of_all_entries(length: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(length)
-    coarse = torch.randn(length, generator=generator).half()
+    coarse = torch.randn(length, generator=generator).to(dtype)
     weight = torch.randn(length, generator=generator)
     for factor, detail in ((0.3, None), (0.3, halves(coarse.flip(0), 0.01))):
         left = weight.double() - factor * coarse.double()
@@ -86,18 +106,20 @@ def test_sums_are_those_of_all_entries(length: int) -> None:
         assert norm * (1 - 1e-13) <= found <= norm * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("size", [1e-42, 1e-30, 1e30])
-def test_squares_neither_underflow_nor_overflow(size: float) -> None:
+def test_squares_neither_underflow_nor_overflow(size: float, dtype: torch.dtype) -> None:
     weight = torch.full((600,), size)
-    found = distances([weight], [halves(torch.zeros(600).half(), 1.0)])[0]
+    found = distances([weight], [halves(torch.zeros(600, dtype=dtype), 1.0)])[0]
     assert found == pytest.approx(float(weight[0]) * math.sqrt(600), rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_not_bounded(value: float) -> None:
+def test_what_is_not_finite_is_not_bounded(value: float, dtype: torch.dtype) -> None:
     weight = torch.zeros(600)
     weight[17] = value
-    assert not distances([weight], [halves(torch.zeros(600).half(), 1.0)])[0] < math.inf
+    assert not distances([weight], [halves(torch.zeros(600, dtype=dtype), 1.0)])[0] < math.inf
 
 
 def test_other_layouts_and_dtypes_are_not_read_by_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +129,9 @@ def test_other_layouts_and_dtypes_are_not_read_by_a_loop(monkeypatch: pytest.Mon
     laid_out = weight.t().contiguous().t()
     assert is_packed(weight, halves(coarse, 0.3)) and not is_packed(laid_out, halves(coarse, 0.3))
     assert not is_packed(weight.double(), halves(coarse, 0.3))
-    monkeypatch.setattr(deviations, "_in_one_pass", lambda weight, reference: math.nan)
+    assert is_single(weight, halves(coarse.float(), 0.3)) and not is_single(laid_out, halves(coarse.float(), 0.3))
+    assert not is_single(weight, halves(coarse, 0.3)) and not is_packed(weight, halves(coarse.float(), 0.3))
+    monkeypatch.setattr(deviations, "_in_one_pass", lambda weight, reference, packed=True: math.nan)
+    assert math.isnan(distances([weight], [halves(coarse.float(), 0.3)])[0])
     assert math.isnan(distances([weight], [halves(coarse, 0.3)])[0])
     assert distances([laid_out], [halves(coarse, 0.3)])[0] == pytest.approx(0.08, rel=1e-4)

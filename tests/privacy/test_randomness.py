@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from torch import Tensor
 
 from lipdp_lightning.privacy.randomness import (
     CounterStream,
+    KeyedDigest,
     derive_key,
-    keyed_digest,
     new_secret,
     state_digest,
 )
@@ -176,6 +177,10 @@ def test_every_change_of_state_changes_the_digest() -> None:
     assert len(set(states.values())) == len(states) and {len(digest) for digest in states.values()} == {32}
 
 
+def keyed_digest(key: bytes, tensors: dict[str, Tensor]) -> bytes:
+    return KeyedDigest(key).of(tensors)
+
+
 def test_a_keyed_digest_tells_every_bit_of_large_tensors_and_the_key() -> None:
     large = {"a": torch.zeros(5000), "b": torch.zeros(70, 100)}
     reference = keyed_digest(KEY, large)
@@ -188,6 +193,40 @@ def test_a_keyed_digest_tells_every_bit_of_large_tensors_and_the_key() -> None:
         changed[name].view(-1).view(torch.int32)[place] ^= 1
         digests.add(keyed_digest(KEY, changed))
     assert len(digests) == 8 and {len(d) for d in digests} == {32}
+
+
+def _negated_view(tensor: Tensor) -> Tensor:
+    return torch.view_as_complex(torch.stack([tensor, tensor], -1)).conj().imag
+
+
+CHANGES: dict[str, Callable[[dict[str, Tensor]], object]] = {
+    "nothing": lambda w: None,
+    "an entry": lambda w: w["a"].add_(1.0),
+    "an entry that torch does not see": lambda w: w["a"].numpy().__setitem__(3, 7.0),
+    "an entry by .data": lambda w: w["square"].data.mul_(2.0),
+    "other values under the same name": lambda w: w.update(a=w["a"] * 3.0),
+    "another storage": lambda w: setattr(w["a"], "data", torch.full((5000,), 2.0)),
+    "a transposed view of the same memory": lambda w: setattr(w["square"], "data", w["square"].data.t()),
+    "another shape of the same memory": lambda w: setattr(w["square"], "data", w["square"].data.view(40, 160)),
+    "a part of the same memory": lambda w: setattr(w["a"], "data", w["a"].data[:4000]),
+    "a negated view": lambda w: w.update(square=_negated_view(w["square"])),
+    "a name": lambda w: w.update(c=w.pop("a")),
+    "one less": lambda w: w.pop("a"),
+    "one more": lambda w: w.update(more=torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_keyed_digest_that_was_taken_before_sees_every_change(change: str) -> None:
+    """It reads tensors where they lay the last time, and hence must notice when they lie elsewhere."""
+    tensors = {"a": torch.arange(5000.0), "square": torch.arange(6400.0).reshape(80, 80), "b": torch.ones(3)}
+    kept = KeyedDigest(KEY)
+    before = kept.of(tensors)
+    assert kept.of(tensors) == before
+    CHANGES[change](tensors)
+    after = kept.of(tensors)
+    assert after == keyed_digest(KEY, tensors) == kept.of(tensors)
+    assert (after == before) == (change == "nothing")
 
 
 def test_digest_is_of_values_not_of_layout() -> None:

@@ -1,6 +1,8 @@
 """Poisson samples and keyed splits; each check is also shown to reject a sampler that breaks it."""
 
 import math
+from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from lipdp_lightning.privacy.randomness import CounterStream
 from lipdp_lightning.privacy.sampling import keyed_split, local_slice, poisson_sample
 
 SECRET = b"a fixed secret.."
@@ -134,17 +137,52 @@ def test_rate_one_is_everything_and_just_below_is_not_an_error():
 class AllZeros:
     """A stream whose every word is the smallest: selected whenever the threshold is positive."""
 
-    def __init__(self, key):
+    def __init__(self, key, position=0):
         pass
 
-    def uint64(self, count):
-        return np.zeros(count, dtype=np.uint64)
+    def uint32(self, count):
+        return np.zeros(count, dtype=np.uint32)
 
 
 def test_threshold_rounds_down(monkeypatch):
     monkeypatch.setattr("lipdp_lightning.privacy.sampling.CounterStream", AllZeros)
     assert len(poisson_sample(SECRET, 0, 10, 0.5 * 2.0**-64)) == 0  # rounding up would select all ten
     assert len(poisson_sample(SECRET, 0, 10, 2.0**-64)) == 10
+
+
+def first_words_leave_it_open(upper):
+    """A stream whose first key has words equal to the threshold's upper half; the next one is drawn as ever."""
+    keys = []
+
+    def stream(key, position=0):
+        keys.append(key)
+        if key == keys[0]:
+            return SimpleNamespace(uint32=lambda count: np.full(count, upper, dtype=np.uint32))
+        return CounterStream(key, position)
+
+    return stream
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.9])
+def test_what_the_upper_halves_leave_open_the_lower_ones_decide_at_the_rate(monkeypatch, share):
+    for upper in (0, 5, 2**32 - 1):
+        if upper == share == 0:
+            continue  # no rate
+        monkeypatch.setattr("lipdp_lightning.privacy.sampling.CounterStream", first_words_leave_it_open(upper))
+        rate = (upper + share) / 2**32
+        sample = poisson_sample(SECRET, 3, 20_000, rate)
+        threshold = math.floor(Fraction(rate) * 2**64) % 2**32 / 2**32  # of what the float keeps of the rate
+        assert stats.binomtest(len(sample), 20_000, threshold).pvalue > 1e-3
+        monkeypatch.setattr("lipdp_lightning.privacy.sampling._BLOCK", 4096)
+        monkeypatch.setattr("lipdp_lightning.privacy.sampling.CounterStream", first_words_leave_it_open(upper))
+        assert torch.equal(sample, poisson_sample(SECRET, 3, 20_000, rate))
+
+
+def test_a_sampler_that_leaves_ties_out_is_rejected(monkeypatch):
+    monkeypatch.setattr("lipdp_lightning.privacy.sampling.CounterStream", AllZeros)
+    assert len(poisson_sample(SECRET, 0, 10, 2.0**-33)) == 10
+    monkeypatch.setattr("lipdp_lightning.privacy.sampling._lower_halves", lambda *_: np.full(10, 2**32 - 1, np.uint32))
+    assert len(poisson_sample(SECRET, 0, 10, 2.0**-33)) == 0
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, math.nan])
