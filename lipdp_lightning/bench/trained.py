@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Sampler
 from data_modules.base import PrivateDataModule, box_norm
 from data_modules.poisson import InMemoryRows, loader
 
+from ..layers import pairs
 from ..privacy.plan import PrivacyPlan
 from ..training import PrivateModule, PrivateStrategy
 from .contenders import NOISE_MULTIPLIER, SECRET, Between, Job, sgd
@@ -92,7 +93,8 @@ class _Batches(Sampler[Tensor]):
 
 
 def lightning_loop(job: Job, between: Between) -> None:
-    """Without privacy; batches are indexed from tensors in memory, as the library's own are."""
+    """Without privacy; batches are indexed from tensors in memory, as the library's own are, and MaxMin is its own."""
+    pairs.loops()  # compiled here and not in the first step
     network = job.network
     rows = InMemoryRows(*random_rows(network.shape, job.rows, network.outputs))
     batches: DataLoader[Any] = loader(rows, _Batches(job))

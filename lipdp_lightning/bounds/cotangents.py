@@ -66,12 +66,13 @@ class CotangentWalk:
         bounds: Mapping[fx.Node, Bound],
         cotangent: Mapping[fx.Node, float],
     ) -> float:
-        bound = bounds[reader]
-        if cotangent[reader] == 0:
+        received = cotangent[reader]
+        if received == 0:
             return 0.0
+        bound, places = bounds[reader], self._places[node, reader]
         constants = bound.slots
-        slots = [constants[place] for place in self._places[node, reader]]
-        return min(cotangent[reader] * _gain(bound, slots), bound.cotangent_cap)
+        gain = constants[places[0]] if len(places) == 1 else _gain(bound, [constants[place] for place in places])
+        return min(received * gain, bound.cotangent_cap)
 
     def _received(self, node: fx.Node, bounds: Mapping[fx.Node, Bound], cotangent: Mapping[fx.Node, float]) -> float:
         parts = len(bounds[node].parts)

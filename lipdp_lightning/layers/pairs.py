@@ -35,9 +35,12 @@ class _LargerFirst(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         if read_by_loops(x):
-            pairs, out = _as_pairs(x), torch.empty_like(x)
+            out, shape = torch.empty_like(x), _pairs(x)
             swapped = torch.empty((x.shape[0], x.shape[1] // 2, *x.shape[2:]), dtype=torch.bool)
-            loops().in_order.shared(threads_for(x.numel()), pairs, _as_pairs(out), _as_bytes(swapped, pairs.shape[2]))
+            loops().in_order.shared(
+                threads_for(x.numel()), x.detach().numpy().reshape(shape), out.numpy().reshape(shape),
+                swapped.numpy().view(np.uint8).reshape(shape[0], shape[2]),
+            )  # fmt: skip
         else:
             swapped = _second_is_larger(x)
             out = _swapped_by_torch(x, swapped)
@@ -59,8 +62,11 @@ class _Swap(torch.autograd.Function):
         ctx.save_for_backward(swapped)
         if not (read_by_loops(x) and swapped.is_contiguous()):
             return _swapped_by_torch(x, swapped)
-        pairs, out = _as_pairs(x), torch.empty_like(x)
-        loops().swap.shared(threads_for(x.numel()), pairs, _as_bytes(swapped, pairs.shape[2]), _as_pairs(out))
+        out, shape = torch.empty_like(x), _pairs(x)
+        loops().swap.shared(
+            threads_for(x.numel()), x.detach().numpy().reshape(shape),
+            swapped.numpy().view(np.uint8).reshape(shape[0], shape[2]), out.numpy().reshape(shape),
+        )  # fmt: skip
         return out
 
     @staticmethod
@@ -78,13 +84,10 @@ def loops() -> ModuleType:
     return pair_loops
 
 
-def _as_pairs(x: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """(pairs, 2, what follows the channels)."""
-    return x.detach().numpy().reshape(x.shape[0] * x.shape[1] // 2, 2, math.prod(x.shape[2:]))
-
-
-def _as_bytes(swapped: Tensor, length: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return swapped.numpy().view(np.uint8).reshape(-1, length) if length else np.empty((0, 0), dtype=np.uint8)
+def _pairs(x: Tensor) -> tuple[int, int, int]:
+    """How many, two, and the size of what follows the channels."""
+    rows, channels, *rest = x.shape
+    return rows * channels // 2, 2, math.prod(rest)
 
 
 def _second_is_larger(x: Tensor) -> Tensor:

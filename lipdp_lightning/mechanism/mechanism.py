@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import Certifier
-from ..layers import energies
+from ..layers import energies, pairs
 from ..privacy.normals import numeric_environment
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import KeyedDigest, derive_key, state_digest
@@ -83,12 +83,12 @@ class Mechanism:
         self._device = trained[0].device
         if self._device.type == "cpu":
             # loops are compiled here and not in the first step
-            energies.loops(), energies.scaling_loops(), joint_loop()
+            energies.loops(), energies.scaling_loops(), pairs.loops(), joint_loop()
         threads = min(_NOISE_THREADS, torch.get_num_threads())
         self.sums = NoisySums(trained, NoiseSource(secret, secure=plan.secure, threads=threads), self.place)
         self._projector = Projector(certifier, plan, self.certificate, named)
         self._shared_out: tuple[dict[str, float], dict[str, float]] = {}, {}
-        self._certified_versions: tuple[int, ...] = ()
+        self._certified_versions: list[int] = []
         self._step: int | None = None
         self._drawn = 0
         self.checksum = b""
@@ -277,5 +277,5 @@ class Mechanism:
         radii = self.scaling.radii if isinstance(self.scaling, Radii) else {}
         return {path: torch.tensor(radius, dtype=torch.float64) for path, radius in radii.items()}
 
-    def _versions(self) -> tuple[int, ...]:
+    def _versions(self) -> list[int]:
         return self._watched.versions()

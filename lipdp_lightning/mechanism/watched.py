@@ -12,10 +12,10 @@ from ..bounds.held import HeldTensors
 class WatchedTensors(HeldTensors):
     """Parameters and buffers by name, and whether any of them changed."""
 
-    def versions(self) -> tuple[int, ...]:
+    def versions(self) -> list[int]:
         """Changes when a tensor is replaced, or changed in place by an operation that torch sees."""
         tensors = self.named().values()
-        return tuple([t._version for t in tensors] + [t.data_ptr() for t in tensors])
+        return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
 
 
 def bounds_of(certificate: Certificate) -> bytes:
