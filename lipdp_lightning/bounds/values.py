@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,8 @@ class BatchNumber:
     value: object
 
 
-class ParameterUse(NamedTuple):
+@dataclass(frozen=True)
+class ParameterUse:
     """One use of parameters that form a group.
 
     Guarantee: for a cotangent d at the node's output, the gradient of one example with respect to all of
@@ -57,7 +57,8 @@ class ParameterUse(NamedTuple):
     gradient_factor: float
 
 
-class Bound(NamedTuple):
+@dataclass(frozen=True)
+class Bound:
     """What a rule answers.
 
     ``norm`` bounds one example's output; ``lipschitz`` bounds the operation's Jacobian in each argument

@@ -73,6 +73,7 @@ def read_by_loops(rows: Tensor) -> bool:
         and not (rows.requires_grad and torch.is_grad_enabled())
         and type(rows) in (Tensor, torch.nn.Parameter)
         and not torch.compiler.is_compiling()
+        and torch._C._functorch.maybe_current_level() is None
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 
 from ..bounds.registry import rule
 from ..bounds.rules.normalization import floored_normalization
 from ..bounds.values import Bound, Operation, Unbounded, Value
+from .floored import floored_rows
 from .precision import widened
 
 
@@ -34,10 +34,7 @@ class GroupNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = widened(x)
         grouped = wide.reshape(x.shape[0], self._groups(x), -1) if x.shape[0] else wide.reshape(0, 1, 1)
-        centred = grouped - grouped.mean(2, keepdim=True)
-        # vector_norm has gradient zero at zero, where sqrt(mean square) would give NaN
-        deviation = torch.linalg.vector_norm(centred, dim=2, keepdim=True) / math.sqrt(max(1, grouped.shape[2]))
-        return (centred / deviation.clamp_min(self.alpha)).reshape(x.shape).to(x.dtype)
+        return floored_rows(grouped, self.alpha).reshape(x.shape).to(x.dtype)
 
     def _groups(self, x: Tensor) -> int:
         return self.groups

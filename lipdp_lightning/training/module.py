@@ -59,7 +59,6 @@ class PrivateModule(lightning.LightningModule):
         # of a temperature scaling after training: evaluations and predictions divide class scores by it
         self.output_temperature = 1.0
         self.rows_to_multiple_of = 1  # of the rows that the network is given in training
-        self.dropout_layers: list[KeyedDropout] = []  # kept up to date in training
         self._metrics = nn.ModuleDict()
 
     @property
@@ -147,10 +146,11 @@ class PrivateModule(lightning.LightningModule):
         return (x, y, ids) if views is None else views.expand(x, y, ids, strategy.step_key)
 
     def _key_dropout(self, ids: Tensor) -> None:
-        if self.dropout_layers:
+        layers = [m for m in self.network.modules() if isinstance(m, KeyedDropout)]
+        if layers:
             keys: Callable[[int], int] = self.trainer.strategy.dropout_key  # type: ignore[attr-defined]
             ids = with_empty_rows(ids, self.rows_to_multiple_of)
-            for index, layer in enumerate(self.dropout_layers):
+            for index, layer in enumerate(layers):
                 layer.context = (keys(index), ids)
 
     # ---- held-out data

@@ -8,7 +8,6 @@ import torch
 from torch._dynamo import OptimizedModule
 
 from ..bounds.losses import Loss
-from ..layers import KeyedDropout
 from ..mechanism.watched import WatchedTensors
 from .module import PrivateModule
 
@@ -113,13 +112,12 @@ def hooked(module: torch.nn.Module) -> list[str]:
 
 
 class LiveChecks:
-    """What set-up has checked or collected and a callback could change later; looked at before every step."""
+    """What set-up has checked and a callback could change later; looked at before every step."""
 
     def __init__(self, module: PrivateModule) -> None:
         self._module = module
         self._tensors = WatchedTensors(module)
         self._trained = [p.requires_grad for p in self._tensors.parameters_and_modules()[0]]
-        self._modules: list[torch.nn.Module] = []
 
     def check(self) -> None:
         """Raise if a parameter was unfrozen or added, or a backward hook attached, since set-up."""
@@ -133,6 +131,3 @@ class LiveChecks:
         on_parameters = [p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters]  # type: ignore[attr-defined]
         if any(on_parameters) or any([m._backward_hooks or m._backward_pre_hooks for m in modules]):
             raise ValueError(hooked(self._module)[0])
-        if modules is not self._modules:
-            self._modules = modules
-            self._module.dropout_layers = [m for m in self._module.network.modules() if isinstance(m, KeyedDropout)]

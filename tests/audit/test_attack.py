@@ -172,7 +172,7 @@ def test_table_and_json_show_every_group_node_and_violation() -> None:
     false = dataclasses.replace(report, joint=1.5)
     assert "joint: 1.5 times its bound" in certificate_table(certificate, false)
     assert "attained" not in certificate_table(certificate)
-    infinite = dataclasses.replace(certificate, nodes=(certificate.nodes[0]._replace(cotangent=math.inf),))
+    infinite = dataclasses.replace(certificate, nodes=(dataclasses.replace(certificate.nodes[0], cotangent=math.inf),))
     data = json.loads(certificate_json(infinite, report))
     assert data["certificate"]["nodes"][0]["cotangent"] == "inf"
     assert data["attack"]["groups"][1]["name"] == "2"
