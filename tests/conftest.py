@@ -1,8 +1,31 @@
-"""Helpers in this folder (private_step.py) can be imported from every test below it."""
+"""Options for a run in little time. Helpers in this folder (private_step.py) can be imported from every test below."""
+
+import hashlib
+import time
 
 import pytest
 
 LAUNCHED = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+STARTED = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("little time")
+    group.addoption("--within", type=float, metavar="SECONDS", help="skip what would begin later than this")
+    group.addoption("--order", metavar="WORD", help="take the files in an order that this word decides")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    word = config.getoption("--order")
+    if word is not None:  # whole files: what their tests share is made once
+        items.sort(key=lambda item: hashlib.sha256(f"{word} {item.path.name}".encode()).digest())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    within = item.config.getoption("--within")
+    if within is not None and time.monotonic() - STARTED > within:
+        pytest.skip(f"it would have begun later than the {within:.0f} s of --within")
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,11 @@ class Memory:
 
 def _tensors(device: torch.device, rows: Collection[tuple[int, ...]]) -> int:
     """Of all tensors that Python holds on the device, each storage once."""
+    set_aside = gc.get_freeze_count()  # by a run of ours: they are not listed until they are back
+    gc.unfreeze()
     alive = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.device.type == device.type]
+    if set_aside:
+        gc.freeze()
     sizes: dict[int, int] = {}
     for tensor in alive:
         if tuple(tensor.shape) not in rows:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..layers import MaxMin
+from ..layers import GroupNorm, MaxMin
+from ..layers.floored import by_torch
 from ..models import MLP, ConvNet, WideResNet
 
 IMAGE_ROWS = 16_384
@@ -76,12 +77,25 @@ class TorchMaxMin(nn.Module):
         return torch.stack((torch.maximum(first, second), torch.minimum(first, second)), 2).flatten(1, 2)
 
 
+class TorchGroupNorm(nn.Module):
+    """The same of a normalisation with a floored divisor."""
+
+    def __init__(self, groups: int, alpha: float) -> None:
+        super().__init__()
+        self.groups, self.alpha = groups, alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        return by_torch(x.reshape(len(x), self.groups, -1), self.alpha).reshape(x.shape)
+
+
 def in_plain_torch(model: nn.Module) -> nn.Module:
     """The same network without the loops of this library."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, MaxMin):
                 setattr(module, name, TorchMaxMin())
+            elif isinstance(child, GroupNorm):
+                setattr(module, name, TorchGroupNorm(child.groups, child.alpha))
     return model
 
 

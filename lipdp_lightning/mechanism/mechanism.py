@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import Certifier
-from ..layers import energies, pairs
+from ..layers import compile_loops
 from ..privacy.normals import numeric_environment
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import KeyedDigest, derive_key, state_digest
@@ -83,7 +83,8 @@ class Mechanism:
         self._device = trained[0].device
         if self._device.type == "cpu":
             # loops are compiled here and not in the first step
-            energies.loops(), energies.scaling_loops(), pairs.loops(), joint_loop()
+            compile_loops()
+            joint_loop()
         threads = min(_NOISE_THREADS, torch.get_num_threads())
         self.sums = NoisySums(trained, NoiseSource(secret, secure=plan.secure, threads=threads), self.place)
         self._projector = Projector(certifier, plan, self.certificate, named)

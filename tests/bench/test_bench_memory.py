@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -55,6 +56,19 @@ def test_the_peak_is_that_since_the_set_up() -> None:
     available = available_bytes()
     assert available is not None and available > 0
     assert len(kept) and len(rows)
+
+
+def test_tensors_that_the_collector_leaves_out_count_too() -> None:
+    """A private training sets aside what is alive at its set-up, and such objects are not listed."""
+    kept = torch.ones(10 * MB)
+    gc.freeze()
+    try:
+        memory = Memory(torch.device("cpu"))
+        memory.begin()
+        assert 40 * MB <= memory.set_up and gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+    assert len(kept)
 
 
 @forgets
