@@ -50,7 +50,8 @@ class _LargerFirst(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (swapped,) = ctx.saved_tensors
-        found: Tensor = _Swap.apply(gradient, swapped)
+        # as a function of its own only where it is to be differentiated in its turn
+        found: Tensor = (_Swap.apply if torch.is_grad_enabled() else _swapped)(gradient, swapped)
         return found
 
 
@@ -60,20 +61,24 @@ class _Swap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, swapped: Tensor) -> Tensor:
         ctx.save_for_backward(swapped)
-        if not (read_by_loops(x) and swapped.is_contiguous()):
-            return _swapped_by_torch(x, swapped)
-        out, shape = torch.empty_like(x), _pairs(x)
-        loops().swap.shared(
-            threads_for(x.numel()), x.detach().numpy().reshape(shape),
-            swapped.numpy().view(np.uint8).reshape(shape[0], shape[2]), out.numpy().reshape(shape),
-        )  # fmt: skip
-        return out
+        return _swapped(x, swapped)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (swapped,) = ctx.saved_tensors
         found: Tensor = _Swap.apply(gradient, swapped)
         return found, None
+
+
+def _swapped(x: Tensor, swapped: Tensor) -> Tensor:
+    if not (read_by_loops(x) and swapped.is_contiguous()):
+        return _swapped_by_torch(x, swapped)
+    out, shape = torch.empty_like(x), _pairs(x)
+    loops().swap.shared(
+        threads_for(x.numel()), x.detach().numpy().reshape(shape),
+        swapped.numpy().view(np.uint8).reshape(shape[0], shape[2]), out.numpy().reshape(shape),
+    )  # fmt: skip
+    return out
 
 
 @lru_cache(maxsize=1)
