@@ -25,8 +25,10 @@ class PrivacyAccountant(Callback):
     def __init__(self, log_every_n_steps: int | None = None) -> None:
         self._every = log_every_n_steps
         self.epsilon = 0.0
+        self._in_bar: float | None = None
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._in_bar = None
         self._show(trainer, pl_module, logs_now=False)
         self._stop_if_spent(trainer)
 
@@ -35,10 +37,13 @@ class PrivacyAccountant(Callback):
     ) -> None:
         if not _strategy(trainer).between_steps:
             return
-        self._show(trainer, pl_module, logs_now=True)
+        # what is logged is shown until it changes; an epoch begins with nothing
+        self._show(trainer, pl_module, logs_now=True, anew=batch_idx < _strategy(trainer).chunks)
         self._stop_if_spent(trainer)
 
-    def _show(self, trainer: lightning.Trainer, module: lightning.LightningModule, logs_now: bool) -> None:
+    def _show(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, logs_now: bool, anew: bool = False
+    ) -> None:
         strategy = _strategy(trainer)
         assert strategy.plan is not None  # checked in set-up
         if not strategy.plan.certified:
@@ -48,7 +53,8 @@ class PrivacyAccountant(Callback):
         planned = strategy.plan.steps
         spending = strategy.spending
         self.epsilon = spending.guarantee().epsilon if steps == planned else spending.shown(steps)
-        if logs_now:
+        if logs_now and (anew or self.epsilon != self._in_bar):
+            self._in_bar = self.epsilon
             # as float64: a float32 could lie below the bound
             module.log("epsilon", torch.tensor(self.epsilon, dtype=torch.float64), prog_bar=True, logger=False)
         every = self._every or trainer.log_every_n_steps

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -110,25 +111,18 @@ class PldCurve:
 
     def __init__(self, releases: Sequence[Release], direction: str) -> None:
         from dp_accounting.pld import pld_pmf
-        from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
-        losses = [
-            (GaussianPrivacyLoss(s, sampling_prob=q, adjacency_type=AdjacencyType[direction]), n)
-            for s, q, n in releases
-        ]
+        losses = [(_Loss.of(noise_multiplier, q, direction), n) for noise_multiplier, q, n in releases]
         step = self._grid_step(losses)
         self._pmf: Any = None
         for loss, count in losses:
-            bounds = loss.connect_dots_bounds()
-            low, high = math.floor(bounds.epsilon_lower / step), math.ceil(bounds.epsilon_upper / step)
-            deltas = loss.get_delta_for_epsilon(np.arange(low, high + 1) * step)
-            pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, deltas)
+            pmf = _discretised(loss, step)
             if count > 1:
                 pmf = pmf.to_dense_pmf().self_compose(count)
             self._pmf = pmf if self._pmf is None else pld_pmf.compose_pmfs(self._pmf, pmf, 1e-15)
         self.rounding = self.ROUNDING_PER_STEP * max(10, sum(n for _, _, n in releases))
 
-    def _grid_step(self, losses: Sequence[tuple[Any, int]]) -> float:
+    def _grid_step(self, losses: Sequence[tuple[_Loss, int]]) -> float:
         """A fortieth of the smallest standard deviation of a loss, unless that is too fine to compute.
 
         Discretising adds a variance of at most step^2 / 4 to each loss: only tightness depends on the step.
@@ -136,11 +130,9 @@ class PldCurve:
         widths, mean, variance = [], 0.0, 0.0
         target = math.inf
         for loss, count in losses:
-            bounds = loss.connect_dots_bounds()
-            widths.append(max(bounds.epsilon_upper - bounds.epsilon_lower, 1e-12))
-            loss_mean, loss_variance = _loss_moments(loss)
-            mean, variance = mean + count * loss_mean, variance + count * loss_variance
-            target = min(target, math.sqrt(loss_variance) / 40)
+            widths.append(max(loss.upper - loss.lower, 1e-12))
+            mean, variance = mean + count * loss.mean, variance + count * loss.variance
+            target = min(target, math.sqrt(loss.variance) / 40)
         composed_width = abs(mean) + 20 * math.sqrt(variance) + 2 * sum(widths)
         # below this, differences of deltas are rounding errors, and the mass they add is felt
         noise = math.sqrt(max(n * w for (_, n), w in zip(losses, widths, strict=True)) * 1e-15)
@@ -148,6 +140,37 @@ class PldCurve:
 
     def delta_at(self, epsilon: float) -> float:
         return min(1.0, max(0.0, float(self._pmf.get_delta_for_epsilon(float(epsilon)))) + self.rounding)
+
+
+@dataclass(frozen=True, eq=False)
+class _Loss:
+    """The privacy loss of one release: of the library, its range, and roughly its mean and variance."""
+
+    of_library: Any
+    lower: float
+    upper: float
+    mean: float
+    variance: float
+
+    @staticmethod
+    @lru_cache(maxsize=8)
+    def of(noise_multiplier: float, sample_rate: float, direction: str) -> _Loss:
+        """The same object for the same release: how often it is made is all that differs along a run."""
+        from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+        loss = GaussianPrivacyLoss(noise_multiplier, sampling_prob=sample_rate, adjacency_type=AdjacencyType[direction])
+        bounds = loss.connect_dots_bounds()
+        return _Loss(loss, bounds.epsilon_lower, bounds.epsilon_upper, *_loss_moments(loss))
+
+
+@lru_cache(maxsize=8)
+def _discretised(loss: _Loss, step: float) -> Any:
+    """One release on a grid; compositions make distributions of their own and leave this one as it is."""
+    from dp_accounting.pld import pld_pmf
+
+    low, high = math.floor(loss.lower / step), math.ceil(loss.upper / step)
+    deltas = loss.of_library.get_delta_for_epsilon(np.arange(low, high + 1) * step)
+    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, deltas)
 
 
 def _loss_moments(loss: Any) -> tuple[float, float]:

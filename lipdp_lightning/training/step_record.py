@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TextIO
 
 _LINE = re.compile(r"^([0-9a-f]{16}) (\d+) ([0-9a-f]{32})$")
 _DIVERGED = "diverged"
@@ -28,6 +29,7 @@ class StepRecord:
         self._path = path
         self._known: dict[tuple[str, int], str] = {}
         self._torn = False
+        self._file: TextIO | None = None
         self.divergences = 0
         if path is not None and path.exists():
             self._read(path)
@@ -60,7 +62,16 @@ class StepRecord:
         self._write(f"{branch} {step} {digest}")
 
     def _write(self, line: str) -> None:
-        if self._path is not None:
-            with open(self._path, "a") as file:
-                file.write(("\n" if self._torn else "") + line + "\n")
-            self._torn = False
+        if self._path is None:
+            return
+        if self._file is None:  # it stays open: opening it takes longer than the rest of a step's record
+            self._file = open(self._path, "a")  # noqa: SIM115
+        self._file.write(("\n" if self._torn else "") + line + "\n")
+        self._file.flush()
+        self._torn = False
+
+    def close(self) -> None:
+        """The next line opens the file again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -285,6 +285,7 @@ class PrivateStrategy(CheckpointStrategy):
     def teardown(self) -> None:
         if self.mechanism is not None:
             self.mechanism.close()
+        self.record.close()
         if self._spares_collections:
             resume_collections()
         for hook in self._hooks:

@@ -79,3 +79,24 @@ def test_without_the_private_strategy_it_says_so() -> None:
     trainer = make_trainer("auto", PrivacyAccountant())
     with pytest.raises(ValueError, match=r"SingleDeviceStrategy.*HINT"):
         PrivacyAccountant().on_train_start(trainer, make_module())
+
+
+def test_the_bar_shows_epsilon_at_every_step_though_it_is_logged_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lightning takes longer to log a number than many a step."""
+    plan, shown, logged = make_plan(steps=60, accountant="rdp"), Shown(), []
+    module = make_module()
+    log = module.log
+
+    def counting(name: str, *arguments: Any, **options: Any) -> None:
+        logged.append(name)
+        log(name, *arguments, **options)
+
+    monkeypatch.setattr(module, "log", counting)
+    _, trainer = fit(plan, PrivacyAccountant(), shown, module=module, trainer_options={"log_every_n_steps": 60})
+    epochs = trainer.current_epoch
+    assert logged.count("epsilon") <= 20 + epochs < 60
+    own, spending = [row["epsilon"] for row in shown.values[1:]], Spending(plan)
+    assert own == pytest.approx([spending.shown(step) for step in range(2, 60)] + [spending.guarantee().epsilon])
+    assert float(trainer.callback_metrics["epsilon"]) == spending.guarantee().epsilon

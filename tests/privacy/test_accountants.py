@@ -10,6 +10,7 @@ import pytest
 from scipy import integrate, optimize, stats
 from scipy.special import log_ndtr, ndtr
 
+from lipdp_lightning.privacy import curves
 from lipdp_lightning.privacy.accountants import (
     ACCOUNTANTS,
     AccountantFallbackWarning,
@@ -364,3 +365,18 @@ def test_plans_and_ledgers_load_without_the_libraries():
         "sys.exit(str(heavy) if heavy else 0)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_is_kept_of_one_release_changes_no_answer():
+    """Curves of other counts are made of the same discretised release, in any order."""
+    counts, answers = (1, 400, 3, 1, 50, 400), []
+    for forgets in (True, False):
+        found = []
+        for count in counts:
+            if forgets or not found:
+                curves._Loss.of.cache_clear()
+                curves._discretised.cache_clear()
+            found.append(epsilon("pld", 1.3, 0.02, count))
+        answers.append(found)
+    assert answers[0] == answers[1] and answers[0][0] == answers[0][3] and answers[0][1] == answers[0][5]
+    assert curves._discretised.cache_info().hits > 0
