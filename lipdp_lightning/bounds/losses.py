@@ -71,9 +71,8 @@ class CrossEntropy(Loss):
                 "cross-entropy was given floating-point targets; nothing keeps them in the simplex, where the "
                 "bound holds. HINT: integer class labels."
             )
-        losses = F.cross_entropy(
-            logits / self.temperature, target, reduction="none", label_smoothing=self.label_smoothing
-        )
+        scaled = logits if self.temperature == 1.0 else logits / self.temperature
+        losses = F.cross_entropy(scaled, target, reduction="none", label_smoothing=self.label_smoothing)
         if self.class_weights is not None:
             # The weight multiplies the example's whole loss; torch's own smooths each class by its weight.
             weights = _public_weights(self.class_weights, losses)

@@ -193,10 +193,6 @@ class CounterStream:
         """The next `count` uniform 64-bit words, little-endian on every machine."""
         return self._draw(count * _WORD_BYTES).view("<u8")
 
-    def uint32(self, count: int) -> npt.NDArray[np.uint32]:
-        """The same of 32 bits."""
-        return self._draw(count * _WORD_BYTES // 2).view("<u4")
-
     def normal(self, count: int, threads: int = 1, out: Tensor | None = None) -> Tensor:
         """`count` standard normals, float64 on the CPU: a function of (key, position, count) only.
 

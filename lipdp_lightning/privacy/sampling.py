@@ -15,13 +15,16 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 import torch
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
-from lipdp_lightning.privacy.randomness import BLOCK_BYTES, CounterStream, derive_key
+from lipdp_lightning.privacy.randomness import derive_key
 
 _WORDS = 1 << 64
 _HALF = 1 << 32
-_BLOCK = 1 << 20  # words drawn at a time: bounds the memory, a multiple of the stream's block
+_BLOCK = 1 << 18  # words drawn at a time: bounds the memory
+_ZEROS = bytes(4 * _BLOCK)  # encrypting zeros yields the key stream itself
+_TAG_BYTES = 16  # AES-GCM writes a tag behind it
 
 
 @lru_cache(maxsize=16)
@@ -50,24 +53,32 @@ def poisson_sample(secret: bytes, step: int, dataset_size: int, sample_rate: flo
     if sample_rate == 1:
         return torch.arange(dataset_size)
     upper, lower = _threshold(sample_rate)
-    words = CounterStream(derive_key(secret, "sampling", step))
     parts = []
     for start in range(0, dataset_size, _BLOCK):
         count = min(_BLOCK, dataset_size - start)
-        drawn = words.uint32(count)
-        selected = drawn < upper
+        words = _words(_cipher(secret, "sampling"), step, start, count)
+        selected = words < upper
         # one word in 2^32 leaves it open: its lower half, which is drawn apart, decides
-        (undecided,) = (drawn == upper).nonzero()
+        (undecided,) = (words == upper).nonzero()
         if len(undecided):
-            selected[undecided] = _lower_halves(secret, step, start, count)[undecided] < lower
+            halves = _words(_cipher(secret, "sampling, lower halves"), step, start, count)
+            selected[undecided] = halves[undecided] < lower
         parts.append(torch.from_numpy(selected.nonzero()[0]) + start)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _lower_halves(secret: bytes, step: int, start: int, count: int) -> npt.NDArray[np.uint32]:
-    assert start % _BLOCK == 0, "streams begin at whole blocks"
-    key = derive_key(secret, "sampling, lower halves", step)
-    return CounterStream(key, position=start * 4 // BLOCK_BYTES).uint32(count)
+@lru_cache(maxsize=8)
+def _cipher(secret: bytes, purpose: str) -> AESGCM:
+    """Its key stream under a nonce is that of AES-256 in counter mode: the words of a step, and of no other."""
+    return AESGCM(derive_key(secret, purpose))
+
+
+def _words(cipher: AESGCM, step: int, start: int, count: int) -> npt.NDArray[np.uint32]:
+    """Uniform words of the indices from ``start`` on; those of a block have a nonce of their own."""
+    buffer = np.empty(4 * count + _TAG_BYTES, dtype=np.uint8)
+    nonce = step.to_bytes(8, "big") + (start // _BLOCK).to_bytes(4, "big")
+    cipher.encrypt_into(nonce, memoryview(_ZEROS)[: 4 * count], None, buffer.data)
+    return buffer[: 4 * count].view("<u4")
 
 
 def local_slice(indices: Tensor, rank: int, world_size: int, chunk: int = 0, chunks: int = 1) -> Tensor:

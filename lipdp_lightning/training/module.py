@@ -116,7 +116,8 @@ class PrivateModule(lightning.LightningModule):
             share = private.plan.expected_batch_size * private.views / shares
             self.log("nonprivate/loss", total.detach() / share, sync_dist=True)
         # Lightning divides by the number of micro-batches; the step releases a sum
-        return total * self.trainer.accumulate_grad_batches
+        micro_batches = self.trainer.accumulate_grad_batches
+        return total if micro_batches == 1 else total * micro_batches
 
     def _summed_loss(self, x: Tensor, y: Tensor, private: Any) -> Tensor:
         """Summed over rows; backward, the gradient of every row is bounded as the plan says."""
@@ -128,10 +129,12 @@ class PrivateModule(lightning.LightningModule):
             return total
         rows, padded = len(x), with_empty_rows(x, self.rows_to_multiple_of)
         private.scaling.rows = rows
-        logits = self(padded)[:rows]  # the cotangents of further rows are zero
+        logits = self(padded)
         factor = private.scaling.example_factor(len(padded), logits.device)
+        if padded is not x:  # the cotangents of further rows are zero
+            logits, factor = logits[:rows], None if factor is None else factor[:rows]
         if factor is not None:
-            logits = scale_cotangent(logits, factor[:rows])
+            logits = scale_cotangent(logits, factor)
         return self.loss.per_example(logits, y).sum()
 
     def _views(self, x: Tensor, y: Tensor, ids: Tensor, private: Any) -> tuple[Tensor, Tensor, Tensor]:

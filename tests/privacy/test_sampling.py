@@ -2,16 +2,17 @@
 
 import math
 from fractions import Fraction
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lipdp_lightning.privacy.randomness import CounterStream
+from lipdp_lightning.privacy import sampling
+from lipdp_lightning.privacy.randomness import derive_key
 from lipdp_lightning.privacy.sampling import keyed_split, local_slice, poisson_sample
 
 SECRET = b"a fixed secret.."
@@ -123,66 +124,65 @@ def test_removing_the_last_record_moves_no_other():
     assert torch.equal(poisson_sample(SECRET, 4, 999, 0.2), (full := poisson_sample(SECRET, 4, 1000, 0.2))[full < 999])
 
 
-def test_blocks_do_not_show(monkeypatch):
-    whole = poisson_sample(SECRET, 2, 10_000, 0.1)
-    monkeypatch.setattr("lipdp_lightning.privacy.sampling._BLOCK", 64)
-    assert torch.equal(whole, poisson_sample(SECRET, 2, 10_000, 0.1))
-
-
 def test_rate_one_is_everything_and_just_below_is_not_an_error():
     assert torch.equal(poisson_sample(SECRET, 0, 100, 1.0), torch.arange(100))
     assert len(poisson_sample(SECRET, 0, 1000, math.nextafter(1.0, 0.0))) == 1000
 
 
-class AllZeros:
-    """A stream whose every word is the smallest: selected whenever the threshold is positive."""
-
-    def __init__(self, key, position=0):
-        pass
-
-    def uint32(self, count):
-        return np.zeros(count, dtype=np.uint32)
+def no_noise(cipher, step, start, count):
+    """Every word is the smallest: selected whenever the threshold is positive."""
+    return np.zeros(count, dtype=np.uint32)
 
 
 def test_threshold_rounds_down(monkeypatch):
-    monkeypatch.setattr("lipdp_lightning.privacy.sampling.CounterStream", AllZeros)
+    monkeypatch.setattr(sampling, "_words", no_noise)
     assert len(poisson_sample(SECRET, 0, 10, 0.5 * 2.0**-64)) == 0  # rounding up would select all ten
     assert len(poisson_sample(SECRET, 0, 10, 2.0**-64)) == 10
 
 
-def first_words_leave_it_open(upper):
-    """A stream whose first key has words equal to the threshold's upper half; the next one is drawn as ever."""
-    keys = []
+def all_undecided(upper):
+    """The words of a sample equal the upper half of the threshold; their lower halves are drawn as ever."""
+    drawn = sampling._words
+    first = sampling._cipher(SECRET, "sampling")
 
-    def stream(key, position=0):
-        keys.append(key)
-        if key == keys[0]:
-            return SimpleNamespace(uint32=lambda count: np.full(count, upper, dtype=np.uint32))
-        return CounterStream(key, position)
+    def words(cipher, step, start, count):
+        return np.full(count, upper, dtype=np.uint32) if cipher is first else drawn(cipher, step, start, count)
 
-    return stream
+    return words
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.9])
-def test_what_the_upper_halves_leave_open_the_lower_ones_decide_at_the_rate(monkeypatch, share):
-    for upper in (0, 5, 2**32 - 1):
-        if upper == share == 0:
-            continue  # no rate
-        monkeypatch.setattr("lipdp_lightning.privacy.sampling.CounterStream", first_words_leave_it_open(upper))
-        rate = (upper + share) / 2**32
-        sample = poisson_sample(SECRET, 3, 20_000, rate)
-        threshold = math.floor(Fraction(rate) * 2**64) % 2**32 / 2**32  # of what the float keeps of the rate
-        assert stats.binomtest(len(sample), 20_000, threshold).pvalue > 1e-3
-        monkeypatch.setattr("lipdp_lightning.privacy.sampling._BLOCK", 4096)
-        monkeypatch.setattr("lipdp_lightning.privacy.sampling.CounterStream", first_words_leave_it_open(upper))
-        assert torch.equal(sample, poisson_sample(SECRET, 3, 20_000, rate))
+@pytest.mark.parametrize("upper", [0, 5, 2**32 - 1])
+def test_what_the_upper_halves_leave_open_the_lower_ones_decide_at_the_rate(monkeypatch, upper, share):
+    rate = (upper + share) / 2**32
+    if rate == 0:
+        return
+    monkeypatch.setattr(sampling, "_words", all_undecided(upper))
+    sample = poisson_sample(SECRET, 3, 20_000, rate)
+    threshold = math.floor(Fraction(rate) * 2**64) % 2**32 / 2**32  # of what the float keeps of the rate
+    assert stats.binomtest(len(sample), 20_000, threshold).pvalue > 1e-3
 
 
 def test_a_sampler_that_leaves_ties_out_is_rejected(monkeypatch):
-    monkeypatch.setattr("lipdp_lightning.privacy.sampling.CounterStream", AllZeros)
+    monkeypatch.setattr(sampling, "_words", no_noise)
     assert len(poisson_sample(SECRET, 0, 10, 2.0**-33)) == 10
-    monkeypatch.setattr("lipdp_lightning.privacy.sampling._lower_halves", lambda *_: np.full(10, 2**32 - 1, np.uint32))
+    words = [np.full(10, value, np.uint32) for value in (2**32 - 1, 0)]
+    monkeypatch.setattr(sampling, "_words", lambda *_: words.pop())
     assert len(poisson_sample(SECRET, 0, 10, 2.0**-33)) == 0
+
+
+def test_the_words_are_those_of_aes_in_counter_mode():
+    """No two steps or blocks share a word, and who has the secret can draw them by other means."""
+    rate, size = 0.3, 3 * sampling._BLOCK // 2
+    threshold, key = math.floor(Fraction(rate) * 2**64) >> 32, derive_key(SECRET, "sampling")
+    for step in (0, 7, 2**40):
+        expected = []
+        for block, count in enumerate((sampling._BLOCK, size - sampling._BLOCK)):
+            counter = step.to_bytes(8, "big") + block.to_bytes(4, "big") + (2).to_bytes(4, "big")
+            stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor().update(bytes(4 * count))
+            words = np.frombuffer(stream, dtype="<u4")
+            expected.append((words < threshold).nonzero()[0] + block * sampling._BLOCK)
+        assert np.array_equal(poisson_sample(SECRET, step, size, rate).numpy(), np.concatenate(expected))
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, math.nan])
