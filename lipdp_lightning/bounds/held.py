@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import chain
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 
 from torch import Tensor, nn
 
+_kinds = attrgetter("_parameters", "_buffers", "_modules")
 _values = methodcaller("values")
 
 
@@ -46,5 +47,5 @@ class HeldTensors:
 
 def _identities(modules: list[nn.Module]) -> tuple[list[int], list[int]]:
     """How many each module holds of each kind, and which ones."""
-    held = [kind for module in modules for kind in (module._parameters, module._buffers, module._modules)]
+    held = list(chain.from_iterable(map(_kinds, modules)))
     return list(map(len, held)), list(map(id, chain.from_iterable(map(_values, held))))

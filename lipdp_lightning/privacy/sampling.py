@@ -93,7 +93,7 @@ def local_slice(indices: Tensor, rank: int, world_size: int, chunk: int = 0, chu
             f"rank {rank} of {world_size}, chunk {chunk} of {chunks} is not a share: examples would be lost or "
             "used twice.\nHINT: 0 <= rank < world_size and 0 <= chunk < chunks."
         )
-    return indices[chunk * world_size + rank :: world_size * chunks]
+    return indices if world_size * chunks == 1 else indices[chunk * world_size + rank :: world_size * chunks]
 
 
 def keyed_split(secret: bytes, ids: Sequence[int | bytes | str], fractions: Sequence[float]) -> tuple[Tensor, ...]:
