@@ -44,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead: weak scaling of private steps, --processes against one, with the first --batch-size for each",
     )  # fmt: skip
     parser.add_argument("--model", nargs="+", help="models to measure; convnet-1.6m by default")
-    parser.add_argument("--batch-size", nargs="+", type=int, help="256 and 1024 by default")
+    parser.add_argument(
+        "--batch-size", nargs="+", type=int,
+        help="256 and 1024 by default; of --full also, where models whose steps take seconds have theirs up to 256",
+    )  # fmt: skip
     parser.add_argument("--contender", nargs="+", help=f"by default {', '.join(QUICK_CONTENDERS)}; torch always is one")
     parser.add_argument("--repeats", type=int, help="rounds of turns (default 5); passes of --certificate (default 3)")
     parser.add_argument(
@@ -120,7 +123,9 @@ def _cells(args: argparse.Namespace, models: list[str], contenders: tuple[str, .
     every, cells = args.threads or _processors(), []
     for model in models:
         both = args.full and args.threads is None and model in BOTH_THREADS
-        batches = args.batch_size or (FEW_BATCHES.get(model, ALL_BATCHES) if args.full else QUICK_BATCHES)
+        batches = args.batch_size or (ALL_BATCHES if args.full else QUICK_BATCHES)
+        if args.full and model in FEW_BATCHES:
+            batches = [batch for batch in batches if batch in FEW_BATCHES[model]]
         for number, threads in enumerate(sorted({1, every}) if both else [every]):
             cells += [Cell(model, batch, contenders, threads, memory=number == 0) for batch in batches]
     return cells
