@@ -23,7 +23,7 @@ def larger_first(x: Tensor) -> Tensor:
     """Channels 2k and 2k + 1 of ``x`` (batch, channels, ...) in descending order; a pair with a NaN stays as it is.
 
     Guarantee: every example's output is a permutation of its entries, and the gradient is permuted back by the same
-    one, also where the two of a pair are equal: both maps keep norms, but for no rounding at all.
+    one, also where the two of a pair are equal: both maps keep norms exactly.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return _swapped_by_torch(x, _second_is_larger(x))
