@@ -46,7 +46,7 @@ def ratio_figure(rows: Sequence[Row], name_of_rows: str, quantity: str) -> Figur
     shown = [row for row in rows if row.contender != REFERENCE]
     names = [n for n in dict.fromkeys([*CONTENDERS, *(r.contender for r in shown)]) if n != REFERENCE]
     title = {"time": "Step time", "memory": "Peak memory"}[quantity]
-    figure, axes = new_figure(f"{title} over plain {REFERENCE}: {name_of_rows}", height=3.6)
+    figure, axes = new_figure(f"{title} over plain {REFERENCE}: {name_of_rows}", height=3.9)
     colours = matplotlib.colormaps["tab20"]
     for index, name in enumerate(names):
         values = [
@@ -63,7 +63,7 @@ def ratio_figure(rows: Sequence[Row], name_of_rows: str, quantity: str) -> Figur
     sizes = sorted({row.batch_size for row in shown})
     axes.set_xticks(sizes, [str(size) for size in sizes])
     label_axes(axes, "batch size", f"ratio to {REFERENCE}")
-    legend(axes, columns=4)
+    legend(axes, columns=3)
     return figure
 
 
