@@ -70,7 +70,7 @@ def _tensors(device: torch.device, rows: Collection[tuple[int, ...]]) -> int:
     sizes: dict[int, int] = {}
     for tensor in alive:
         if tuple(tensor.shape) not in rows:
-            with suppress(NotImplementedError):  # a wrapper without memory of its own
+            with suppress(NotImplementedError, RuntimeError):  # a wrapper or a trace, without memory of its own
                 storage = tensor.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lipdp_lightning.bench.compare import Effort, measure_cell
 from lipdp_lightning.bench.contenders import Job
@@ -61,6 +62,11 @@ def test_the_peak_is_that_since_the_set_up() -> None:
 def test_tensors_that_the_collector_leaves_out_count_too() -> None:
     """A private training sets aside what is alive at its set-up, and such objects are not listed."""
     kept = torch.ones(10 * MB)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        traced = mode.from_tensor(torch.ones(10 * MB))  # as a compilation leaves them behind: it has no memory
+    torch._C._set_throw_on_mutable_data_ptr(traced)
+    with pytest.raises(RuntimeError):
+        traced.untyped_storage().data_ptr()
     gc.freeze()
     try:
         memory = Memory(torch.device("cpu"))
@@ -68,7 +74,7 @@ def test_tensors_that_the_collector_leaves_out_count_too() -> None:
         assert memory.set_up >= 40 * MB and gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
-    assert len(kept)
+    assert len(kept) and traced is not None
 
 
 @forgets
