@@ -32,18 +32,18 @@ class PrivacyAccountant(Callback):
         self._show(trainer, pl_module, logs_now=False)
         self._stop_if_spent(trainer)
 
+    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._in_bar = None  # an epoch begins with nothing
+
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not _strategy(trainer).between_steps:
             return
-        # what is logged is shown until it changes; an epoch begins with nothing
-        self._show(trainer, pl_module, logs_now=True, anew=batch_idx < _strategy(trainer).chunks)
+        self._show(trainer, pl_module, logs_now=True)
         self._stop_if_spent(trainer)
 
-    def _show(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule, logs_now: bool, anew: bool = False
-    ) -> None:
+    def _show(self, trainer: lightning.Trainer, module: lightning.LightningModule, logs_now: bool) -> None:
         strategy = _strategy(trainer)
         assert strategy.plan is not None  # checked in set-up
         if not strategy.plan.certified:
@@ -53,7 +53,7 @@ class PrivacyAccountant(Callback):
         planned = strategy.plan.steps
         spending = strategy.spending
         self.epsilon = spending.guarantee().epsilon if steps == planned else spending.shown(steps)
-        if logs_now and (anew or self.epsilon != self._in_bar):
+        if logs_now and self.epsilon != self._in_bar:  # what is logged is shown until it changes
             self._in_bar = self.epsilon
             # as float64: a float32 could lie below the bound
             module.log("epsilon", torch.tensor(self.epsilon, dtype=torch.float64), prog_bar=True, logger=False)

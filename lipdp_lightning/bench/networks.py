@@ -80,12 +80,12 @@ class TorchMaxMin(nn.Module):
 class TorchGroupNorm(nn.Module):
     """The same of a normalisation with a floored divisor."""
 
-    def __init__(self, groups: int, alpha: float) -> None:
+    def __init__(self, like: GroupNorm) -> None:
         super().__init__()
-        self.groups, self.alpha = groups, alpha
+        self._groups, self.alpha = like._groups, like.alpha
 
     def forward(self, x: Tensor) -> Tensor:
-        return by_torch(x.reshape(len(x), self.groups, -1), self.alpha).reshape(x.shape)
+        return by_torch(x.reshape(len(x), self._groups(x), -1), self.alpha).reshape(x.shape)
 
 
 def in_plain_torch(model: nn.Module) -> nn.Module:
@@ -95,7 +95,7 @@ def in_plain_torch(model: nn.Module) -> nn.Module:
             if isinstance(child, MaxMin):
                 setattr(module, name, TorchMaxMin())
             elif isinstance(child, GroupNorm):
-                setattr(module, name, TorchGroupNorm(child.groups, child.alpha))
+                setattr(module, name, TorchGroupNorm(child))
     return model
 
 

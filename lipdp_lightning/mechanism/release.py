@@ -62,7 +62,8 @@ class Release:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         gradient = parameter.grad
-        assert gradient.dtype in self.DTYPES and gradient.device.type == "cpu"
+        # their memory is read as it lies, which a negated view would not be meant by
+        assert gradient.dtype in self.DTYPES and gradient.device.type == "cpu" and not gradient.is_neg()
         if not gradient.is_contiguous():
             gradient = gradient.contiguous()
             self._laid_out.append((parameter.grad, gradient))

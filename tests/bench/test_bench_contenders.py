@@ -11,7 +11,7 @@ from torch import nn
 from lipdp_lightning.bench import contenders, networks
 from lipdp_lightning.bench.contenders import OURS, Job, contender_named
 from lipdp_lightning.bench.networks import Network, in_plain_torch, network_named
-from lipdp_lightning.layers import GroupNorm, MaxMin
+from lipdp_lightning.layers import GroupNorm, InstanceNorm, LayerNorm, MaxMin
 from lipdp_lightning.mechanism.mechanism import Mechanism
 from lipdp_lightning.models import ConvNet
 
@@ -128,3 +128,11 @@ def test_plain_torch_has_the_same_network_without_loops_of_the_library(name: str
     assert not any(isinstance(module, MaxMin | GroupNorm) for module in plain.modules())
     x = torch.rand(3, *network.shape)
     torch.testing.assert_close(plain(x), own(x))
+
+
+@pytest.mark.parametrize("layer", [GroupNorm(2, 4), LayerNorm(), InstanceNorm()], ids=str)
+def test_plain_torch_normalises_the_same_groups(layer: GroupNorm) -> None:
+    x = torch.randn(3, 4, 5)
+    plain = in_plain_torch(nn.Sequential(layer))
+    assert not isinstance(plain[0], GroupNorm)  # type: ignore[index]
+    torch.testing.assert_close(plain(x), layer(x))
