@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 CERTIFIED_SCALINGS = ("worst_case", "layerwise", "joint", "radius")
 
 
-@dataclass(frozen=True)
-class NodeBound:
+class NodeBound(NamedTuple):
     """``forward`` bounds ||output of one example||, ``cotangent`` bounds ||d loss / d output||."""
 
     name: str
@@ -21,8 +20,7 @@ class NodeBound:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class UseBound:
+class UseBound(NamedTuple):
     """One use of a group's parameters: for every example ||gradient of this use|| <= cotangent_bound * gradient_factor.
 
     ``scalable`` uses belong to a layer that can measure n_ik and scale its parameter gradient by example.
@@ -90,7 +88,8 @@ class Certificate:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        plain = asdict(self)
+        plain = asdict(self) | {"nodes": tuple(node._asdict() for node in self.nodes)}
         for group, bound in zip(plain["groups"], self.groups, strict=True):
+            group["uses"] = tuple(use._asdict() for use in bound.uses)
             group["sensitivity"] = {s: bound.sensitivity(s) for s in CERTIFIED_SCALINGS}
         return plain

@@ -38,7 +38,8 @@ class _Step:
     """A node prepared once; ``rule`` is None for the input and for a member of a tuple.
 
     ``flat``: its arguments, if they are nodes and plain values and hold no node deeper inside; beside each of them the
-    shape of one example, where it depends on one.
+    shape of one example, where it depends on one. ``activations_alone``: all of them do. ``path``: of its module, where
+    that is not the model itself; ``scalable``: it can measure and scale its gradient by example.
     """
 
     node: fx.Node
@@ -49,6 +50,9 @@ class _Step:
     shapes: tuple[tuple[int, ...], ...]
     operation: Operation
     flat: tuple[tuple[Any, Any], ...] | None
+    activations_alone: bool
+    path: str
+    scalable: bool
 
 
 class Certifier:
@@ -80,7 +84,7 @@ class Certifier:
         if problems:
             raise CertificationError(problems)
         propagate_shapes(self._graph, tuple(input_shape))
-        self._steps = _prepare(self._graph, self._norms_used)
+        self._steps = _prepare(self._graph, self._norms_used, model)
         self._output = _output_node(self._graph)
         try:
             self.loss.lipschitz(self._output.meta["shape"])
@@ -112,11 +116,10 @@ class Certifier:
         return self._assemble(bounds, cotangent, at_output)
 
     def _forward(self, step: _Step, bounds: dict[fx.Node, Bound]) -> Bound:
-        node = step.node
-        if node.op == "placeholder":
-            return Bound(self.input_bound, ())
         if step.rule is None:
-            index = node.args[1]
+            if step.node.op == "placeholder":
+                return Bound(self.input_bound, ())
+            index = step.node.args[1]
             assert isinstance(index, int)
             return Bound(bounds[step.reads[0]].parts[index], 1.0)
         args, kwargs = self._arguments(step, bounds)
@@ -132,7 +135,7 @@ class Certifier:
                 f"its rule answers for {len(bound.slots)} argument slots, and {len(step.reads)} hold activations",
                 "return one Lipschitz constant for each activation that the operation reads",
             )
-        check_parameters(step.module, (args, kwargs.values()), bound)
+        check_parameters(step.module, () if step.activations_alone else (args, kwargs.values()), bound)
         if self._compute_dtype == torch.bfloat16:
             check_accumulation(step.rule, step.module, bound)
         return self._with_margin(bound)
@@ -150,14 +153,14 @@ class Certifier:
         return args, fx.node.map_arg(node.kwargs, lambda n: self._argument(n, bounds))
 
     def _with_margin(self, bound: Bound) -> Bound:
-        margin, slots = self._margin, bound.slots
+        margin, slots, uses, parts = self._margin, bound.slots, bound.uses, bound.parts
         return Bound(
             bound.norm * margin,
             (slots[0] * margin,) if len(slots) == 1 else tuple([s * margin for s in slots]),
-            tuple([ParameterUse(u.parameters, u.gradient_factor * margin) for u in bound.uses]),
+            tuple([ParameterUse(u.parameters, u.gradient_factor * margin) for u in uses]) if uses else (),
             bound.quadrature,
             bound.cotangent_cap * margin,
-            tuple([p * margin for p in bound.parts]) if bound.parts else (),
+            tuple([p * margin for p in parts]) if parts else (),
         )
 
     def _argument(self, node: fx.Node, bounds: dict[fx.Node, Bound]) -> Any:
@@ -178,19 +181,13 @@ class Certifier:
             raise CertificationError(problems)
         nodes, uses = [], []
         for step in self._steps:
-            node, bound = step.node, bounds[step.node]
-            shape = step.shapes[0]
-            nodes.append(NodeBound(node.name, step.name, bound.norm, bound.slots, cotangent[node], shape))
+            node = step.node
+            bound, received, slots = bounds[node], cotangent[node], bounds[node].slots
+            nodes.append(NodeBound(node.name, step.name, bound.norm, slots, received, step.shapes[0]))
             for use in bound.uses:
-                record = UseBound(
-                    node=node.name,
-                    module="" if step.module is None or step.module is self._model else str(node.target),
-                    cotangent_bound=cotangent[node],
-                    gradient_factor=use.gradient_factor,
-                    input_bound=bounds[step.reads[0]].norm if step.reads else 0.0,
-                    lipschitz=bound.slots[0] if bound.slots else 0.0,
-                    scalable=bool(getattr(step.module, "scales_gradient", False)),
-                )
+                reads = bounds[step.reads[0]].norm if step.reads else 0.0
+                lipschitz, factor = slots[0] if slots else 0.0, use.gradient_factor
+                record = UseBound(node.name, step.path, received, factor, reads, lipschitz, step.scalable)
                 uses.append((use.parameters, record))
         named = self._held.named_parameters()
         groups = self._groups.of(uses, named)
@@ -202,6 +199,8 @@ class Certifier:
     def _overflows(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float]) -> list[Problem]:
         """Nodes whose values, or whose cotangents on the way to a parameter, might leave float32's range."""
         problems: list[Problem] = []
+        if all([b.norm < LARGEST_BOUND for b in bounds.values()] + [c < LARGEST_BOUND for c in cotangent.values()]):
+            return problems
         trained: set[fx.Node] = set()
         for step in self._steps:
             node, bound = step.node, bounds[step.node]
@@ -231,7 +230,7 @@ def certify(
     return Certifier(model, input_shape, input_bound, loss, compute_dtype=compute_dtype).certify()
 
 
-def _prepare(graph: fx.GraphModule, norms: NormSource) -> list[_Step]:
+def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module) -> list[_Step]:
     modules = dict(graph.named_modules())
     steps, problems = [], []
     for node in graph.graph.nodes:
@@ -256,7 +255,12 @@ def _prepare(graph: fx.GraphModule, norms: NormSource) -> list[_Step]:
         shapes = tuple(shape) if isinstance(shape, list) else (shape,)
         assert rule is None or callable(rule)
         operation = Operation(operation_name(node), module, shapes[0], norms, shapes)
-        steps.append(_Step(node, operation.name, rule, module, reads, shapes, operation, _flat(node)))
+        flat, path = _flat(node), "" if module is None or module is model else str(node.target)
+        activations_alone = flat is not None and all(of is not None for _, of in flat) and not node.kwargs
+        scalable = bool(getattr(module, "scales_gradient", False))
+        steps.append(
+            _Step(node, operation.name, rule, module, reads, shapes, operation, flat, activations_alone, path, scalable)
+        )
     if problems:
         raise CertificationError(problems)
     return steps

@@ -17,6 +17,15 @@ def _gain(bound: Bound, slots: Sequence[float]) -> float:
     return math.hypot(*slots) if bound.quadrature else sum(slots)
 
 
+def _from_reader(places: Sequence[int], bound: Bound, received: float) -> float:
+    """What a reader that received so much passes on to the value that it reads in these slots."""
+    if received == 0:
+        return 0.0
+    slots = bound.slots
+    gain = slots[places[0]] if len(places) == 1 else _gain(bound, [slots[place] for place in places])
+    return min(received * gain, bound.cotangent_cap)
+
+
 def _member(reader: fx.Node, parts: int) -> int:
     """Which member of a tuple the reader takes; -1 is the last one, not one more."""
     index = reader.args[1]
@@ -37,12 +46,12 @@ class CotangentWalk:
         self._order = tuple(order)
         self._slots = slots
         self._output = output
-        self._readers: dict[fx.Node, list[fx.Node]] = {node: [] for node in order}
-        self._places: dict[tuple[fx.Node, fx.Node], list[int]] = {}  # slots of a reader that read the node
+        # who reads a node, and in which slots
+        self._readers: dict[fx.Node, list[tuple[fx.Node, list[int]]]] = {node: [] for node in order}
         for node in order:
             for read in dict.fromkeys(slots[node]):
-                self._readers[read].append(node)
-                self._places[read, node] = [i for i, other in enumerate(slots[node]) if other is read]
+                places = [i for i, other in enumerate(slots[node]) if other is read]
+                self._readers[read].append((node, places))
         self._regions = self._find_regions()
 
     def run(
@@ -52,36 +61,26 @@ class CotangentWalk:
         cotangent: dict[fx.Node, float] = {}
         for node in reversed(self._order):
             received = self._received(node, bounds, cotangent)
-            if node in self._regions:
-                region = self._regions[node]
+            region = self._regions.get(node)
+            if region is not None:
                 received = min(received, cotangent[region[-1]] * self._between(node, region, bounds))
-            total = received + (at_output if node is self._output else 0.0)
-            cotangent[node] = min(total, caps.get(node, math.inf))
+            if node is self._output:
+                received += at_output
+            cotangent[node] = min(received, caps[node]) if node in caps else received
         return cotangent
 
-    def _from_reader(
-        self,
-        node: fx.Node,
-        reader: fx.Node,
-        bounds: Mapping[fx.Node, Bound],
-        cotangent: Mapping[fx.Node, float],
-    ) -> float:
-        received = cotangent[reader]
-        if received == 0:
-            return 0.0
-        bound, places = bounds[reader], self._places[node, reader]
-        constants = bound.slots
-        gain = constants[places[0]] if len(places) == 1 else _gain(bound, [constants[place] for place in places])
-        return min(received * gain, bound.cotangent_cap)
-
     def _received(self, node: fx.Node, bounds: Mapping[fx.Node, Bound], cotangent: Mapping[fx.Node, float]) -> float:
+        arriving = [
+            (reader, _from_reader(places, bounds[reader], cotangent[reader]))
+            for reader, places in self._readers[node]
+        ]
         parts = len(bounds[node].parts)
         if parts == 0:
-            return sum([self._from_reader(node, reader, bounds, cotangent) for reader in self._readers[node]], 0.0)
+            return sum([value for _, value in arriving], 0.0)
         by_member: dict[int, float] = {}
-        for reader in self._readers[node]:
+        for reader, value in arriving:
             member = _member(reader, parts)
-            by_member[member] = by_member.get(member, 0.0) + self._from_reader(node, reader, bounds, cotangent)
+            by_member[member] = by_member.get(member, 0.0) + value
         return math.hypot(*by_member.values()) if by_member else 0.0
 
     def _between(self, start: fx.Node, region: Sequence[fx.Node], bounds: Mapping[fx.Node, Bound]) -> float:
@@ -97,7 +96,7 @@ class CotangentWalk:
         passed: dict[fx.Node, frozenset[fx.Node]] = {}
         regions = {}
         for node in reversed(self._order):
-            onward = [passed[r] for r in self._readers[node] if r in passed]
+            onward = [passed[r] for r, _ in self._readers[node] if r in passed]
             if node is self._output:
                 passed[node] = frozenset((node,))
             elif onward:
@@ -110,7 +109,7 @@ class CotangentWalk:
         return regions
 
     def _several(self, node: fx.Node) -> bool:
-        return sum(sum(read is node for read in self._slots[r]) for r in self._readers[node]) > 1
+        return sum(len(places) for _, places in self._readers[node]) > 1
 
     def _reached(self, start: fx.Node, span: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
         reached = {start}

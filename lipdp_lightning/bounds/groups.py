@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
@@ -27,26 +28,22 @@ class Groups:
     """
 
     def __init__(self) -> None:
-        self._read: list[tuple[Tensor, ...]] = []
+        self._read: list[tuple[Tensor, ...]] = []  # alive here: none of another identity can take their place
+        self._identities: tuple[list[int], list[int]] = [], []
         self._named: Mapping[str, Tensor] = {}
         self._groups: list[_Group] = []
 
     def of(self, uses: Sequence[Use], named: Mapping[str, Tensor]) -> tuple[GroupBound, ...]:
         """``named``: the model's parameters, in its order; another object if they are others than the last time."""
         read = [parameters for parameters, _ in uses]
-        if named is not self._named or not _same(read, self._read):
+        identities = list(map(len, read)), list(map(id, chain.from_iterable(read)))
+        if named is not self._named or identities != self._identities:
             self._read, self._named, self._groups = read, named, _work_out(read, named)
-        return tuple(
-            GroupBound(g.name, g.labels, sum(t.numel() for t in g.tensors), tuple(uses[i][1] for i in g.uses))
+            self._identities = identities
+        return tuple([
+            GroupBound(g.name, g.labels, sum([t.numel() for t in g.tensors]), tuple([uses[i][1] for i in g.uses]))
             for g in self._groups
-        )
-
-
-def _same(one: Sequence[tuple[Tensor, ...]], other: Sequence[tuple[Tensor, ...]]) -> bool:
-    """Whether both hold the very same tensors; those held are alive, so that none can take the place of another."""
-    return len(one) == len(other) and all(
-        len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True)) for a, b in zip(one, other, strict=True)
-    )
+        ])  # fmt: skip
 
 
 def _work_out(read: Sequence[tuple[Tensor, ...]], named: Mapping[str, Tensor]) -> list[_Group]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from itertools import chain
-from operator import attrgetter, methodcaller
+from operator import itemgetter
+from typing import Any
 
 from torch import Tensor, nn
 
-_kinds = attrgetter("_parameters", "_buffers", "_modules")
-_values = methodcaller("values")
+_kinds = itemgetter("_parameters", "_buffers", "_modules")
 
 
 class HeldTensors:
@@ -21,15 +21,17 @@ class HeldTensors:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._modules: list[nn.Module] = []
+        self._attributes: list[dict[str, Any]] = []
         self._held: tuple[list[int], list[int]] = ([], [])
         self._named: dict[str, Tensor] = {}
         self._names: dict[str, nn.Parameter] = {}
         self._parameters: list[nn.Parameter] = []
 
     def named(self) -> dict[str, Tensor]:
-        if not self._modules or _identities(self._modules) != self._held:
+        if not self._modules or _identities(self._attributes) != self._held:
             self._modules = list(self._model.modules())
-            self._held = _identities(self._modules)
+            self._attributes = [module.__dict__ for module in self._modules]
+            self._held = _identities(self._attributes)
             self._names = dict(self._model.named_parameters())
             self._named = self._names | dict(self._model.named_buffers())
             self._parameters = [tensor for tensor in self._named.values() if isinstance(tensor, nn.Parameter)]
@@ -45,7 +47,7 @@ class HeldTensors:
         return self._parameters, self._modules
 
 
-def _identities(modules: list[nn.Module]) -> tuple[list[int], list[int]]:
+def _identities(attributes: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
     """How many each module holds of each kind, and which ones."""
-    held = list(chain.from_iterable(map(_kinds, modules)))
-    return list(map(len, held)), list(map(id, chain.from_iterable(map(_values, held))))
+    held = list(chain.from_iterable(map(_kinds, attributes)))
+    return list(map(len, held)), list(map(id, chain.from_iterable(map(dict.values, held))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from ..layers import BoundedInput, KeyedDropout, make_private, scale_cotangent
 from .clipped_loss import ClippedLoss
 from .padding import with_empty_rows
 from .release import restore_statistics
+from .spared import forget_gradients
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Task = Literal["classification", "binary", "regression"]
@@ -70,6 +72,9 @@ class PrivateModule(lightning.LightningModule):
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        forget_gradients(optimizer)
 
     # ---- private training
 
@@ -194,6 +199,10 @@ class PrivateModule(lightning.LightningModule):
         if self._make_optimizer is not None:
             return self._make_optimizer(p for p in self.parameters() if p.requires_grad)
         return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)
+
+
+# Lightning reads it before every step; it may not be replaced
+PrivateModule.training_step.__signature__ = inspect.signature(PrivateModule.training_step)  # type: ignore[attr-defined]
 
 
 def _task(loss: Loss) -> Task:

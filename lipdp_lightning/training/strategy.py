@@ -34,7 +34,6 @@ from .partial_sums import PartialSums
 from .release import settle_statistics
 from .resume import hyperparameters
 from .step_record import StepRecord
-from .unprofiled import spare_profiling
 from .views import Views, views_of
 
 
@@ -155,7 +154,6 @@ class PrivateStrategy(CheckpointStrategy):
         trainer.accumulate_grad_batches = self.chunks
         module.clip_loss(plan.loss_clip)
         require_exact_products()
-        spare_profiling(trainer)
         super().setup(trainer)
         self.configured = [hyperparameters(o) for o in self.optimizers]
         self._norms = TrackedNorms()

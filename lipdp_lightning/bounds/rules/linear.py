@@ -31,8 +31,8 @@ def _tensor(value: Any) -> Tensor:
     return value
 
 
-def _trained(*values: Any) -> tuple[Tensor, ...]:
-    return tuple(v for v in values if isinstance(v, nn.Parameter) and v.requires_grad)
+def _trained(value: Any) -> tuple[Tensor, ...]:
+    return (value,) if isinstance(value, nn.Parameter) and value.requires_grad else ()
 
 
 def _affine(op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, patches: float, positions: int) -> Bound:
@@ -42,11 +42,11 @@ def _affine(op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, p
     ||d|| sqrt(||patches(x)||_F^2 + P); P falls away without a trained bias.
     """
     bias_norm = 0.0 if bias is None else op.norms.vector_norm(_tensor(bias))
-    trained = _trained(weight, bias)
-    with_weight = patches * x.norm if _trained(weight) else 0.0
-    with_bias = math.sqrt(positions) if _trained(bias) else 0.0
+    weights, biases, root = _trained(weight), _trained(bias), math.sqrt(positions)
+    with_weight, with_bias = patches * x.norm if weights else 0.0, root if biases else 0.0
+    trained = weights + biases
     uses = (ParameterUse(trained, math.hypot(with_weight, with_bias)),) if trained else ()
-    return Bound(lipschitz * x.norm + math.sqrt(positions) * bias_norm, lipschitz, uses)
+    return Bound(lipschitz * x.norm + root * bias_norm, lipschitz, uses)
 
 
 def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning.pytorch.profilers import SimpleProfiler
 from small_runs import fit, make_plan
 
-from lipdp_lightning.training.unprofiled import Unprofiled
+from lipdp_lightning.training.spared import Unprofiled
 
 
 def test_a_profiler_that_was_asked_for_is_kept() -> None:
