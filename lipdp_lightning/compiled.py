@@ -11,8 +11,11 @@ of team.py, the release's of box_muller.py, and those of strips.py of packed.py.
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numba
@@ -44,7 +47,16 @@ class Loop:
         fields = None if threads == 1 or self._native is None else self._fields(arguments)
         if fields is None:
             return self.alone(*arguments)
-        team.run(self._native.address, fields, threads)
+        team.run(self._native, fields, threads)
+
+    def at(self, threads: int, *fields: int) -> None:
+        """The same of what lies at addresses, without an object for each array: of an array its address and its shape.
+
+        The caller answers for dtypes and layouts. For loops over arrays and whole numbers.
+        """
+        if self._native is None:
+            return self.alone(*self._arrays(fields))
+        team.run(self._native, fields, threads)
 
     def _fields(self, arguments: tuple[Any, ...]) -> list[int] | None:
         """What a body reads; None for what is not as in the signature."""
@@ -57,6 +69,17 @@ class Loop:
             else:
                 return None
         return fields
+
+    def _arrays(self, fields: Sequence[int]) -> Iterator[Any]:
+        """The arguments that a body would make of the fields."""
+        left = iter(fields)
+        for dtype, dimensions in self._kinds:
+            first, shape = next(left), tuple(itertools.islice(left, dimensions))
+            if dimensions:
+                memory: Any = (ctypes.c_byte * (math.prod(shape) * dtype.itemsize)).from_address(first)
+                yield np.frombuffer(memory, dtype).reshape(shape)
+            else:
+                yield first
 
     def body(self, function: Body) -> Body:
         """Decorates what a thread does: it reads the arguments from 64-bit fields, arrays as address and shape."""

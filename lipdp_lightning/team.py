@@ -6,13 +6,13 @@ Threads of another pool would share the processors with them: those of OpenMP wa
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
-import numpy as np
 import torch
 from numba import carray as carray  # type: ignore[attr-defined]
 from numba import njit, types
@@ -42,14 +42,17 @@ def found() -> bool:
     return _openmp() is not None
 
 
-def run(address: int, fields: Sequence[int], threads: int) -> None:
-    """Call the machine code at ``address`` with the fields, on each of ``threads`` threads, or of fewer.
+def run(native: Any, fields: Sequence[int], threads: int) -> None:
+    """Call the machine code with the fields, on each of ``threads`` threads, or of fewer; one is the caller's own.
 
     OpenMP may give fewer than it is asked for: within another team, or where the environment limits them. Who divides
     work among them asks ``thread_count`` on the thread, or some of it would never be done.
     """
-    data = np.array(fields, dtype=np.int64)
-    _openmp().GOMP_parallel(address, data.ctypes.data, threads, 0)
+    data = array("q", fields)
+    if threads == 1:
+        native.ctypes(data.buffer_info()[0])
+    else:
+        _openmp().GOMP_parallel(native.address, data.buffer_info()[0], threads, 0)
 
 
 thread_number: Any = types.ExternalFunction(_NUMBER, types.int32())

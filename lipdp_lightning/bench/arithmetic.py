@@ -110,12 +110,13 @@ class CertificateCounts:
     operations: float
 
 
-def _by_torch(weight: torch.Tensor, reference: Reference) -> bool:
+def _by_torch(weight: torch.Tensor, reference: Reference | None = None) -> bool:
     return False
 
 
 @patch.object(deviations, "is_single", _by_torch)
 @patch.object(deviations, "is_packed", _by_torch)
+@patch.object(deviations, "is_plain_single", _by_torch)
 @patch.object(changes, "is_packed", _by_torch)
 def count_certificate(name: str, steps: int, update_size: float, max_norm: float = 1.0) -> CertificateCounts:
     """Over steps with random updates, after the exact norms of the set-up, by torch's operations alone, as on a GPU."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -16,10 +18,10 @@ from .references import (
     bits,
     difference,
     is_packed,
+    is_plain_single,
     is_single,
     loops,
     scaled_norm,
-    singles,
     strips,
     working_dtype,
 )
@@ -41,29 +43,76 @@ def distances(
     waits once for each device.
     """
     found = [math.inf] * len(weights)
+    singles: list[int] = []
     others: list[int] = []
     for index, (weight, reference) in enumerate(zip(weights, references, strict=True)):
         if is_packed(weight, reference):
             spectral = as_matrices is not None and as_matrices[index] and weight.ndim > 1
             found[index] = _by_strips(weight, reference) if spectral else _in_one_pass(weight, reference)
         elif is_single(weight, reference):
-            found[index] = _in_one_pass(weight, reference, packed=False)
+            singles.append(index)
         elif reference.fits(weight):
             others.append(index)
+    for index, norm in zip(singles, _of_singles([(weights[i], references[i]) for i in singles]), strict=True):
+        found[index] = norm
     for index, square in zip(others, _squares([(weights[i], references[i]) for i in others]), strict=True):
         found[index] = _bound(weights[index], references[index], math.sqrt(square))
     return found
 
 
-def _in_one_pass(weight: Tensor, reference: Reference, packed: bool = True) -> float:
+def vector_norms(vectors: Sequence[Tensor]) -> list[float]:
+    """Upper bounds on the norms of vectors, of which none is a reference to another."""
+    if not vectors:
+        return []
+    margin = 1.0 + (max([v.numel() for v in vectors]) + 16) * 2.0**-52
+    if all(map(is_plain_single, vectors)):
+        # beside themselves, which they are subtracted from zero times
+        squares = _squares_at([(v, v, v) for v in vectors], [(0.0, 0.0)] * len(vectors))
+        return [math.sqrt(square) * margin for square in squares]
+    norms = torch._foreach_norm([v.detach() for v in vectors], 2, dtype=torch.float64)
+    return [value * margin for value in torch.stack(list(norms)).tolist()]
+
+
+def _in_one_pass(weight: Tensor, reference: Reference) -> float:
     entries = weight.numel()
     totals = np.empty(-(-entries // loops().BLOCK))
-    loop = loops().add_squares if packed else loops().add_squares_beside_singles
-    values = bits(reference) if packed else singles(reference)
-    loop.shared(threads_for(entries), weight.view(-1).numpy(), *values, totals)
-    norm = math.sqrt(totals.sum()) * (1.0 + (entries + 16) * 2.0**-52)
+    loops().add_squares.shared(threads_for(entries), weight.view(-1).numpy(), *bits(reference), totals)
+    return _bound_in_float64(totals.sum(), weight, reference)
+
+
+def _of_singles(pairs: Sequence[tuple[Tensor, Reference]]) -> list[float]:
+    """The same beside references that are not packed, for all of them at once."""
+    if not pairs:
+        return []
+    places, factors = [], []
+    for weight, reference in pairs:
+        detail = reference if reference.detail is None else reference.detail
+        places.append((weight, reference.values, detail.values))
+        factors.append((reference.factor, 0.0 if detail is reference else detail.factor))
+    squares = _squares_at(places, factors)
+    return [_bound_in_float64(square, *pair) for square, pair in zip(squares, pairs, strict=True)]
+
+
+_Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def _squares_at(triples: Sequence[_Triple], factors: Sequence[tuple[float, float]]) -> list[float]:
+    """Sums of squares of the first less the factors times the others, float32 that lies in a CPU's memory as it is."""
+    count, sizes = len(triples), [first.numel() for first, _, _ in triples]
+    table = [(a.data_ptr(), b.data_ptr(), c.data_ptr(), size) for (a, b, c), size in zip(triples, sizes, strict=True)]
+    places, numbers = array("q", chain.from_iterable(table)), array("d", chain.from_iterable(factors))
+    totals = array("d", bytes(8 * count))
+    loops().add_squares_at.at(
+        threads_for(sum(sizes)), places.buffer_info()[0], count, 4, numbers.buffer_info()[0], count, 2,
+        *totals.buffer_info(),
+    )  # fmt: skip
+    return totals.tolist()
+
+
+def _bound_in_float64(square: float, weight: Tensor, reference: Reference) -> float:
+    norm = math.sqrt(square) * (1.0 + (weight.numel() + 16) * 2.0**-52)
     # two products and two subtractions, each rounded by 2^-53 of what it returns; without a product, one subtraction
-    product = packed or reference.factor != 1.0 or reference.detail is not None
+    product = reference.values.dtype == torch.float16 or reference.factor != 1.0 or reference.detail is not None
     return norm + 2.0**-50 * (norm + (reference.norm if product else 0.0))
 
 

@@ -94,17 +94,34 @@ def sum_beside_singles(weight: Any, coarse: Any, factor: float, detail: Any, fac
 _sum_beside_singles = numba.njit(error_model="numpy", fastmath={"reassoc"})(sum_beside_singles)
 
 
-@loop("void(int64, int64, float32[::1], float32[::1], float64, float32[::1], float64, float64[::1])")
-def add_squares_beside_singles(
-    part: int, parts: int, weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, totals: Any
-) -> None:
-    """The same beside references that were too small to be packed, or are of values beyond the range of halves."""
+WEIGHT, COARSE, DETAIL, ENTRIES = range(4)
+"""Columns of a table of places, int64: the addresses of float32 values, and how many they are."""
+
+
+@loop("void(int64, int64, int64[:, ::1], float64[:, ::1], float64[::1])")
+def add_squares_at(part: int, parts: int, places: Any, factors: Any, totals: Any) -> None:
+    """totals[k] <- the sum of squares of weight - factor * coarse - factor_of_detail * detail, whose values lie at the
+    k-th places: many small weights at once, beside references that are not packed.
+    """
     first, last = share(len(totals), part, parts)
-    for block in range(first, last):
-        begin, end = block * BLOCK, min((block + 1) * BLOCK, len(weight))
-        totals[block] = _sum_beside_singles(
-            weight[begin:end], coarse[begin:end], factor, detail[begin:end], factor_of_detail
-        )
+    for index in range(first, last):
+        length = (places[index, ENTRIES],)
+        weight = carray(pointer_at(places[index, WEIGHT]), length, np.float32)
+        coarse = carray(pointer_at(places[index, COARSE]), length, np.float32)
+        detail = carray(pointer_at(places[index, DETAIL]), length, np.float32)
+        totals[index] = _sum_beside_singles(weight, coarse, factors[index, 0], detail, factors[index, 1])
+
+
+_add_squares_at = add_squares_at.compiled
+
+
+@add_squares_at.body
+def _(data: Any) -> None:
+    field = carray(data, (8,), np.int64)
+    places = carray(pointer_at(field[0]), (field[1], field[2]), np.int64)
+    factors = carray(pointer_at(field[3]), (field[4], field[5]), np.float64)
+    totals = carray(pointer_at(field[6]), (field[7],), np.float64)
+    _add_squares_at(thread_number(), thread_count(), places, factors, totals)
 
 
 def differences(weight: Any, coarse: Any, factor: float, detail: Any, factor_of_detail: float, out: Any) -> None:

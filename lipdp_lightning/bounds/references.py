@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 _Bits = npt.NDArray[np.int16]
-_Singles = npt.NDArray[np.float32]
 _LARGE = 1 << 14  # entries from which memory counts
 _HALF_RANGE = 14  # entries of half precision are brought below 2^14
 _MODERATE = 38  # powers of two by which entries are scaled
@@ -96,13 +95,16 @@ def is_single(weight: Tensor, reference: Reference) -> bool:
     return _is_read_by_loops(weight, reference, torch.float32)
 
 
+def is_plain_single(values: Tensor) -> bool:
+    """Whether they are float32 that lies in a CPU's memory, one after the other."""
+    return values.dtype == torch.float32 and values.device.type == "cpu" and values.is_contiguous()
+
+
 def _is_read_by_loops(weight: Tensor, reference: Reference, dtype: torch.dtype) -> bool:
     values, detail = reference.values, reference.detail
     return (
         values.dtype == dtype
-        and weight.dtype == torch.float32
-        and weight.device.type == "cpu"
-        and weight.is_contiguous()
+        and is_plain_single(weight)
         and values.is_contiguous()
         and (detail is None or (detail.values.dtype == dtype and detail.values.is_contiguous()))
         and reference.fits(weight)
@@ -131,14 +133,6 @@ def bits(reference: Reference) -> tuple[_Bits, float, _Bits, float]:
     if reference.detail is None:
         return coarse, reference.factor, coarse, 0.0
     return coarse, reference.factor, reference.detail.values.view(-1).view(torch.int16).numpy(), reference.detail.factor
-
-
-def singles(reference: Reference) -> tuple[_Singles, float, _Singles, float]:
-    """The same of a reference that is not packed."""
-    coarse = reference.values.view(-1).numpy()
-    if reference.detail is None:
-        return coarse, reference.factor, coarse, 0.0
-    return coarse, reference.factor, reference.detail.values.view(-1).numpy(), reference.detail.factor
 
 
 def scaled_norm(values: Tensor) -> float:

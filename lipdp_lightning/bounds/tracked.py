@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from .deviations import vector_norms
 from .references import loops, strips
 from .tracker import SLACK, NormEntry, NormTracker
 from .values import NormSource
@@ -68,7 +68,7 @@ class TrackedNorms(NormSource):
             self._known = []
         known = self._projected
         self._operator_bounds = known[1] if known is not None and known[0] == expected else self.tracker.update()
-        self._vector_bounds = _vector_norms(self._vectors)
+        self._vector_bounds = vector_norms(self._vectors)
 
     def operator_norm(
         self,
@@ -105,12 +105,3 @@ class TrackedNorms(NormSource):
     def weight_groups(self, index: int) -> int:
         """In how many groups an entry's convolution works."""
         return self._groups[index]
-
-
-@torch.no_grad()
-def _vector_norms(vectors: list[Tensor]) -> list[float]:
-    if not vectors:
-        return []
-    norms = torch._foreach_norm([v.detach() for v in vectors], 2, dtype=torch.float64)
-    margin = 1 + (max(v.numel() for v in vectors) + 8) * 2.0**-52
-    return [value * margin for value in torch.stack(list(norms)).tolist()]

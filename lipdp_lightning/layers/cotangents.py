@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
 from ..threads import threads_for
-from .energies import read_by_loops, row_matrix, row_norms, scaling_loops, squared_norms
+from .energies import read_by_loops, row_norms, row_shape, scaling_loops, squared_norms
 from .precision import widened
 
 
@@ -84,8 +84,10 @@ class _Scale(torch.autograd.Function):
         (factor,) = ctx.saved_tensors
         if not (read_by_loops(cotangent) and read_by_loops(factor)):
             return _weigh_rows(cotangent, factor, squared_norms(cotangent)), None
-        weighed, rows = torch.empty_like(cotangent), row_matrix(cotangent)
-        scaling_loops().weigh_rows.shared(threads_for(rows.size), rows, factor.detach().numpy(), row_matrix(weighed))
+        assert factor.shape == cotangent.shape[:1], "a factor for each row"
+        weighed, shape = torch.empty_like(cotangent), row_shape(cotangent)
+        places = cotangent.data_ptr(), *shape, factor.data_ptr(), shape[0], weighed.data_ptr(), *shape
+        scaling_loops().weigh_rows.at(threads_for(cotangent.numel()), *places)
         return weighed, None
 
 

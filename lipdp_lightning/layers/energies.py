@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import ModuleType
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -30,9 +28,9 @@ def row_norms(rows: Tensor, more: int = 0) -> Tensor:
     """sqrt(||row||^2 + more) of each example, in float32 at least."""
     if not read_by_loops(rows):
         return (squared_norms(rows) + more).sqrt()
-    found, flat = np.empty(rows.shape[0], dtype=np.float32), row_matrix(rows)
-    loops().row_norms.shared(threads_for(flat.size), flat, more, found)
-    return torch.from_numpy(found)
+    found, shape = torch.empty(rows.shape[0], dtype=torch.float32), row_shape(rows)
+    loops().row_norms.at(threads_for(rows.numel()), rows.data_ptr(), *shape, more, found.data_ptr(), shape[0])
+    return found
 
 
 def patch_energies(images: Tensor, counts: Tensor, groups: int) -> Tensor:
@@ -50,31 +48,37 @@ def patch_norms(images: Tensor, counts: Tensor, groups: int, more: int = 0) -> T
     """The root of those energies and ``more``."""
     if not read_by_loops(images):
         return (patch_energies(images, counts, groups) + more).sqrt()
-    found, shape = np.empty(images.shape[0], dtype=np.float32), images.shape
-    flat = images.detach().reshape(*shape[:2], math.prod(shape[2:])).numpy()
-    weights = counts.double().reshape(-1).numpy()
-    loops().patch_norms.shared(threads_for(flat.size), flat, weights, groups, more, found)
-    return torch.from_numpy(found)
+    found, weights = torch.empty(images.shape[0], dtype=torch.float32), counts.double().contiguous()
+    shape = images.shape
+    loops().patch_norms.at(
+        threads_for(images.numel()), images.data_ptr(), *shape[:2], math.prod(shape[2:]), weights.data_ptr(),
+        weights.numel(), groups, more, found.data_ptr(), shape[0],
+    )  # fmt: skip
+    return found
 
 
-def row_matrix(rows: Tensor) -> npt.NDArray[np.float32]:
-    """Rows that loops can read, each as one axis."""
+def row_shape(rows: Tensor) -> Sequence[int]:
+    """Each row as one axis."""
     shape = rows.shape
-    flat = rows if len(shape) == 2 else rows.reshape(shape[0], math.prod(shape[1:]))
-    return flat.detach().numpy()
+    return shape if len(shape) == 2 else (shape[0], math.prod(shape[1:]))
 
 
 def read_by_loops(rows: Tensor) -> bool:
     """Whether no gradient flows through the norms, and the rows lie in a CPU's memory as float32."""
     return (
-        rows.device.type == "cpu"
+        rows.is_cpu
         and rows.dtype == torch.float32
         and rows.is_contiguous()
+        and not rows.is_neg()  # its memory holds other values than it
         and not (rows.requires_grad and torch.is_grad_enabled())
         and type(rows) in (Tensor, torch.nn.Parameter)
-        and not torch.compiler.is_compiling()
-        and torch._C._functorch.maybe_current_level() is None
+        and not is_traced()
     )
+
+
+def is_traced() -> bool:
+    """Whether a compiler or torch.func looks on: neither sees what a loop does."""
+    return torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None
 
 
 @lru_cache(maxsize=1)

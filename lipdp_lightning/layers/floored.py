@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..threads import threads_for
-from .energies import read_by_loops, row_matrix
+from .energies import read_by_loops
 
 
 def floored_rows(grouped: Tensor, floor: float) -> Tensor:
@@ -40,9 +40,8 @@ class _Floored(torch.autograd.Function):
     def forward(ctx: Any, grouped: Tensor, floor: float) -> Tensor:
         examples, groups, numbers = grouped.shape
         out, kept = torch.empty_like(grouped), np.empty((examples * groups, 3))
-        rows = grouped.view(-1, numbers)
-        threads = threads_for(grouped.numel())
-        loops().normalize.shared(threads, row_matrix(rows), floor, row_matrix(out.view(-1, numbers)), kept)
+        rows, found = (t.detach().view(-1, numbers).numpy() for t in (grouped, out))
+        loops().normalize.shared(threads_for(grouped.numel()), rows, floor, found, kept)
         ctx.save_for_backward(grouped)
         ctx.kept, ctx.floor = kept, floor
         return out
@@ -54,7 +53,7 @@ class _Floored(torch.autograd.Function):
             return torch.autograd.grad(by_torch(grouped, ctx.floor), grouped, gradient, create_graph=True)[0], None
         gradient = gradient.contiguous()
         out, numbers = torch.empty_like(gradient), grouped.shape[2]
-        rows, incoming, found = (row_matrix(t.view(-1, numbers)) for t in (grouped, gradient, out))
+        rows, incoming, found = (t.detach().view(-1, numbers).numpy() for t in (grouped, gradient, out))
         loops().pull_back.shared(threads_for(gradient.numel()), rows, ctx.kept, incoming, found)
         return out, None
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from array import array
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
 from ..threads import threads_for
-from .energies import read_by_loops, row_matrix, scaling_loops
+from .energies import read_by_loops, row_shape, scaling_loops
 
 NORM_MARGIN = 1 + 2.0**-20  # over the rounding of entries near the smallest float
 LARGEST_ENTRY = 1e15  # entries beyond it, infinities among them, are clamped: every factor is a normal float32
@@ -67,9 +67,10 @@ class BoundedInput(nn.Module):
 
 def _bounded(x: Tensor, radius: float, floor: float) -> Tensor:
     """The finite values of every row, times radius / max(their norm, floor)."""
-    out, rows = torch.empty_like(x), row_matrix(x)
-    limits = np.array((radius, floor, LARGEST_ENTRY))
-    scaling_loops().bound_rows.shared(threads_for(rows.size), rows, limits, row_matrix(out))
+    out, shape = torch.empty_like(x), row_shape(x)
+    limits = array("d", (radius, floor, LARGEST_ENTRY))
+    places = x.data_ptr(), *shape, *limits.buffer_info(), out.data_ptr(), *shape
+    scaling_loops().bound_rows.at(threads_for(x.numel()), *places)
     return out
 
 

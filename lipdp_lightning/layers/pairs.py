@@ -11,12 +11,11 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..threads import threads_for
-from .energies import read_by_loops
+from .energies import is_traced, read_by_loops
 
 
 def larger_first(x: Tensor) -> Tensor:
@@ -25,7 +24,7 @@ def larger_first(x: Tensor) -> Tensor:
     Guarantee: every example's output is a permutation of its entries, and the gradient is permuted back by the same
     one, also where the two of a pair are equal: both maps keep norms exactly.
     """
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+    if is_traced():
         return _swapped_by_torch(x, _second_is_larger(x))
     ordered: Tensor = _LargerFirst.apply(x)
     return ordered
@@ -35,12 +34,11 @@ class _LargerFirst(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         if read_by_loops(x):
-            out, shape = torch.empty_like(x), _pairs(x)
-            swapped = torch.empty((x.shape[0], x.shape[1] // 2, *x.shape[2:]), dtype=torch.bool)
-            loops().in_order.shared(
-                threads_for(x.numel()), x.detach().numpy().reshape(shape), out.numpy().reshape(shape),
-                swapped.numpy().view(np.uint8).reshape(shape[0], shape[2]),
-            )  # fmt: skip
+            rows, channels, *rest = x.shape
+            out, swapped = torch.empty_like(x), torch.empty((rows, channels // 2, *rest), dtype=torch.bool)
+            pairs, of_pairs = _shapes(x)
+            places = x.data_ptr(), *pairs, out.data_ptr(), *pairs, swapped.data_ptr(), *of_pairs
+            loops().in_order.at(threads_for(x.numel()), *places)
         else:
             swapped = _second_is_larger(x)
             out = _swapped_by_torch(x, swapped)
@@ -73,11 +71,10 @@ class _Swap(torch.autograd.Function):
 def _swapped(x: Tensor, swapped: Tensor) -> Tensor:
     if not (read_by_loops(x) and swapped.is_contiguous()):
         return _swapped_by_torch(x, swapped)
-    out, shape = torch.empty_like(x), _pairs(x)
-    loops().swap.shared(
-        threads_for(x.numel()), x.detach().numpy().reshape(shape),
-        swapped.numpy().view(np.uint8).reshape(shape[0], shape[2]), out.numpy().reshape(shape),
-    )  # fmt: skip
+    out = torch.empty_like(x)
+    pairs, of_pairs = _shapes(x)
+    places = x.data_ptr(), *pairs, swapped.data_ptr(), *of_pairs, out.data_ptr(), *pairs
+    loops().swap.at(threads_for(x.numel()), *places)
     return out
 
 
@@ -89,10 +86,11 @@ def loops() -> ModuleType:
     return pair_loops
 
 
-def _pairs(x: Tensor) -> tuple[int, int, int]:
-    """How many, two, and the size of what follows the channels."""
+def _shapes(x: Tensor) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """Of the pairs: how many, two, and the size of what follows the channels; and of what is known of each pair."""
     rows, channels, *rest = x.shape
-    return rows * channels // 2, 2, math.prod(rest)
+    pairs, size = rows * channels // 2, math.prod(rest)
+    return (pairs, 2, size), (pairs, size)
 
 
 def _second_is_larger(x: Tensor) -> Tensor:

@@ -40,10 +40,13 @@ class ScaledLayer(nn.Module):
     gradient_keeper: GradientKeeper | None = None
 
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
-        if self.gradient_scaler is None or not torch.is_grad_enabled() or not any(self._trains):
+        scaler = self.gradient_scaler
+        if scaler is None or not torch.is_grad_enabled() or not any(self._trains):
             return None
-        # numbers of the step change every time: compiled into a graph, each step would need another one
-        return (_apart if torch.compiler.is_compiling() else _scaled)(self.gradient_scaler, norms)
+        if torch.compiler.is_compiling():
+            # numbers of the step change every time: compiled into a graph, each step would need another one
+            return _apart(scaler, norms)
+        return _scaled(scaler, norms)
 
     def _keep(self, options: tuple[Any, ...] | None) -> Keep | None:
         keeper = self.gradient_keeper
@@ -63,9 +66,9 @@ class ScaledLayer(nn.Module):
         return weight.requires_grad, bias is not None and bias.requires_grad
 
 
-@torch.no_grad()
 def _scaled(scaler: GradientScaler, norms: Callable[[], Tensor]) -> Tensor | None:
-    return scaler(norms())
+    with torch.no_grad():
+        return scaler(norms())
 
 
 _apart: Callable[..., Tensor | None] = torch.compiler.disable(_scaled)  # type: ignore[no-untyped-call]

@@ -42,6 +42,17 @@ class FlatGradients:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
         self.segments = Segments([p.numel() for p in self.parameters])
+        self._met: dict[tuple[int, ...], list[tuple[int, int, int, int]]] = {}
+
+    def met_by(self, groups: Sequence[int], more: int) -> list[tuple[int, int, int, int]]:
+        """``Segments.meet`` of gradients, and ``more`` entries behind them, with groups; worked out once."""
+        key = more, *groups
+        found = self._met.get(key)
+        if found is None:
+            own, owners = Segments([p.numel() for p in self.parameters] + [more]), Segments(groups)
+            assert own.total == owners.total, "entries without noise"
+            self._met = {key: (found := list(own.meet(owners)))}
+        return found
 
     def add_to(self, flat: Tensor, apart: Mapping[int, Tensor], share: float) -> None:
         """flat += share * (gradient + what is kept apart of it, by the parameter's id)."""

@@ -30,7 +30,7 @@ from .place import Agree, Reduce
 from .place import Place as Place
 from .projector import Projector
 from .scaling import BatchMax, Radii, joint_loop, quantile_step
-from .watched import WatchedTensors, bounds_of
+from .watched import WatchedTensors, bounds_of, versions_of
 
 _NOISE_THREADS = 16  # at most
 
@@ -81,6 +81,7 @@ class Mechanism:
         self._numels = {group.name: group.numel for group in self.certificate.groups}
         trained = [named[n] for group in self.certificate.groups for n in group.parameters]
         self._device = trained[0].device
+        self._no_votes = torch.zeros(0, dtype=torch.float64, device=self._device)
         if self._device.type == "cpu":
             # loops are compiled here and not in the first step
             compile_loops()
@@ -114,9 +115,10 @@ class Mechanism:
             assert self._certified_versions == self._versions(), "the weights changed between two micro-batches"
             return
         self._step = step
-        weights = self._weights_digest()
+        named = self._watched.named()
+        weights = self._weights_digest(named)
         self._projector.expect(weights)  # the bounds of the projection still hold for the same weights
-        self.refresh_certificate()
+        self._certify(named)
         self._check_trained()
         self.scaling = scaling_at(step, self.scaling, self.plan, self.certificate, self.model)
         self.scaling.begin(self.certificate, self._joint_thresholds())
@@ -135,8 +137,11 @@ class Mechanism:
 
     def refresh_certificate(self) -> Certificate:
         """The certificate of the weights as they are now."""
+        return self._certify(self._watched.named())
+
+    def _certify(self, named: Mapping[str, Tensor]) -> Certificate:
         self.certificate = self._certifier.certify()
-        self._certified_versions = self._versions()
+        self._certified_versions = versions_of(named)
         return self.certificate
 
     @torch.no_grad()
@@ -159,7 +164,7 @@ class Mechanism:
         """Put every layer back into its norm ball."""
         bounds = self._projector.project_()
         if bounds is not None and self._device.type == "cpu":  # elsewhere a digest is slow
-            self._projector.projected(self._weights_digest(), bounds)
+            self._projector.projected(self._weights_digest(self._watched.named()), bounds)
 
     # ---- public numbers of the present step
 
@@ -245,14 +250,15 @@ class Mechanism:
     def _take_votes(self) -> Tensor:
         """The sums of votes of this step, float64; of a radius without votes, zero."""
         names = self._votes()
+        if not names:
+            return self._no_votes
         sums = torch.zeros(len(names), dtype=torch.float64, device=self._device)
-        if names:
-            assert isinstance(self.scaling, Radii)
-            for i, path in enumerate(names):
-                votes = self.scaling.below.get(path)
-                if votes is not None:
-                    sums[i] += votes
-            self.scaling.below = {}
+        assert isinstance(self.scaling, Radii)
+        for i, path in enumerate(names):
+            votes = self.scaling.below.get(path)
+            if votes is not None:
+                sums[i] += votes
+        self.scaling.below = {}
         return sums
 
     def _update_radii(self, sums: Tensor) -> None:
@@ -271,8 +277,8 @@ class Mechanism:
             return float(max(1, self._drawn))
         return float(self.plan.expected_batch_size)
 
-    def _weights_digest(self) -> bytes:
-        return self._state.of(self._watched.named())
+    def _weights_digest(self, named: Mapping[str, Tensor]) -> bytes:
+        return self._state.of(named)
 
     def _radii(self) -> dict[str, Tensor]:
         radii = self.scaling.radii if isinstance(self.scaling, Radii) else {}

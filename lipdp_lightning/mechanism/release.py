@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..privacy.normals import Words
-from .flat import FlatGradients, Segments
+from .flat import FlatGradients
 
 if TYPE_CHECKING:
     from ..compiled import Loop
@@ -42,15 +42,14 @@ class Release:
         assert votes.dtype == torch.float64 and votes.is_contiguous()
         self._laid_out: list[tuple[Tensor, Tensor]] = []
         self._parts = [self._part(p, apart.get(id(p))) for p in gradients.parameters] + [(votes, None)]
-        segments, owners = Segments([values.numel() for values, _ in self._parts]), Segments(groups)
-        assert segments.total == owners.total and len(groups) == len(deviations), "entries without noise"
-        table, numbers = [], []
+        assert len(groups) == len(deviations), "entries without noise"
+        places = [(t.data_ptr(), t.element_size(), 0 if b is None else b.data_ptr()) for t, b in self._parts]
+        table, numbers, starts = [], [], gradients.segments.starts
         of_gradient, of_vote = (share, 1.0 / divisor), (1.0, 1.0)
-        for part, group, first, last in segments.meet(owners):
-            (values, beside), skipped = self._parts[part], first - segments.starts[part]
-            size, place_beside = values.element_size(), 0 if beside is None else beside.data_ptr() + 8 * skipped
-            table.append((first, last, values.data_ptr() + size * skipped, size == 8, place_beside))
-            numbers.append((deviations[group], *(of_vote if values is votes else of_gradient)))
+        for part, group, first, last in gradients.met_by(groups, votes.numel()):
+            (place, size, beside), skipped = places[part], first - starts[part]
+            table.append((first, last, place + size * skipped, size == 8, beside and beside + 8 * skipped))
+            numbers.append((deviations[group], *(of_vote if part == len(starts) - 1 else of_gradient)))
         # columns as in release_loop.py
         self._segments = np.array(table, dtype=np.int64).reshape(-1, 5)
         self._numbers = np.array(numbers, dtype=np.float64).reshape(-1, 3)

@@ -7,12 +7,12 @@ private. ``batch_max`` breaks this rule, to reproduce thesis Algorithm 8, and is
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from types import ModuleType
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -226,13 +226,15 @@ class Joint(Scaling):
         return sums
 
     def _by_loop(self, batch: int) -> Tensor:
-        factors = np.empty(batch, dtype=np.float32)
+        factors = torch.empty(batch, dtype=torch.float32)
         groups, weights = zip(*self._uses, strict=True)
-        joint_loop().joint_factors.alone(
-            np.array([norms.detach().numpy() for norms in self._norms]), np.array(weights, dtype=np.float64),
-            np.array(groups, dtype=np.int64), np.array(self._constants, dtype=np.float64), self._floor, factors,
+        whole = array("q", [norms.data_ptr() for norms in self._norms]), array("q", groups)
+        real = array("d", weights), array("d", self._constants), array("d", [self._floor])
+        joint_loop().joint_factors.at(
+            1, *whole[0].buffer_info(), *real[0].buffer_info(), *whole[1].buffer_info(), *real[1].buffer_info(),
+            *real[2].buffer_info(), factors.data_ptr(), batch,
         )  # fmt: skip
-        return torch.from_numpy(factors)
+        return factors
 
 
 def _now(scaling: Joint, batch: int, device: torch.device) -> Tensor:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Mapping
+
+from torch import Tensor
 
 from ..bounds.certificate import Certificate
 from ..bounds.held import HeldTensors
@@ -14,8 +17,12 @@ class WatchedTensors(HeldTensors):
 
     def versions(self) -> list[int]:
         """Changes when a tensor is replaced, or changed in place by an operation that torch sees."""
-        tensors = self.named().values()
-        return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
+        return versions_of(self.named())
+
+
+def versions_of(named: Mapping[str, Tensor]) -> list[int]:
+    tensors = named.values()
+    return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
 
 
 def bounds_of(certificate: Certificate) -> bytes:

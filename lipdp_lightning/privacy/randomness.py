@@ -16,7 +16,9 @@ import hashlib
 import hmac
 import operator
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,47 +95,40 @@ class KeyedDigest:
 
     def __init__(self, key: bytes) -> None:
         self._code = AESGCM(key)
-        self._names: list[str] = []
-        self._laid: list[_Laid] = []
+        self._read: tuple[list[Any], ...] | None = None
+        self._alive: list[Tensor] = []
+        self._laid: list[tuple[bytes, memoryview]] = []
 
     def of(self, tensors: Mapping[str, Tensor]) -> bytes:
         """Of their names, dtypes, shapes and bits."""
         digest = hashlib.sha256()
-        for number, laid in enumerate(self._places(tensors)):
-            digest.update(laid.header)
-            if len(laid.data) < _SHORT:
-                digest.update(laid.data)
+        for number, (header, data) in enumerate(self._places(tensors)):
+            digest.update(header)
+            if len(data) < _SHORT:
+                digest.update(data)
                 continue
-            for part, start in enumerate(range(0, len(laid.data), _AUTHENTICATED)):
+            for part, start in enumerate(range(0, len(data), _AUTHENTICATED)):
                 nonce = number.to_bytes(6, "big") + part.to_bytes(6, "big")
-                digest.update(self._code.encrypt(nonce, b"", laid.data[start : start + _AUTHENTICATED]))
+                digest.update(self._code.encrypt(nonce, b"", data[start : start + _AUTHENTICATED]))
         return digest.digest()
 
-    def _places(self, tensors: Mapping[str, Tensor]) -> list[_Laid]:
-        names = list(tensors)
-        if names != self._names or not all([a.still(t) for a, t in zip(self._laid, tensors.values(), strict=True)]):
-            self._names = names
-            self._laid = [_Laid(_header(name, t), _bytes_of(t), t) for name, t in tensors.items()]
+    def _places(self, tensors: Mapping[str, Tensor]) -> Sequence[tuple[bytes, memoryview]]:
+        """Header and bytes of each tensor, as they lie if they lie there still, or copies of them."""
+        held = list(tensors.values())
+        places = list(tensors), *(list(map(of, held)) for of in _PLACE)
+        if places != self._read:
+            in_place = all([tensor.is_cpu and _is_plain(tensor) for tensor in held])
+            # alive here, so that none of another identity takes the place of one
+            self._read, self._alive = places if in_place else None, held
+            self._laid = [(_header(name, t), _bytes_of(t)) for name, t in tensors.items()]
         return self._laid
 
 
-class _Laid:
-    """A tensor's header, and its bytes in place, or a copy of them where they cannot be read so."""
-
-    def __init__(self, header: bytes, data: memoryview, tensor: Tensor) -> None:
-        self.header, self.data = header, data
-        self._tensor, self._place, self._as = tensor, tensor.data_ptr(), (tensor.shape, tensor.dtype)
-        self._in_place = tensor.device.type == "cpu" and _is_plain(tensor)
-
-    def still(self, tensor: Tensor) -> bool:
-        return (
-            self._in_place
-            and tensor is self._tensor
-            and tensor.data_ptr() == self._place
-            and (tensor.shape, tensor.dtype) == self._as
-            and tensor.device.type == "cpu"
-            and _is_plain(tensor)
-        )
+_PLACE = (
+    id, Tensor.data_ptr, Tensor.size, Tensor.stride, Tensor.is_conj, Tensor.is_neg, attrgetter("dtype"),
+    attrgetter("is_cpu"),
+)  # fmt: skip
+"""What says where the bytes of a tensor lie, and what they are bytes of."""
 
 
 def _digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], context: Iterable[bytes]) -> bytes:

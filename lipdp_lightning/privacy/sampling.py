@@ -57,13 +57,13 @@ def poisson_sample(secret: bytes, step: int, dataset_size: int, sample_rate: flo
     for start in range(0, dataset_size, _BLOCK):
         count = min(_BLOCK, dataset_size - start)
         words = _words(_cipher(secret, "sampling"), step, start, count)
-        selected = words < upper
+        (selected,) = (words <= upper).nonzero()
         # one word in 2^32 leaves it open: its lower half, which is drawn apart, decides
-        (undecided,) = (words == upper).nonzero()
-        if len(undecided):
+        undecided = words[selected] == upper
+        if undecided.any():
             halves = _words(_cipher(secret, "sampling, lower halves"), step, start, count)
-            selected[undecided] = halves[undecided] < lower
-        parts.append(torch.from_numpy(selected.nonzero()[0]) + start)
+            selected = selected[~undecided | (halves[selected] < lower)]
+        parts.append(torch.from_numpy(selected) + start if start else torch.from_numpy(selected))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

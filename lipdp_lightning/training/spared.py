@@ -1,4 +1,4 @@
-"""What Lightning and torch do at every step and a private training has no use for: left out, where nobody asked for it."""
+"""What Lightning and torch do at every step and a training has no use for: left out, where nobody asked for it."""
 
 from __future__ import annotations
 

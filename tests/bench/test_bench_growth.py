@@ -90,7 +90,7 @@ def test_noise_in_pieces_holds_what_is_counted_for_a_thread(threads: int) -> Non
 def test_a_certificate_is_counted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled loop of the CPU would be no launch at all."""
     counted = count_certificate("mlp-200x2", 3, 0.002)
-    for loop in ("_in_one_pass", "_by_strips"):
+    for loop in ("_in_one_pass", "_by_strips", "_squares_at"):
         monkeypatch.setattr(deviations, loop, lambda *_: pytest.fail("a loop was used"))
     assert count_certificate("mlp-200x2", 3, 0.002) == counted
     assert counted.launches > 20

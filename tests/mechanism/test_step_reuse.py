@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from private_step import Harness, make_plan, mlp, random_batch
@@ -30,7 +32,7 @@ def spectral(module: nn.Module) -> float:
 class NeverLooksAgain(Mechanism):
     """Takes all weights for those that were projected."""
 
-    def _weights_digest(self) -> bytes:
+    def _weights_digest(self, named: Mapping[str, Tensor]) -> bytes:
         return b"the same"
 
 
