@@ -97,8 +97,8 @@ class Certifier:
         self._held = HeldTensors(model)
         self._groups = Groups()
 
-    def certify(self) -> Certificate:
-        """Bounds for the weights as they are now."""
+    def certify(self, named: Mapping[str, nn.Parameter] | None = None) -> Certificate:
+        """Bounds for the weights as they are now. ``named``: of who has just looked, the model's parameters by name."""
         bounds: dict[fx.Node, Bound] = {}
         problems: list[Problem] = []
         self.norms.begin()
@@ -113,7 +113,8 @@ class Certifier:
             raise CertificationError(problems)
         at_output = self.loss.lipschitz(self._output.meta["shape"]) * self._margin
         cotangent = self._walk.run(bounds, at_output, self._caps)
-        return self._assemble(bounds, cotangent, at_output)
+        named = self._held.named_parameters() if named is None else named
+        return self._assemble(bounds, cotangent, at_output, named)
 
     def _forward(self, step: _Step, bounds: dict[fx.Node, Bound]) -> Bound:
         if step.rule is None:
@@ -175,7 +176,10 @@ class Certifier:
             "register constants as buffers, and let layers read their weights directly",
         )
 
-    def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float) -> Certificate:
+    def _assemble(
+        self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float,
+        named: Mapping[str, nn.Parameter],
+    ) -> Certificate:  # fmt: skip
         problems = self._overflows(bounds, cotangent)
         if problems:
             raise CertificationError(problems)
@@ -189,7 +193,6 @@ class Certifier:
                 lipschitz, factor = slots[0] if slots else 0.0, use.gradient_factor
                 record = UseBound(node.name, step.path, received, factor, reads, lipschitz, step.scalable)
                 uses.append((use.parameters, record))
-        named = self._held.named_parameters()
         groups = self._groups.of(uses, named)
         problems = unbounded(groups, named)
         if problems:

@@ -82,7 +82,7 @@ class _Scale(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
         (factor,) = ctx.saved_tensors
-        if not (read_by_loops(cotangent) and read_by_loops(factor)):
+        if not read_by_loops(cotangent, factor):
             return _weigh_rows(cotangent, factor, squared_norms(cotangent)), None
         assert factor.shape == cotangent.shape[:1], "a factor for each row"
         weighed, shape = torch.empty_like(cotangent), row_shape(cotangent)

@@ -14,6 +14,7 @@ from ..threads import threads_for
 from .precision import widened
 
 _AT_ONCE = 1 << 18  # numbers
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def squared_norms(rows: Tensor) -> Tensor:
@@ -63,17 +64,22 @@ def row_shape(rows: Tensor) -> Sequence[int]:
     return shape if len(shape) == 2 else (shape[0], math.prod(shape[1:]))
 
 
-def read_by_loops(rows: Tensor) -> bool:
-    """Whether no gradient flows through the norms, and the rows lie in a CPU's memory as float32."""
-    return (
-        rows.is_cpu
-        and rows.dtype == torch.float32
-        and rows.is_contiguous()
-        and not rows.is_neg()  # its memory holds other values than it
-        and not (rows.requires_grad and torch.is_grad_enabled())
-        and type(rows) in (Tensor, torch.nn.Parameter)
-        and not is_traced()
-    )
+def read_by_loops(*tensors: Tensor) -> bool:
+    """Whether no gradient flows through what is made of them, and they lie in a CPU's memory as float32."""
+    if is_traced():
+        return False
+    followed = torch.is_grad_enabled()
+    for tensor in tensors:
+        if not (
+            tensor.is_cpu
+            and tensor.dtype == torch.float32
+            and tensor.is_contiguous()
+            and not tensor.is_neg()  # its memory holds other values than it
+            and not (followed and tensor.requires_grad)
+            and type(tensor) in _PLAIN_TYPES
+        ):
+            return False
+    return True
 
 
 def is_traced() -> bool:

@@ -76,7 +76,7 @@ _apart: Callable[..., Tensor | None] = torch.compiler.disable(_scaled)  # type: 
 
 def under_autocast(input: Tensor) -> bool:
     """Whether torch's own layers would round the gradient's sum over the batch to the autocast dtype."""
-    return torch.is_autocast_enabled(input.device.type)
+    return torch.is_autocast_enabled("cpu" if input.is_cpu else input.device.type)
 
 
 class ScaledLinear(ScaledLayer, nn.Linear):

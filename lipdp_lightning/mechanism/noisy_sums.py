@@ -55,10 +55,11 @@ class NoisySums:
         without gradients contributes zeros.
         """
         assert self._request is not None, "release_() without begin()"
+        votes = votes * share if votes.numel() else votes
         if reduce is None and not self.whole:
-            noisy = self._in_pieces(deviations, apart, votes * share, share, divisor)
+            noisy = self._in_pieces(deviations, apart, votes, share, divisor)
         else:
-            noisy = self._as_a_whole(deviations, apart, votes * share, share, divisor, reduce)
+            noisy = self._as_a_whole(deviations, apart, votes, share, divisor, reduce)
         self._request = None
         return noisy
 

@@ -206,12 +206,12 @@ class Joint(Scaling):
         return factors
 
     def _factors(self, batch: int, device: torch.device) -> Tensor:
-        if any(norms.shape != (batch,) for norms in self._norms):
+        if any([norms.shape != (batch,) for norms in self._norms]):
             raise ValueError(
                 f"a layer was given {[len(norms) for norms in self._norms]} rows in a batch of {batch} examples, and "
                 "their norms cannot be told apart. HINT: keep the batch as the first dimension of every tensor."
             )
-        if self._norms and all(map(read_by_loops, self._norms)):
+        if self._norms and read_by_loops(*self._norms):
             return self._by_loop(batch)
         squares = torch.zeros(batch, device=device)
         for total in self._sums():

@@ -101,16 +101,16 @@ class KeyedDigest:
 
     def of(self, tensors: Mapping[str, Tensor]) -> bytes:
         """Of their names, dtypes, shapes and bits."""
-        digest = hashlib.sha256()
+        parts: list[bytes | memoryview] = []
         for number, (header, data) in enumerate(self._places(tensors)):
-            digest.update(header)
+            parts.append(header)
             if len(data) < _SHORT:
-                digest.update(data)
+                parts.append(data)
                 continue
             for part, start in enumerate(range(0, len(data), _AUTHENTICATED)):
                 nonce = number.to_bytes(6, "big") + part.to_bytes(6, "big")
-                digest.update(self._code.encrypt(nonce, b"", data[start : start + _AUTHENTICATED]))
-        return digest.digest()
+                parts.append(self._code.encrypt(nonce, b"", data[start : start + _AUTHENTICATED]))
+        return hashlib.sha256(b"".join(parts)).digest()
 
     def _places(self, tensors: Mapping[str, Tensor]) -> Sequence[tuple[bytes, memoryview]]:
         """Header and bytes of each tensor, as they lie if they lie there still, or copies of them."""

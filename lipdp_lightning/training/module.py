@@ -76,6 +76,10 @@ class PrivateModule(lightning.LightningModule):
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
         forget_gradients(optimizer)
 
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **options: Any) -> None:
+        if gradient_clip_val is not None:  # else Lightning asks its enumerations at every step before it does nothing
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, **options)
+
     # ---- private training
 
     def private_loss(self, radius: float | None) -> Loss:
@@ -154,12 +158,12 @@ class PrivateModule(lightning.LightningModule):
         return (x, y, ids) if views is None else views.expand(x, y, ids, strategy.step_key)
 
     def _key_dropout(self, ids: Tensor) -> None:
-        layers = [m for m in self.network.modules() if isinstance(m, KeyedDropout)]
+        strategy: Any = self.trainer.strategy
+        layers: list[KeyedDropout] = strategy.dropouts
         if layers:
-            keys: Callable[[int], int] = self.trainer.strategy.dropout_key  # type: ignore[attr-defined]
             ids = with_empty_rows(ids, self.rows_to_multiple_of)
             for index, layer in enumerate(layers):
-                layer.context = (keys(index), ids)
+                layer.context = (strategy.dropout_key(index), ids)
 
     # ---- held-out data
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..baselines.clipping import Clipper, make_clipper
 from ..bounds.tracked import TrackedNorms
+from ..layers import KeyedDropout
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.mechanism import Mechanism, Place
 from ..privacy.branches import Branches, ResumeState
@@ -205,6 +206,11 @@ class PrivateStrategy(CheckpointStrategy):
         key = derive_key(self._secret, purpose, self.lightning_module.trainer.global_step, *indices)
         return int.from_bytes(key[:8], "big", signed=True)
 
+    @property
+    def dropouts(self) -> list[KeyedDropout]:
+        assert self._live is not None
+        return self._live.dropouts
+
     def dropout_key(self, layer: int) -> int:
         return self.step_key("dropout", layer)
 
@@ -222,7 +228,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._live.check()
         if self.is_global_zero:
             self.branches.reserve(step)
-        mechanism.begin_step(step, self.ranks.agree)
+        mechanism.begin_step(step, None if self.world_size == 1 else self.ranks.agree)
         every = self.checksum_every_n_steps
         if every is not None and self.world_size > 1 and step % every == 0:
             self.ranks.check_in_step(step, mechanism.checksum)
