@@ -84,6 +84,30 @@ def test_threads_do_every_part_once_and_with_the_same_bits(case: str, threads: i
     assert np.array_equal(alone[result], shared[result]) and not np.array_equal(alone[result], inputs()[result])
 
 
+def places(arguments: tuple[Any, ...]) -> list[int]:
+    """Of arrays their addresses and shapes."""
+    fields: list[int] = []
+    for argument in arguments:
+        fields += [argument.ctypes.data, *argument.shape] if isinstance(argument, np.ndarray) else [argument]
+    return fields
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["on threads", "where none are found"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_lies_at_addresses_is_what_arrays_hold(
+    case: str, threads: int, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, arguments, result = CASES[case]
+    if not native:
+        monkeypatch.setattr(run, "_native", None)
+    alone, found = inputs(), inputs()
+    run.alone(*arguments(alone))
+    held = arguments(found)  # alive while its memory is written
+    run.at(threads, *places(held))
+    assert np.array_equal(alone[result], found[result]) and not np.array_equal(alone[result], inputs()[result])
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 9])
 def test_a_sum_does_not_depend_on_the_number_of_threads(threads: int) -> None:
     """Norms are compared between processes, and are part of the key of a step's noise."""

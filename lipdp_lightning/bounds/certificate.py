@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 CERTIFIED_SCALINGS = ("worst_case", "layerwise", "joint", "radius")
 
 
-class NodeBound(NamedTuple):
+@dataclass(frozen=True)
+class NodeBound:
     """``forward`` bounds ||output of one example||, ``cotangent`` bounds ||d loss / d output||."""
 
     name: str
@@ -20,7 +21,8 @@ class NodeBound(NamedTuple):
     shape: tuple[int, ...]
 
 
-class UseBound(NamedTuple):
+@dataclass(frozen=True)
+class UseBound:
     """One use of a group's parameters: for every example ||gradient of this use|| <= cotangent_bound * gradient_factor.
 
     ``scalable`` uses belong to a layer that can measure n_ik and scale its parameter gradient by example.
@@ -88,8 +90,7 @@ class Certificate:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        plain = asdict(self) | {"nodes": tuple(node._asdict() for node in self.nodes)}
+        plain = asdict(self)
         for group, bound in zip(plain["groups"], self.groups, strict=True):
-            group["uses"] = tuple(use._asdict() for use in bound.uses)
             group["sensitivity"] = {s: bound.sensitivity(s) for s in CERTIFIED_SCALINGS}
         return plain

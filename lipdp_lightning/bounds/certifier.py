@@ -28,7 +28,7 @@ from .registry import Rule, function_rule, module_rule
 from .rounded_norms import RoundedNorms
 from .shapes import MIXED, Number, argument_nodes, constant_of, depends_on_example, propagate_shapes
 from .trace import CertificationError, Problem, altered, node_path, operation_name, trace, unsupported
-from .values import Bound, NormSource, Operation, ParameterUse, Unbounded, Value
+from .values import Bound, NormSource, Operation, Unbounded, Value, with_margin
 
 __all__ = ["CertificationError", "Certifier", "certify"]
 
@@ -97,8 +97,8 @@ class Certifier:
         self._held = HeldTensors(model)
         self._groups = Groups()
 
-    def certify(self, named: Mapping[str, nn.Parameter] | None = None) -> Certificate:
-        """Bounds for the weights as they are now. ``named``: of who has just looked, the model's parameters by name."""
+    def certify(self) -> Certificate:
+        """Bounds for the weights as they are now."""
         bounds: dict[fx.Node, Bound] = {}
         problems: list[Problem] = []
         self.norms.begin()
@@ -113,8 +113,7 @@ class Certifier:
             raise CertificationError(problems)
         at_output = self.loss.lipschitz(self._output.meta["shape"]) * self._margin
         cotangent = self._walk.run(bounds, at_output, self._caps)
-        named = self._held.named_parameters() if named is None else named
-        return self._assemble(bounds, cotangent, at_output, named)
+        return self._assemble(bounds, cotangent, at_output)
 
     def _forward(self, step: _Step, bounds: dict[fx.Node, Bound]) -> Bound:
         if step.rule is None:
@@ -139,7 +138,7 @@ class Certifier:
         check_parameters(step.module, () if step.activations_alone else (args, kwargs.values()), bound)
         if self._compute_dtype == torch.bfloat16:
             check_accumulation(step.rule, step.module, bound)
-        return self._with_margin(bound)
+        return with_margin(bound, self._margin)
 
     def _arguments(self, step: _Step, bounds: dict[fx.Node, Bound]) -> tuple[Any, Any]:
         node = step.node
@@ -153,17 +152,6 @@ class Certifier:
         args = fx.node.map_arg(node.args, lambda n: self._argument(n, bounds))
         return args, fx.node.map_arg(node.kwargs, lambda n: self._argument(n, bounds))
 
-    def _with_margin(self, bound: Bound) -> Bound:
-        margin, slots, uses, parts = self._margin, bound.slots, bound.uses, bound.parts
-        return Bound(
-            bound.norm * margin,
-            (slots[0] * margin,) if len(slots) == 1 else tuple([s * margin for s in slots]),
-            tuple([ParameterUse(u.parameters, u.gradient_factor * margin) for u in uses]) if uses else (),
-            bound.quadrature,
-            bound.cotangent_cap * margin,
-            tuple([p * margin for p in parts]) if parts else (),
-        )
-
     def _argument(self, node: fx.Node, bounds: dict[fx.Node, Bound]) -> Any:
         if depends_on_example(node):
             return Value(bounds[node].norm, node.meta["shape"])
@@ -176,23 +164,21 @@ class Certifier:
             "register constants as buffers, and let layers read their weights directly",
         )
 
-    def _assemble(
-        self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float,
-        named: Mapping[str, nn.Parameter],
-    ) -> Certificate:  # fmt: skip
+    def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float) -> Certificate:
         problems = self._overflows(bounds, cotangent)
         if problems:
             raise CertificationError(problems)
         nodes, uses = [], []
         for step in self._steps:
-            node = step.node
-            bound, received, slots = bounds[node], cotangent[node], bounds[node].slots
+            node, bound = step.node, bounds[step.node]
+            received, slots = cotangent[node], bound.slots
             nodes.append(NodeBound(node.name, step.name, bound.norm, slots, received, step.shapes[0]))
             for use in bound.uses:
                 reads = bounds[step.reads[0]].norm if step.reads else 0.0
                 lipschitz, factor = slots[0] if slots else 0.0, use.gradient_factor
-                record = UseBound(node.name, step.path, received, factor, reads, lipschitz, step.scalable)
-                uses.append((use.parameters, record))
+                of_use = UseBound(node.name, step.path, received, factor, reads, lipschitz, step.scalable)
+                uses.append((use.parameters, of_use))
+        named = self._held.named_parameters()
         groups = self._groups.of(uses, named)
         problems = unbounded(groups, named)
         if problems:

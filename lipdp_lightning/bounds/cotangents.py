@@ -71,8 +71,7 @@ class CotangentWalk:
 
     def _received(self, node: fx.Node, bounds: Mapping[fx.Node, Bound], cotangent: Mapping[fx.Node, float]) -> float:
         arriving = [
-            (reader, _from_reader(places, bounds[reader], cotangent[reader]))
-            for reader, places in self._readers[node]
+            (reader, _from_reader(places, bounds[reader], cotangent[reader])) for reader, places in self._readers[node]
         ]
         parts = len(bounds[node].parts)
         if parts == 0:

@@ -37,11 +37,6 @@ class HeldTensors:
             self._parameters = [tensor for tensor in self._named.values() if isinstance(tensor, nn.Parameter)]
         return self._named
 
-    @property
-    def seen_parameters(self) -> dict[str, nn.Parameter]:
-        """By name, as of the last look."""
-        return self._names
-
     def named_parameters(self) -> dict[str, nn.Parameter]:
         self.named()
         return self._names

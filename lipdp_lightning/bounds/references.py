@@ -96,8 +96,8 @@ def is_single(weight: Tensor, reference: Reference) -> bool:
 
 
 def is_plain_single(values: Tensor) -> bool:
-    """Whether they are float32 that lies in a CPU's memory, one after the other."""
-    return values.dtype == torch.float32 and values.device.type == "cpu" and values.is_contiguous()
+    """Whether they are float32 that lies in a CPU's memory, one after the other, and as it is."""
+    return values.dtype == torch.float32 and values.is_cpu and values.is_contiguous() and not values.is_neg()
 
 
 def _is_read_by_loops(weight: Tensor, reference: Reference, dtype: torch.dtype) -> bool:

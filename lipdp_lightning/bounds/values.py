@@ -84,6 +84,19 @@ class Bound:
         return self.lipschitz if isinstance(self.lipschitz, tuple) else (self.lipschitz,)
 
 
+def with_margin(bound: Bound, margin: float) -> Bound:
+    """What a rule answers, with the rounding of the operation."""
+    slots, uses, parts = bound.slots, bound.uses, bound.parts
+    return Bound(
+        bound.norm * margin,
+        (slots[0] * margin,) if len(slots) == 1 else tuple([s * margin for s in slots]),
+        tuple([ParameterUse(u.parameters, u.gradient_factor * margin) for u in uses]) if uses else (),
+        bound.quadrature,
+        bound.cotangent_cap * margin,
+        tuple([p * margin for p in parts]) if parts else (),
+    )
+
+
 class NormSource:
     """Gives certified norms of weights; this one computes each exactly every time it is asked."""
 

@@ -89,7 +89,9 @@ def loops() -> ModuleType:
 def _shapes(x: Tensor) -> tuple[tuple[int, int, int], tuple[int, int]]:
     """Of the pairs: how many, two, and the size of what follows the channels; and of what is known of each pair."""
     rows, channels, *rest = x.shape
-    pairs, size = rows * channels // 2, math.prod(rest)
+    if channels % 2:  # or channels of different examples would be paired
+        raise ValueError(f"{channels} channels do not make pairs. HINT: an even number of channels.")
+    pairs, size = rows * (channels // 2), math.prod(rest)
     return (pairs, 2, size), (pairs, size)
 
 

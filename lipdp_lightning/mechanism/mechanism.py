@@ -140,7 +140,7 @@ class Mechanism:
         return self._certify(self._watched.named())
 
     def _certify(self, named: Mapping[str, Tensor]) -> Certificate:
-        self.certificate = self._certifier.certify(self._watched.seen_parameters)
+        self.certificate = self._certifier.certify()
         self._certified_versions = versions_of(named)
         return self.certificate
 

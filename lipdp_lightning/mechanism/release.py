@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +51,8 @@ class Release:
             table.append((first, last, place + size * skipped, size == 8, beside and beside + 8 * skipped))
             numbers.append((deviations[group], *(of_vote if part == len(starts) - 1 else of_gradient)))
         # columns as in release_loop.py
-        self._segments, self._numbers = array("q", chain.from_iterable(table)), array("d", chain.from_iterable(numbers))
+        self._segments = np.array(table, dtype=np.int64).reshape(-1, 5)
+        self._numbers = np.array(numbers, dtype=np.float64).reshape(-1, 3)
         self._threads = threads
         self._draws = np.empty((0, 0, 0))
 
@@ -76,11 +75,7 @@ class Release:
         """``words`` as of ``words_of``: their first rows begin at position ``start`` of the flat vector."""
         if len(self._draws) == 0:
             self._draws = np.empty((self._threads, len(words), BLOCK))
-        count = len(self._segments) // 5
-        release_loop().at(
-            self._threads, words.ctypes.data, *words.shape, start, self._segments.buffer_info()[0], count, 5,
-            self._numbers.buffer_info()[0], count, 3, self._draws.ctypes.data, *self._draws.shape,
-        )  # fmt: skip
+        release_loop().shared(self._threads, words, start, self._segments, self._numbers, self._draws)
 
     def end(self) -> None:
         """All words have come."""

@@ -158,12 +158,12 @@ class PrivateModule(lightning.LightningModule):
         return (x, y, ids) if views is None else views.expand(x, y, ids, strategy.step_key)
 
     def _key_dropout(self, ids: Tensor) -> None:
-        strategy: Any = self.trainer.strategy
-        layers: list[KeyedDropout] = strategy.dropouts
+        layers = [m for m in self.network.modules() if isinstance(m, KeyedDropout)]
         if layers:
+            keys: Callable[[int], int] = self.trainer.strategy.dropout_key  # type: ignore[attr-defined]
             ids = with_empty_rows(ids, self.rows_to_multiple_of)
             for index, layer in enumerate(layers):
-                layer.context = (strategy.dropout_key(index), ids)
+                layer.context = (keys(index), ids)
 
     # ---- held-out data
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._dynamo import OptimizedModule
 
 from ..bounds.losses import Loss
-from ..layers import KeyedDropout
 from ..mechanism.watched import WatchedTensors
 from .module import PrivateModule
 
@@ -114,23 +112,16 @@ def hooked(module: torch.nn.Module) -> list[str]:
 
 
 class LiveChecks:
-    """What set-up has checked and a callback could change later; looked at before every step.
-
-    ``dropouts``: the layers whose masks are keyed by example, in the order of the model, as of the last look.
-    """
+    """What set-up has checked and a callback could change later; looked at before every step."""
 
     def __init__(self, module: PrivateModule) -> None:
         self._module = module
         self._tensors = WatchedTensors(module)
-        parameters, self._modules = self._tensors.parameters_and_modules()
-        self._trained = [p.requires_grad for p in parameters]
-        self.dropouts = _dropouts(self._modules)
+        self._trained = [p.requires_grad for p in self._tensors.parameters_and_modules()[0]]
 
     def check(self) -> None:
         """Raise if a parameter was unfrozen or added, or a backward hook attached, since set-up."""
         parameters, modules = self._tensors.parameters_and_modules()
-        if modules is not self._modules:  # another list where there are other modules
-            self._modules, self.dropouts = modules, _dropouts(modules)
         # lists in place of generators: this is looked at before every step
         if [p.requires_grad for p in parameters] != self._trained:
             raise ValueError(
@@ -140,7 +131,3 @@ class LiveChecks:
         on_parameters = [p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters]  # type: ignore[attr-defined]
         if any(on_parameters) or any([m._backward_hooks or m._backward_pre_hooks for m in modules]):
             raise ValueError(hooked(self._module)[0])
-
-
-def _dropouts(modules: Sequence[torch.nn.Module]) -> list[KeyedDropout]:
-    return [module for module in modules if isinstance(module, KeyedDropout)]

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from ..baselines.clipping import Clipper, make_clipper
 from ..bounds.tracked import TrackedNorms
-from ..layers import KeyedDropout
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.mechanism import Mechanism, Place
 from ..privacy.branches import Branches, ResumeState
@@ -205,11 +204,6 @@ class PrivateStrategy(CheckpointStrategy):
         """Key of something that is drawn at the present step, the same on every rank."""
         key = derive_key(self._secret, purpose, self.lightning_module.trainer.global_step, *indices)
         return int.from_bytes(key[:8], "big", signed=True)
-
-    @property
-    def dropouts(self) -> list[KeyedDropout]:
-        assert self._live is not None
-        return self._live.dropouts
 
     def dropout_key(self, layer: int) -> int:
         return self.step_key("dropout", layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -11,9 +12,17 @@ import torch
 from torch import Tensor
 
 from lipdp_lightning.bounds import deviations
-from lipdp_lightning.bounds.deviations import distances
+from lipdp_lightning.bounds.deviations import distances, vector_norms
 from lipdp_lightning.bounds.packed import subtract, wide
-from lipdp_lightning.bounds.references import Reference, bits, is_packed, is_single
+from lipdp_lightning.bounds.references import (
+    Reference,
+    bits,
+    closer,
+    difference,
+    is_packed,
+    is_single,
+    reference_of,
+)
 
 
 class Unrounded(Reference):
@@ -136,3 +145,41 @@ def test_other_layouts_and_dtypes_are_not_read_by_a_loop(monkeypatch: pytest.Mon
     assert math.isnan(distances([weight], [halves(coarse.float(), 0.3)])[0])
     assert math.isnan(distances([weight], [halves(coarse, 0.3)])[0])
     assert distances([laid_out], [halves(coarse, 0.3)])[0] == pytest.approx(0.08, rel=1e-4)
+
+
+def exact_square(vector: Tensor) -> Fraction:
+    return sum((Fraction(float(v)) ** 2 for v in vector.flatten()), Fraction(0))
+
+
+@pytest.mark.parametrize("layout", ["as they are", "every other entry", "negated", "float64", "bfloat16"])
+def test_norms_of_vectors_are_upper_bounds_and_close(layout: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((1, 3.0), (64, 1e-3), (500, 1e12))
+    vectors = [size * torch.randn(2 * count, generator=generator) for count, size in sizes]
+    change: dict[str, Callable[[Tensor], Tensor]] = {
+        "as they are": lambda v: v, "every other entry": lambda v: v[::2], "negated": torch._neg_view,
+        "float64": lambda v: v.double(), "bfloat16": lambda v: v.bfloat16(),
+    }  # fmt: skip
+    own = [change[layout](v) for v in vectors]
+    found = vector_norms(own)
+    for norm, vector in zip(found, own, strict=True):
+        exact = exact_square(vector)
+        assert exact <= Fraction(norm) ** 2 <= exact * (1 + Fraction(1, 2**38))
+    assert vector_norms([]) == [] and vector_norms([torch.zeros(3)]) == [0.0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_norm_of_a_vector_that_is_not_finite_bounds_nothing(value: float) -> None:
+    norms = vector_norms([torch.ones(3), torch.tensor([0.0, value])])
+    assert norms[0] == pytest.approx(math.sqrt(3)) and not norms[1] < math.inf
+
+
+def test_small_weights_get_the_same_norms_together_as_each_alone() -> None:
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(rows, 7, generator=generator) for rows in (1, 30, 5, 300)]
+    references = [reference_of(w + 0.1 * torch.randn(w.shape, generator=generator)).scaled(0.9) for w in weights]
+    references[1] = closer(references[1], difference(weights[1], references[1]) * 0.5)
+    alone = [distances([w], [r])[0] for w, r in zip(weights, references, strict=True)]
+    assert distances(weights, references) == alone and len(set(alone)) == 4
+    view, reference = torch._neg_view(weights[0]), reference_of(-weights[0])
+    assert distances([view], [reference])[0] == 0.0 < distances([weights[0]], [reference])[0]

@@ -146,3 +146,11 @@ def test_the_clip_copies_and_pickles():
     for twin in (copy.deepcopy(CotangentClip(0.5)), pickle.loads(pickle.dumps(CotangentClip(0.5)))):
         assert twin.radius == 0.5
         assert not twin.state_dict()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_a_factor_for_each_row_or_none(rows: int) -> None:
+    """What lies behind a short one is no factor."""
+    x = torch.ones(4, 3, requires_grad=True)
+    with pytest.raises(AssertionError, match="a factor for each row"):
+        torch.autograd.grad(scale_cotangent(x, torch.ones(rows)), x, torch.ones(4, 3))

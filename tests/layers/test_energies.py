@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lipdp_lightning.layers import BoundedInput, scale_cotangent
 from lipdp_lightning.layers.energies import patch_energies, patch_norms, read_by_loops, row_norms, squared_norms
+from lipdp_lightning.layers.pairs import larger_first
 
 
 def images(*shape: int, size: float = 1.0) -> Tensor:
@@ -103,3 +105,18 @@ def test_a_gradient_flows_where_one_is_asked_for() -> None:
     assert x.grad is not None and torch.allclose(x.grad, 2 * x)
     with torch.no_grad():
         assert read_by_loops(x) and torch.allclose(row_norms(x), x.square().sum(1).sqrt())
+
+
+def test_a_negated_view_is_no_memory_to_read() -> None:
+    """Its memory holds the values with the other sign: ordered or weighed as they lie, they would be others."""
+    x = images(5, 6)
+    view = torch._neg_view(x)
+    assert view.is_neg() and view.is_contiguous() and view.data_ptr() == x.data_ptr()
+    assert read_by_loops(x) and not read_by_loops(view) and not read_by_loops(x, view)
+    values = -x
+    torch.testing.assert_close(larger_first(view), larger_first(values), rtol=0, atol=0)
+    bounded = BoundedInput(1.0)
+    torch.testing.assert_close(bounded(view), bounded(values))
+    rows = torch.zeros(5, 6, requires_grad=True)
+    (weighed,) = torch.autograd.grad(scale_cotangent(rows, torch.ones(5)), rows, view)
+    torch.testing.assert_close(weighed, values)
