@@ -24,7 +24,7 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("certificate", "lipdp_lightning.mechanism.mechanism", "Mechanism.begin_step"),
     ("scaling", "lipdp_lightning.layers.scaled", "ScaledLayer._factor"),
     ("scaling", "lipdp_lightning.layers.scaled_functions", "_weigh"),
-    ("scaling", "lipdp_lightning.training.module", "scale_cotangent"),
+    ("scaling", "lipdp_lightning.layers.weighed_loss", "scale_cotangent"),
     ("scaling", "lipdp_lightning.mechanism.scaling", "Joint.example_factor"),
     ("scaling", "lipdp_lightning.mechanism.exact", "_Measured.settle"),
     ("scaling", "lipdp_lightning.training.clipped_loss", "ClippedLoss.per_example"),

@@ -1,6 +1,6 @@
 """Layers that torch lacks or does not bound."""
 
-from . import energies, floored, pairs
+from . import energies, floored, pairs, weighed_loss
 from .activations import GroupSort, Householder, MaxMin, TemperedSigmoid
 from .convert import make_private
 from .cotangents import CotangentClip, scale_cotangent
@@ -23,3 +23,4 @@ __all__ = [
 def compile_loops() -> None:
     """Compile, or load, the loops of these layers now: else each is compiled when it is asked for first."""
     energies.loops(), energies.scaling_loops(), pairs.loops(), floored.loops()
+    weighed_loss.loops()

@@ -13,7 +13,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from ..bounds.losses import Loss, as_loss
-from ..layers import BoundedInput, KeyedDropout, make_private, scale_cotangent
+from ..layers import BoundedInput, KeyedDropout, make_private
+from ..layers.weighed_loss import weighed_sum
 from .clipped_loss import ClippedLoss
 from .padding import with_empty_rows
 from .release import restore_statistics
@@ -142,9 +143,9 @@ class PrivateModule(lightning.LightningModule):
         factor = private.scaling.example_factor(len(padded), logits.device)
         if padded is not x:  # the cotangents of further rows are zero
             logits, factor = logits[:rows], None if factor is None else factor[:rows]
-        if factor is not None:
-            logits = scale_cotangent(logits, factor)
-        return self.loss.per_example(logits, y).sum()
+        if factor is None:
+            return self.loss.per_example(logits, y).sum()
+        return weighed_sum(self.loss, logits, y, factor)
 
     def _views(self, x: Tensor, y: Tensor, ids: Tensor, private: Any) -> tuple[Tensor, Tensor, Tensor]:
         """One row per view, where the Strategy makes views of an example; the mechanism divides by their number."""
