@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,11 @@ def weighed_sum(loss: Loss, logits: Tensor, target: Tensor, factor: Tensor) -> T
     A cotangent that is not finite becomes zero. Cross-entropy of a few logits on a CPU takes one pass, which makes the
     loss and the weighed cotangents; whatever else takes the loss's own way.
     """
+    # a compiler would be given the loss's own way, with other last bits than the same step has without it
+    return (_apart if torch.compiler.is_compiling() and logits.is_cpu else _sum)(loss, logits, target, factor)
+
+
+def _sum(loss: Loss, logits: Tensor, target: Tensor, factor: Tensor) -> Tensor:
     if _takes_one_pass(loss, logits, target, factor):
         assert isinstance(loss, CrossEntropy) and factor.shape == logits.shape[:1] == target.shape
         cotangents, found = torch.empty_like(logits), array("d", (0.0, 0.0))
@@ -37,6 +43,9 @@ def weighed_sum(loss: Loss, logits: Tensor, target: Tensor, factor: Tensor) -> T
             total: Tensor = _Known.apply(logits, cotangents, found[loops().LOSS])
             return total
     return loss.per_example(scale_cotangent(logits, factor), target).sum()
+
+
+_apart: Callable[..., Tensor] = torch.compiler.disable(_sum)  # type: ignore[no-untyped-call]
 
 
 def _takes_one_pass(loss: Loss, logits: Tensor, target: Tensor, factor: Tensor) -> bool:

@@ -41,7 +41,8 @@ class FlatGradients:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
-        self.segments = Segments([p.numel() for p in self.parameters])
+        self.sizes = [p.numel() for p in self.parameters]
+        self.segments = Segments(self.sizes)
         self._met: dict[tuple[int, ...], list[tuple[int, int, int, int]]] = {}
 
     def met_by(self, groups: Sequence[int], more: int) -> list[tuple[int, int, int, int]]:
@@ -49,7 +50,7 @@ class FlatGradients:
         key = more, *groups
         found = self._met.get(key)
         if found is None:
-            own, owners = Segments([p.numel() for p in self.parameters] + [more]), Segments(groups)
+            own, owners = Segments([*self.sizes, more]), Segments(groups)
             assert own.total == owners.total, "entries without noise"
             self._met = {key: (found := list(own.meet(owners)))}
         return found

@@ -41,7 +41,8 @@ class Release:
     ) -> None:  # fmt: skip
         assert votes.dtype == torch.float64 and votes.is_contiguous()
         self._laid_out: list[tuple[Tensor, Tensor]] = []
-        self._parts = [self._part(p, apart.get(id(p))) for p in gradients.parameters] + [(votes, None)]
+        own = zip(gradients.parameters, gradients.sizes, strict=True)
+        self._parts = [self._part(p, apart.get(id(p)), size) for p, size in own] + [(votes, None)]
         assert len(groups) == len(deviations), "entries without noise"
         places = [(t.data_ptr(), t.element_size(), 0 if b is None else b.data_ptr()) for t, b in self._parts]
         table, numbers, starts = [], [], gradients.segments.starts
@@ -56,7 +57,7 @@ class Release:
         self._threads = threads
         self._draws = np.empty((0, 0, 0))
 
-    def _part(self, parameter: nn.Parameter, apart: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _part(self, parameter: nn.Parameter, apart: Tensor | None, numel: int) -> tuple[Tensor, Tensor | None]:
         """The gradient and what is beside it, each contiguous."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -67,7 +68,6 @@ class Release:
             gradient = gradient.contiguous()
             self._laid_out.append((parameter.grad, gradient))
         beside = None if apart is None else apart.to(torch.float64).contiguous()
-        numel = parameter.numel()
         assert gradient.numel() == numel and (beside is None or beside.numel() == numel)
         return gradient, beside
 
