@@ -71,7 +71,7 @@ def check_parameters(module: nn.Module | None, arguments: Sequence[Iterable[Any]
     if not read:
         return
     covered = {id(p) for use in bound.uses for p in use.parameters}
-    if any([p.requires_grad and id(p) not in covered for p in read]):
+    if any(p.requires_grad and id(p) not in covered for p in read):
         raise Unbounded(
             "its rule bounds no gradient for a trained parameter that it uses",
             "return a ParameterUse for it, or freeze it with requires_grad_(False)",
@@ -117,12 +117,13 @@ def unbounded(groups: tuple[GroupBound, ...], named: Mapping[str, nn.Parameter])
     """Trained parameters that no use bounds, and groups whose bound is not a number that noise can be scaled to."""
     problems = []
     covered = {name for group in groups for name in group.parameters}
-    for name in [name for name, parameter in named.items() if parameter.requires_grad and name not in covered]:
-        hint = (
-            "freeze it with requires_grad_(False), remove it, or return a ParameterUse for it from the rule of "
-            "the layer that holds it"
-        )
-        problems.append(Problem(name, "this trained parameter has no bound: no certified operation uses it", hint))
+    for name, parameter in named.items():
+        if parameter.requires_grad and name not in covered:
+            hint = (
+                "freeze it with requires_grad_(False), remove it, or return a ParameterUse for it from the rule of "
+                "the layer that holds it"
+            )
+            problems.append(Problem(name, "this trained parameter has no bound: no certified operation uses it", hint))
     for group in groups:
         if not group.worst_case < LARGEST_BOUND:
             hint = "limit the layers' norms by a projection, or put BoundedInput first"

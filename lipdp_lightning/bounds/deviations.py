@@ -61,7 +61,7 @@ def distances(
 
 
 def vector_norms(vectors: Sequence[Tensor]) -> list[float]:
-    """Upper bounds on the norms of vectors, of which none is a reference to another."""
+    """Upper bounds on the norms of vectors, for all of them at once."""
     if not vectors:
         return []
     margin = 1.0 + (max([v.numel() for v in vectors]) + 16) * 2.0**-52

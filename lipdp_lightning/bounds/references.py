@@ -96,7 +96,7 @@ def is_single(weight: Tensor, reference: Reference) -> bool:
 
 
 def is_plain_single(values: Tensor) -> bool:
-    """Whether they are float32 that lies in a CPU's memory, one after the other, and as it is."""
+    """Whether they are float32 that lies in a CPU's memory, one after the other, and not with the other sign."""
     return values.dtype == torch.float32 and values.is_cpu and values.is_contiguous() and not values.is_neg()
 
 

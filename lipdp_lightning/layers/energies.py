@@ -10,6 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from ..bounds.references import is_plain_single
 from ..threads import threads_for
 from .precision import widened
 
@@ -70,14 +71,7 @@ def read_by_loops(*tensors: Tensor) -> bool:
         return False
     followed = torch.is_grad_enabled()
     for tensor in tensors:
-        if not (
-            tensor.is_cpu
-            and tensor.dtype == torch.float32
-            and tensor.is_contiguous()
-            and not tensor.is_neg()  # its memory holds other values than it
-            and not (followed and tensor.requires_grad)
-            and type(tensor) in _PLAIN_TYPES
-        ):
+        if (followed and tensor.requires_grad) or type(tensor) not in _PLAIN_TYPES or not is_plain_single(tensor):
             return False
     return True
 

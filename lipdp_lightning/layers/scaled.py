@@ -40,13 +40,10 @@ class ScaledLayer(nn.Module):
     gradient_keeper: GradientKeeper | None = None
 
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
-        scaler = self.gradient_scaler
-        if scaler is None or not torch.is_grad_enabled() or not any(self._trains):
+        if self.gradient_scaler is None or not torch.is_grad_enabled() or not any(self._trains):
             return None
-        if torch.compiler.is_compiling():
-            # numbers of the step change every time: compiled into a graph, each step would need another one
-            return _apart(scaler, norms)
-        return _scaled(scaler, norms)
+        # numbers of the step change every time: compiled into a graph, each step would need another one
+        return (_apart if torch.compiler.is_compiling() else _scaled)(self.gradient_scaler, norms)
 
     def _keep(self, options: tuple[Any, ...] | None) -> Keep | None:
         keeper = self.gradient_keeper
@@ -66,9 +63,9 @@ class ScaledLayer(nn.Module):
         return weight.requires_grad, bias is not None and bias.requires_grad
 
 
+@torch.no_grad()
 def _scaled(scaler: GradientScaler, norms: Callable[[], Tensor]) -> Tensor | None:
-    with torch.no_grad():
-        return scaler(norms())
+    return scaler(norms())
 
 
 _apart: Callable[..., Tensor | None] = torch.compiler.disable(_scaled)  # type: ignore[no-untyped-call]
@@ -76,7 +73,7 @@ _apart: Callable[..., Tensor | None] = torch.compiler.disable(_scaled)  # type: 
 
 def under_autocast(input: Tensor) -> bool:
     """Whether torch's own layers would round the gradient's sum over the batch to the autocast dtype."""
-    return torch.is_autocast_enabled("cpu" if input.is_cpu else input.device.type)
+    return torch.is_autocast_enabled(input.device.type)
 
 
 class ScaledLinear(ScaledLayer, nn.Linear):

@@ -31,7 +31,7 @@ def weighed_sum(loss: Loss, logits: Tensor, target: Tensor, factor: Tensor) -> T
 
 def _sum(loss: Loss, logits: Tensor, target: Tensor, factor: Tensor) -> Tensor:
     if _takes_one_pass(loss, logits, target, factor):
-        assert isinstance(loss, CrossEntropy) and factor.shape == logits.shape[:1] == target.shape
+        assert isinstance(loss, CrossEntropy)
         cotangents, found = torch.empty_like(logits), array("d", (0.0, 0.0))
         temperature = array("d", (loss.temperature,))
         shape, rows = logits.shape, len(logits)
@@ -56,7 +56,7 @@ def _takes_one_pass(loss: Loss, logits: Tensor, target: Tensor, factor: Tensor) 
         and logits.dim() == 2
         and logits.numel() <= _FEW
         and target.dtype == torch.int64
-        and target.dim() == 1
+        and target.shape == logits.shape[:1] == factor.shape
         and target.is_cpu
         and target.is_contiguous()
         and read_by_loops(logits.detach(), factor)

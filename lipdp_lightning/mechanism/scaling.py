@@ -227,12 +227,12 @@ class Joint(Scaling):
 
     def _by_loop(self, batch: int) -> Tensor:
         factors = torch.empty(batch, dtype=torch.float32)
-        groups, weights = zip(*self._uses, strict=True)
-        whole = array("q", [norms.data_ptr() for norms in self._norms]), array("q", groups)
-        real = array("d", weights), array("d", self._constants), array("d", [self._floor])
+        places = array("q", [norms.data_ptr() for norms in self._norms])
+        groups, weights = array("q", [g for g, _ in self._uses]), array("d", [w for _, w in self._uses])
+        constants, floor = array("d", self._constants), array("d", [self._floor])
         joint_loop().joint_factors.at(
-            1, *whole[0].buffer_info(), *real[0].buffer_info(), *whole[1].buffer_info(), *real[1].buffer_info(),
-            *real[2].buffer_info(), factors.data_ptr(), batch,
+            1, *places.buffer_info(), *weights.buffer_info(), *groups.buffer_info(), *constants.buffer_info(),
+            *floor.buffer_info(), factors.data_ptr(), batch,
         )  # fmt: skip
         return factors
 

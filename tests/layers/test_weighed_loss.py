@@ -140,3 +140,9 @@ def test_other_shapes_layouts_and_dtypes_take_the_losss_own_way() -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
     binary = BinaryCrossEntropy(), logits[:, :1].contiguous(), (target % 2).float(), factor
     torch.testing.assert_close(pulled_back(weighed_sum, *binary), pulled_back(own_way, *binary), rtol=0, atol=0)
+
+
+def test_targets_that_are_not_one_for_each_example_are_refused_by_the_loss() -> None:
+    logits, target, factor = random_rows(6, 3)
+    with pytest.raises(ValueError, match="batch_size"):
+        weighed_sum(CrossEntropy(), logits, target[:5], factor)
