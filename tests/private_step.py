@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,9 @@ from lipdp_lightning.bounds.losses import Loss
 from lipdp_lightning.bounds.tracked import TrackedNorms
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.layers.cotangents import attach_cotangent_clips
-from lipdp_lightning.mechanism.mechanism import Mechanism, Place
+from lipdp_lightning.mechanism.noise import Place, Sum
+from lipdp_lightning.mechanism.scaling import StepNumbers
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.training import PrivateModule
 from lipdp_lightning.training.guards import matching_modules
@@ -44,15 +47,12 @@ class Noiseless(Mechanism):
 
     votes: Tensor | None = None
 
-    def _deviations_with_votes(self) -> list[float]:
-        return [0.0] * len(super()._deviations_with_votes())
+    def _sums(self, numbers: StepNumbers) -> list[Sum]:
+        return [replace(one, deviation=0.0, divisor=1.0) for one in super()._sums(numbers)]
 
-    def _divisor(self) -> float:
-        return 1.0
-
-    def _update_radii(self, total: Tensor) -> None:
-        if self._votes():
-            self.votes = total[-len(self._votes()) :].clone()
+    def _learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
+        if numbers.votes:
+            self.votes = noisy_votes.clone()
 
 
 class Harness:
@@ -112,8 +112,8 @@ class Harness:
         }
 
 
-def _gradient(parameter: Tensor, apart: Mapping[int, Tensor]) -> Tensor:
-    kept = apart.get(id(parameter), torch.zeros_like(parameter, dtype=torch.float64))
+def _gradient(parameter: nn.Parameter, apart: Mapping[nn.Parameter, Tensor]) -> Tensor:
+    kept = apart.get(parameter, torch.zeros_like(parameter, dtype=torch.float64))
     return kept if parameter.grad is None else kept + parameter.grad
 
 

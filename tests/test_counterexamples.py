@@ -10,7 +10,8 @@ from private_step import Harness, Noiseless, mahalanobis, make_plan, mlp, random
 from scipy import stats
 from torch import Tensor, nn
 
-from lipdp_lightning.mechanism.mechanism import Mechanism
+from lipdp_lightning.mechanism.noise import StepNoise
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.accountants import get_accountant
 from lipdp_lightning.privacy.ledger import LedgerEntry
 from lipdp_lightning.privacy.randomness import derive_key
@@ -65,7 +66,7 @@ def test_division_by_the_drawn_sample_tells_its_size() -> None:
     """(sum + noise) / |V|: whether one example more was drawn shows in the scale of thousands of coordinates."""
 
     class DividesByTheDrawn(Mechanism):
-        def _divisor(self) -> float:
+        def divisor(self) -> float:
             return float(max(1, self._drawn))
 
     def scale(kind: type[Mechanism], size: int) -> float:
@@ -147,7 +148,7 @@ class AtAnotherScale(Mechanism):
 
     def begin_step(self, step: int) -> None:
         super().begin_step(step)
-        self.sums.begin(step, self._sizes(), bytes(32), self._deviations_with_votes())
+        self._noise = StepNoise.of(self._secret, step, self.place, bytes(32))
 
 
 def test_one_draw_at_two_scales_reveals_the_sum() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ from private_step import (
 )  # fmt: skip
 from torch import Tensor, nn
 
-from lipdp_lightning.bounds.certificate import Certificate
 from lipdp_lightning.bounds.losses import CrossEntropy
 from lipdp_lightning.layers import ScaledLinear, scale_cotangent
-from lipdp_lightning.mechanism import mechanism as mechanism_module
-from lipdp_lightning.mechanism.mechanism import Mechanism, Place
-from lipdp_lightning.mechanism.scaling import Joint, Radius
+from lipdp_lightning.mechanism import step as mechanism_module
+from lipdp_lightning.mechanism.allocation import NoiseBudget
+from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum
+from lipdp_lightning.mechanism.scaling import Joint, Radius, StepNumbers
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.sampling import poisson_sample
 
 TESTS = Path(__file__).parent
@@ -202,7 +204,7 @@ def is_covered(harness: Harness, size: int = 6) -> bool:
 
 
 class DividesByTheDrawn(Mechanism):
-    def _divisor(self) -> float:
+    def divisor(self) -> float:
         return float(max(1, self._drawn))
 
 
@@ -324,31 +326,33 @@ def test_the_cotangent_passed_on_is_not_scaled() -> None:
 class SumsWithoutSquares(Joint):
     """One factor for the mean of the groups' ratios in place of the root of their squares."""
 
-    def _factors(self, batch: int, device: torch.device) -> Tensor:
-        sums = self._sums()
-        total = sum((torch.as_tensor(t).expand(batch) for t in sums), torch.zeros(batch))
+    def _combined(self, sums: Sequence[Tensor | float], rows: int, device: torch.device) -> Tensor:
+        total = sum((torch.as_tensor(t).expand(rows) for t in sums), torch.zeros(rows))
         return len(sums) / total.clamp_min(1e-12)
 
 
 class SquaresEachUse(Joint):
     """Root of squares over the uses of a layer, where the gradients of the uses add."""
 
-    def _factors(self, batch: int, device: torch.device) -> Tensor:
-        uses = [norms * weight for (_, weight), norms in zip(self._uses, self._norms, strict=True)]
-        squares = torch.stack(uses).square().sum(0) + math.fsum(constant**2 for constant in self._constants)
+    def _factors(self, rows: int, device: torch.device) -> Tensor:
+        squares = torch.stack([size for _, size in self._uses(rows)]).square().sum(0) + math.fsum(
+            constant**2 for constant in self._constants
+        )
         return squares.sqrt().clamp_min(1e-12).reciprocal()
 
 
 class LeavesOutWhatItCannotMeasure(Joint):
-    def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
-        super().begin(certificate, thresholds)
+    def begin(self, numbers: StepNumbers) -> None:
+        super().begin(numbers)
         self._constants = [0.0] * len(self._constants)
-        self._restart()
 
 
 def joint_is_covered(monkeypatch: pytest.MonkeyPatch, kind: type[Joint], build: Callable[[], nn.Module]) -> bool:
     with monkeypatch.context() as patch:
-        patch.setattr(mechanism_module, "make_scaling", lambda plan, certificate: kind(plan.scaling_floor))
+        patch.setattr(
+            mechanism_module, "scaling_of",
+            lambda plan, step, certificate, views: kind(NoiseBudget.of(plan, views), plan.scaling_floor),
+        )  # fmt: skip
         return is_covered(harness_of(seeded(build, 4), scaling="joint", loss_clip=0.05))
 
 
@@ -389,8 +393,10 @@ def test_uses_without_their_layer_count(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class VotesOnce(Noiseless):
-    def _votes_of_one(self) -> list[int]:
-        return [1] * len(self._votes())
+    def numbers(self) -> StepNumbers:
+        numbers, radius = super().numbers(), self.scaling
+        assert isinstance(radius, Radius)
+        return radius.radii.with_votes(numbers, dict.fromkeys(numbers.votes, 1))
 
 
 def votes_are_covered(kind: type[Noiseless]) -> bool:
@@ -402,7 +408,7 @@ def votes_are_covered(kind: type[Noiseless]) -> bool:
     harness.release(with_example(EMPTY, x, y), 1)
     assert none is not None and isinstance(harness.mechanism.scaling, Radius)
     moved = (harness.mechanism.votes - none).norm().item()
-    deviation = Mechanism._deviations_with_votes(harness.mechanism)[-1]
+    deviation = harness.mechanism.numbers().vote_deviation
     harness.mechanism.close()
     return moved / deviation <= 1 / 3.0 + 1e-9
 
@@ -415,17 +421,21 @@ def test_votes_are_covered_by_their_noise() -> None:
 # ---- noise
 
 
+class RoundedNoise(StepNoise):
+    def normals(self, number: int, start: int, count: int) -> Tensor:
+        return super().normals(number, start, count).float().double()
+
+
 class NoiseInFloat32(Mechanism):
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        gradients = self.sums.gradients
-        add = gradients.add_to
+    def _noise_of(self, step: int) -> StepNoise:
+        noise = super()._noise_of(step)
+        return RoundedNoise(noise.key, 1.0, noise.samples)
 
-        def add_to_rounded(flat: Tensor, apart: Any, share: float) -> None:
-            flat.copy_(flat.float())
-            add(flat, apart, share)
-
-        gradients.add_to = add_to_rounded  # type: ignore[method-assign]
+    def _sums(self, numbers: StepNumbers) -> list[Sum]:
+        return [
+            replace(one, deviation=2.0 ** round(math.log2(one.deviation))) if one.deviation else one
+            for one in super()._sums(numbers)
+        ]
 
 
 def noise_has_all_its_bits(kind: type[Mechanism]) -> bool:
@@ -487,14 +497,14 @@ def test_a_changed_continuation_draws_fresh_noise(monkeypatch: pytest.MonkeyPatc
 class NoiseAfterTheReduction(Mechanism):
     """Each rank adds the full noise to a sum that is then reduced: more noise than is planned, and slower training."""
 
-    def _deviations_with_votes(self) -> list[float]:
-        return [d * math.sqrt(self.place.world_size) for d in super()._deviations_with_votes()]
+    def _noise_of(self, step: int) -> StepNoise:
+        return replace(super()._noise_of(step), share=1.0)
 
 
 class NoiseOfOneRank(Mechanism):
-    def _deviations_with_votes(self) -> list[float]:
-        own = super()._deviations_with_votes()
-        return own if self.place.rank == 0 else [0.0] * len(own)
+    def _noise_of(self, step: int) -> StepNoise:
+        noise = super()._noise_of(step)
+        return noise if self.place.rank == 0 else replace(noise, share=0.0)
 
 
 def ranks_share_the_noise(kind: type[Mechanism]) -> bool:

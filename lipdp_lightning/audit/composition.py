@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bounds.losses import Huber
-from ..mechanism.mechanism import Mechanism
+from ..mechanism.step import Mechanism
 from ..privacy.plan import PrivacyPlan
 from ..training.module import PrivateModule
 from .findings import Curve, Finding, PlotData, verdict

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from ..mechanism.mechanism import Place
+from ..mechanism.noise import Place
 from .findings import Curve, Finding, PlotData, verdict
 from .statistics import deviation_bounds, shares
 from .subject import Subject

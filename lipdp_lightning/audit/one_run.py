@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..mechanism.mechanism import Mechanism
+from ..mechanism.noise import Sum
+from ..mechanism.scaling import StepNumbers
+from ..mechanism.step import Mechanism
 from ..privacy.calibrate import privacy_bound
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key
@@ -70,24 +72,24 @@ class CanaryStrategy(PrivateStrategy):
         super().setup(trainer)
         mechanism = self.mechanism
         assert mechanism is not None
-        sums, privatize = mechanism.sums, mechanism.privatize_
-        sums.whole = True  # the sum of a step is looked at as one vector
-        add = sums.gradients.add_to
+        sums_of, privatize = mechanism._sums, mechanism.privatize_
 
-        def add_with_canaries(flat: Tensor, apart: Mapping[int, Tensor], share: float) -> None:
-            noise = flat.clone()
-            add(flat, apart, share)
+        def sums_with_canaries(numbers: StepNumbers) -> list[Sum]:
+            sums = sums_of(numbers)
             # what the examples add is known to the worst-case observer, and subtracted from what is released
-            self._examples = flat - noise
+            self._examples = torch.cat([piece for one in sums for _, piece in one.parts()])
             present = torch.cat(self._present) if self._present else torch.empty(0, dtype=torch.int64)
             self._present = []
-            flat[present] += self._sizes(mechanism)[present]
+            canaries = torch.zeros_like(self._examples)
+            canaries[present] = self._sizes(mechanism)[present]
+            parts = canaries.split_with_sizes([one.values.numel() for one in sums])
+            return [_with_addition(one, part) for one, part in zip(sums, parts, strict=True)]
 
         def privatize_and_look(step: int, reduce: Any = None) -> None:
             privatize(step, reduce)
             self._observe(mechanism)
 
-        sums.gradients.add_to = add_with_canaries  # type: ignore[method-assign]
+        mechanism._sums = sums_with_canaries  # type: ignore[method-assign]
         mechanism.privatize_ = privatize_and_look  # type: ignore[method-assign]
 
     def _sizes(self, mechanism: Mechanism) -> Tensor:
@@ -97,11 +99,17 @@ class CanaryStrategy(PrivateStrategy):
     def _observe(self, mechanism: Mechanism) -> None:
         rate, count = mechanism.plan.sample_rate, len(self.coins)
         noise = _by_coordinate(mechanism, mechanism.deviations())[:count].clamp_min(1e-300)
-        released = flat_gradients(mechanism) * mechanism._divisor()
+        released = flat_gradients(mechanism) * mechanism.divisor()
         z = (released - self._examples[: len(released)])[:count] / noise
         mu = self._sizes(mechanism) / noise
         self.scores += torch.log1p(rate * torch.expm1((mu * z - mu * mu / 2).clamp_max(700.0)))
         self.steps_seen += 1
+
+
+def _with_addition(one: Sum, addition: Tensor) -> Sum:
+    """Returns a sum with something added to it, beside what it holds already."""
+    apart = addition / one.share if one.apart is None else one.apart.reshape(-1) + addition / one.share
+    return dataclasses.replace(one, apart=apart)
 
 
 def _by_coordinate(mechanism: Mechanism, by_name: dict[str, float]) -> Tensor:

@@ -21,7 +21,8 @@ from ..baselines.clipping import make_clipper
 from ..bounds.losses import Loss
 from ..bounds.tracked import TrackedNorms
 from ..layers.cotangents import attach_cotangent_clips
-from ..mechanism.mechanism import Mechanism, Place
+from ..mechanism.noise import Place
+from ..mechanism.step import Mechanism
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key
 from ..training.clipped_loss import ClippedLoss
@@ -162,7 +163,7 @@ class Subject:
 
     def _divisor(self) -> float:
         # batch_max divides by what was drawn, as printed in its source; its own fault is to be seen apart from that
-        return self.mechanism._divisor() if self.plan.scaling == "batch_max" else self.plan.expected_batch_size
+        return self.mechanism.divisor() if self.plan.scaling == "batch_max" else self.plan.expected_batch_size
 
     # ---- made-up examples
 

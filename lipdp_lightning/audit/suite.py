@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..mechanism.mechanism import Mechanism, Place
+from ..mechanism.noise import Place
+from ..mechanism.step import Mechanism
 from ..privacy.calibrate import privacy_bound
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key

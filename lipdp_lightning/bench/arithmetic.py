@@ -19,13 +19,12 @@ from ..bounds.losses import CrossEntropy
 from ..bounds.references import Reference
 from ..bounds.tracked import TrackedNorms
 from ..layers import make_private
-from ..mechanism.release import BLOCK
-from ..privacy.normals import CHUNK
+from ..mechanism.noise import PIECE
 from .networks import network_named
 
 FLOAT16, FLOAT32, FLOAT64 = 2, 4, 8
-NOISE_OF_A_THREAD = FLOAT64 * (2 * CHUNK + BLOCK)
-"""Bytes of the words that a thread makes noise of at once, and of the block of normals that it works on."""
+NOISE_AT_ONCE = FLOAT64 * 3 * PIECE
+"""Bytes of the words, the normals and the sum of one piece of a release."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def memory_lines(counts: Sequence[Counts], batch_sizes: Sequence[int]) -> tuple[
         for batch in batch_sizes:
             plain = c.saved * batch + FLOAT32 * c.parameters
             passes, release = plain + c.references, c.references + FLOAT32 * c.parameters
-            ours = max(passes, release + min(NOISE_OF_A_THREAD, FLOAT64 * c.parameters))
+            ours = max(passes, release + min(NOISE_AT_ONCE, FLOAT64 * c.parameters))
             whole = max(passes, release + FLOAT64 * c.parameters)
             each = plain + FLOAT32 * c.parameters * batch
             megabytes = [f"{value / 1e6:.{1 if value < 1e7 else 0}f} MB" for value in (plain, ours, whole, each)]

@@ -21,7 +21,7 @@ from ..bounds.certifier import Certifier
 from ..bounds.losses import CrossEntropy
 from ..bounds.tracked import TrackedNorms
 from ..layers import make_private
-from ..mechanism.mechanism import Mechanism
+from ..mechanism.step import Mechanism
 from ..models import ConvNet, GaborNet, ShallowVGG
 from ..privacy.plan import PrivacyPlan
 from ..report.tables import render_table
@@ -56,13 +56,13 @@ class Step:
         """Processor seconds of forward, backward and sums; certificate and noise, the same for all, are left out."""
         self._model.zero_grad(set_to_none=True)
         if self._mechanism is not None:
-            self._mechanism.scaling.begin(self._mechanism.certificate, self._mechanism._joint_thresholds())
+            self._mechanism.scaling.begin(self._mechanism.numbers())
         start = time.process_time()
         if self._mechanism is None:
             self._by_example()
         else:
             self._loss.per_example(self._model(self._x), self._y).sum().backward()
-            self._mechanism.scaling.settle()
+            self._mechanism.scaling.take_sums()
         return time.process_time() - start
 
     def _by_example(self) -> None:
@@ -83,7 +83,7 @@ class Step:
     def held(self) -> float:
         """Numbers held for the sums, over those of the inputs of all trained layers."""
         assert self._mechanism is not None
-        self._mechanism.scaling.begin(self._mechanism.certificate, self._mechanism._joint_thresholds())
+        self._mechanism.scaling.begin(self._mechanism.numbers())
         self._loss.per_example(self._model(self._x), self._y).sum().backward()
         kept = [c for _, _, c in self._mechanism.scaling._kept]  # type: ignore[attr-defined]
         inputs = sum(c.inputs.numel() for c in kept)

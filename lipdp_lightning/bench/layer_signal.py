@@ -22,7 +22,7 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,7 @@ from ..bounds.certifier import Certifier
 from ..bounds.tracked import TrackedNorms
 from ..layers import ScaledLayer, scale_cotangent
 from ..layers.cotangents import attach_cotangent_clips
-from ..mechanism.mechanism import Mechanism
+from ..mechanism.step import Mechanism
 from ..privacy.randomness import new_secret
 from ..report.tables import render_table
 from ..training.guards import matching_modules
@@ -91,9 +91,8 @@ class Measurement:
             for group in self._mechanism.certificate.groups:
                 self._shares(group, calls)
         self._mechanism.scaling.attach(self._network)
-        self._mechanism.count_examples(1)
+        self._mechanism.begin_pass(1, 1)
         self._backward(x, y)
-        self._mechanism.scaling.settle()
         apart = self._mechanism.scaling.take_sums()
         for group in self._mechanism.certificate.groups:
             own = torch.cat([self._gradient(n, apart) for n in group.parameters])
@@ -111,9 +110,9 @@ class Measurement:
     def _attached(self) -> bool:
         return any(m.gradient_scaler is not None for m in self._network.modules() if isinstance(m, ScaledLayer))
 
-    def _gradient(self, name: str, apart: dict[int, Tensor]) -> Tensor:
+    def _gradient(self, name: str, apart: Mapping[nn.Parameter, Tensor]) -> Tensor:
         parameter = self._named[name]
-        kept = apart.get(id(parameter), torch.zeros_like(parameter)).double()
+        kept = apart.get(parameter, torch.zeros_like(parameter)).double()
         return (kept if parameter.grad is None else kept + parameter.grad.double()).flatten()
 
     def _shares(self, group: GroupBound, calls: Calls) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..kernels.floored import floored_by_torch
 from ..layers import GroupNorm, MaxMin
-from ..layers.floored import by_torch
 from ..models import MLP, ConvNet, WideResNet
 
 IMAGE_ROWS = 16_384
@@ -85,7 +85,7 @@ class TorchGroupNorm(nn.Module):
         self._groups, self.alpha = like._groups, like.alpha
 
     def forward(self, x: Tensor) -> Tensor:
-        return by_torch(x.reshape(len(x), self._groups(x), -1), self.alpha).reshape(x.shape)
+        return floored_by_torch(x.reshape(len(x), self._groups(x), -1), self.alpha).reshape(x.shape)
 
 
 def in_plain_torch(model: nn.Module) -> nn.Module:

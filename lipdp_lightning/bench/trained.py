@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Sampler
 from data_modules.base import PrivateDataModule, box_norm
 from data_modules.poisson import InMemoryRows, loader
 
-from ..layers import compile_loops
+from ..kernels.loops import cpu_loops
 from ..privacy.plan import PrivacyPlan
 from ..training import PrivateModule, PrivateStrategy
 from .contenders import NOISE_MULTIPLIER, SECRET, Between, Job, sgd
@@ -94,7 +94,7 @@ class _Batches(Sampler[Tensor]):
 
 def lightning_loop(job: Job, between: Between) -> None:
     """Without privacy; batches are indexed from tensors in memory, and layers have the library's loops, as its own."""
-    compile_loops()  # here and not in the first step
+    cpu_loops()  # compiled here and not in the first step
     network = job.network
     rows = InMemoryRows(*random_rows(network.shape, job.rows, network.outputs))
     batches: DataLoader[Any] = loader(rows, _Batches(job))

@@ -82,6 +82,10 @@ class Certificate:
         """Delta_k of every group: one example moves the group's summed gradient by at most this, l2."""
         return {group.name: group.sensitivity(scaling) for group in self.groups}
 
+    def sizes(self) -> dict[str, int]:
+        """Returns the number of parameters of every group."""
+        return {group.name: group.numel for group in self.groups}
+
     def group(self, name: str) -> GroupBound:
         return next(g for g in self.groups if g.name == name)
 

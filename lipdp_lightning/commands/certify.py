@@ -50,7 +50,7 @@ def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
     """What training would start from: projected weights, their bounds, and the noise."""
     from ..bounds.certifier import Certifier
     from ..bounds.tracked import TrackedNorms
-    from ..mechanism.mechanism import Mechanism
+    from ..mechanism.step import Mechanism
     from ..privacy.randomness import new_secret
     from ..training.facts import group_rows
     from ..training.guards import matching_modules

@@ -18,8 +18,7 @@ from ..baselines.factors import clip_factors
 from ..bounds.certifier import Certifier
 from ..bounds.losses import Loss
 from ..layers.scaled import ScaledLayer
-from ..mechanism.allocation import joint_thresholds
-from ..mechanism.choice import make_scaling
+from ..mechanism.choice import scaling_of
 from ..mechanism.exact import Exact, ExactLayerwise
 from ..privacy.plan import PrivacyPlan
 
@@ -84,10 +83,8 @@ class Scaled:
 
     def __call__(self, x: Tensor, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         certificate = self._certifier.certify()
-        scaling = make_scaling(self._plan, certificate)
-        sizes = {group.name: group.numel for group in certificate.groups}
-        thresholds = joint_thresholds(scaling.reference(certificate), sizes, "global")
-        scaling.begin(certificate, thresholds)
+        scaling = scaling_of(self._plan, 0, certificate)
+        scaling.begin(scaling.numbers(certificate))
         if isinstance(scaling, Exact | ExactLayerwise):
             return scaling._factors(norms)
         seen: dict[str, Tensor] = {}
@@ -95,7 +92,7 @@ class Scaled:
         try:
             for path, module in self.network.named_modules():
                 if isinstance(module, ScaledLayer) and module.gradient_scaler is not None:
-                    module.gradient_scaler = _noted(seen, path, module.gradient_scaler)
+                    module.report_to(_noted(seen, path, module.gradient_scaler))
             with torch.enable_grad():
                 self.network(x)
             whole = scaling.example_factor(len(x), x.device)

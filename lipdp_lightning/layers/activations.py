@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Unbounded, Value
-from .pairs import larger_first
-from .precision import widened
+from ..kernels.pairs import larger_first
+from ..kernels.precision import widened
 
 
 def _grouped(x: Value, size: int) -> None:

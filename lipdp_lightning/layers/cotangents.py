@@ -13,9 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
-from ..threads import threads_for
-from .energies import read_by_loops, row_norms, row_shape, scaling_loops, squared_norms
-from .precision import widened
+from ..kernels.precision import widened
+from ..kernels.rows import row_norms
 
 
 class _Clip(torch.autograd.Function):
@@ -82,13 +81,8 @@ class _Scale(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
         (factor,) = ctx.saved_tensors
-        if not read_by_loops(cotangent, factor):
-            return _weigh_rows(cotangent, factor, squared_norms(cotangent)), None
         assert factor.shape == cotangent.shape[:1], "a factor for each row"
-        weighed, shape = torch.empty_like(cotangent), row_shape(cotangent)
-        places = cotangent.data_ptr(), *shape, factor.data_ptr(), shape[0], weighed.data_ptr(), *shape
-        scaling_loops().weigh_rows.at(threads_for(cotangent.numel()), *places)
-        return weighed, None
+        return _weigh_rows(cotangent, factor, row_norms(cotangent)), None
 
 
 def scale_cotangent(x: Tensor, factor: Tensor) -> Tensor:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from array import array
 
 import torch
 from torch import Tensor, nn
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
-from ..threads import threads_for
-from .energies import read_by_loops, row_shape, scaling_loops
 
 NORM_MARGIN = 1 + 2.0**-20  # over the rounding of entries near the smallest float
 LARGEST_ENTRY = 1e15  # entries beyond it, infinities among them, are clamped: every factor is a normal float32
@@ -53,8 +50,6 @@ class BoundedInput(nn.Module):
         # rounding the factor and the product to x.dtype adds at most eps
         radius = self.bound * (1 - torch.finfo(x.dtype).eps)
         floor = radius if self.mode == "clip" else radius * SMALLEST_SIZE
-        if read_by_loops(x) and not x.requires_grad:
-            return _bounded(x, radius, floor)
         x = _sanitized(x)  # also after a conversion: a saturation may divide by the smallest float
         size = torch.linalg.vector_norm(x.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
         factor = (radius / size.clamp_min(floor)).to(x.dtype).reshape(-1, *(1,) * (x.dim() - 1))
@@ -63,15 +58,6 @@ class BoundedInput(nn.Module):
 
     def extra_repr(self) -> str:
         return f"bound={self.bound}, mode={self.mode!r}, color_space={self.color_space!r}"
-
-
-def _bounded(x: Tensor, radius: float, floor: float) -> Tensor:
-    """The finite values of every row, times radius / max(their norm, floor)."""
-    out, shape = torch.empty_like(x), row_shape(x)
-    limits = array("d", (radius, floor, LARGEST_ENTRY))
-    places = x.data_ptr(), *shape, *limits.buffer_info(), out.data_ptr(), *shape
-    scaling_loops().bound_rows.at(threads_for(x.numel()), *places)
-    return out
 
 
 def _sanitized(x: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from ..bounds.registry import rule
 from ..bounds.rules.normalization import floored_normalization
 from ..bounds.values import Bound, Operation, Unbounded, Value
-from .floored import floored_rows
-from .precision import widened
+from ..kernels.floored import floored_rows
+from ..kernels.precision import widened
 
 
 class GroupNorm(nn.Module):

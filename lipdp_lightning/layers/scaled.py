@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..bounds.geometry import coverage, output_size
 from ..bounds.registry import rule
 from ..bounds.rules.linear import conv_module, linear_module
-from .energies import patch_norms, row_norms
+from ..kernels.rows import patch_norms, row_norms
 from .exact_norms import Contribution
 from .scaled_functions import Keep, scaled_conv, scaled_linear
 
@@ -38,6 +38,10 @@ class ScaledLayer(nn.Module):
     scales_gradient = True
     gradient_scaler: GradientScaler | None = None
     gradient_keeper: GradientKeeper | None = None
+
+    def report_to(self, scaler: GradientScaler | None = None, keeper: GradientKeeper | None = None) -> None:
+        """Sets who is told of this layer's norms or gradients; without arguments, nobody is."""
+        self.gradient_scaler, self.gradient_keeper = scaler, keeper
 
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
         if self.gradient_scaler is None or not torch.is_grad_enabled() or not any(self._trains):

@@ -15,13 +15,67 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
+
+from ..privacy.plan import PrivacyPlan
 
 Allocation = Literal["equal", "global", "optimal", "custom"]
 
 _SUM_TOLERANCE = 1e-9
 _RELEASE_TOLERANCE = 1e-12
+
+
+def sum_margin(rows: float) -> float:
+    """Returns what float32 rounding adds to a sensitivity: in norms and factors, and in a sum over so many rows.
+
+    The sum is stored at its own size, up to rows times a sensitivity, hence up to 2^-24 of that off, with an example
+    and without it.
+    """
+    return 1.0 + 2.0**-16 + 2.0**-23 * rows
+
+
+@dataclass(frozen=True)
+class NoiseBudget:
+    """What a plan says of one step's noise: how much there is, and how it is shared among the groups.
+
+    Attributes:
+        noise_multiplier: sigma of the joint condition.
+        allocation: how the noise is shared; ``weights`` belong to 'custom', as shares of the budget by name pattern.
+        expected_batch_size: declared; what released sums are divided by.
+        views: rows per example in the sum of gradients, each bounded by itself; their mean is released.
+    """
+
+    noise_multiplier: float
+    allocation: Allocation
+    expected_batch_size: float
+    views: int = 1
+    weights: Mapping[str, float] | None = None
+
+    @classmethod
+    def of(cls, plan: PrivacyPlan, views: int = 1) -> NoiseBudget:
+        """Returns the budget of one step under a plan; custom weights are scaled to sum to 1."""
+        allocation = cast(Allocation, plan.allocation)  # checked by the plan
+        weights = None
+        if allocation == "custom":
+            total = math.fsum(weight for _, weight in plan.group_weights)
+            weights = {pattern: weight / total for pattern, weight in plan.group_weights}
+        return cls(plan.noise_multiplier, allocation, plan.expected_batch_size, views, weights)
+
+    def margin(self, partial_sums: float) -> float:
+        """Returns the rounding margin of a sensitivity; views are rows that are added, too."""
+        return sum_margin((self.expected_batch_size + partial_sums) * self.views)
+
+    def deviations(self, sensitivities: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
+        """Returns sigma_k for groups that each meet a bound of their own; zero in a run without noise."""
+        if self.noise_multiplier == 0:
+            return dict.fromkeys(sensitivities, 0.0)
+        return allocate(sensitivities, sizes, self.noise_multiplier, self.allocation, weights=self.weights)
+
+    def thresholds(self, worst_case: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
+        """Returns tau_k for groups that meet one condition together."""
+        return joint_thresholds(worst_case, sizes, self.allocation, weights=self.weights)
 
 
 def squared_release(sensitivities: Mapping[str, float], deviations: Mapping[str, float]) -> float:

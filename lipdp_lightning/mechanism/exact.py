@@ -1,8 +1,8 @@
 """Scalings by the exact norm of each example's gradient: per-example clipping, with norms instead of bounds.
 
-This is what DP-SGD does, at its cost in bias, but computed from layers' inputs and cotangents
-(layers/exact_norms.py), so that no gradient per example is kept. The certificate still takes part: it caps what is
-covered by noise wherever it is below the radius, keeps examples apart, and bounds what cannot be measured.
+This is what DP-SGD does, at its cost in bias, but computed from layers' inputs and cotangents (layers/exact_norms.py),
+so that no gradient per example is kept. The certificate still takes part: it caps what is covered by noise wherever it
+is below the radius, keeps examples apart, and bounds what cannot be measured.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate, GroupBound
 from ..layers.exact_norms import LARGEST_CANCELLATION, Contribution
 from ..layers.scaled import ScaledLayer, hands_over
-from .scaling import Radii
+from .allocation import NoiseBudget
+from .scaling import Radii, StepNumbers, Tracked, _Together, scaled_layers
 
 ALL = "all layers"  # the one radius of ``exact``
 SMALLEST_RADIUS = 1e-9  # far above what underflow takes from a float32 norm
 
 
-class _Measured(Radii):
+class _Measured(Tracked):
     """Keeps what a micro-batch's gradients are made of, and sums them when every factor is known.
 
     Example i of one micro-batch is row i of every contribution, or ``views`` rows that follow each other, whose mean
@@ -34,46 +35,53 @@ class _Measured(Radii):
 
     partial_sums = 2 * LARGEST_CANCELLATION
 
-    def __init__(self, radii: Mapping[str, float], floor: float) -> None:
-        super().__init__(radii)
-        self._floor = max(floor, SMALLEST_RADIUS)
+    def __init__(self, budget: NoiseBudget, radii: Radii, floor: float) -> None:
+        super().__init__(budget, radii)
+        self._floor, self._views = max(floor, SMALLEST_RADIUS), budget.views
         self._kept: list[tuple[str, ScaledLayer, Contribution]] = []
-        self._sums: dict[int, Tensor] = {}
+        self._sums: dict[nn.Parameter, Tensor] = {}
         self._group_of: dict[str, str] = {}
 
-    def attach(self, model: nn.Module) -> None:
-        layers = {path: module for path, module in model.named_modules() if isinstance(module, ScaledLayer)}
-        strange = sorted({type(module).__name__ for module in layers.values() if not hands_over(module)})
+    def attach(self, network: nn.Module) -> None:
+        layers = dict(scaled_layers(network))
+        strange = sorted({type(layer).__name__ for layer in layers.values() if not hands_over(layer)})
         if strange:
             raise ValueError(
                 f"{', '.join(strange)}: a forward pass of their own may add gradients that nobody measures. "
                 f"HINT: scaling 'joint' in place of {self.name!r}, or the layers of lipdp_lightning.layers."
             )
-        for path, module in layers.items():
-            module.gradient_keeper = partial(self._keep, path, module)
+        for path, layer in layers.items():
+            layer.report_to(keeper=partial(self._keep, path, layer))
 
-    def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
-        super().begin(certificate, thresholds)
+    def begin(self, numbers: StepNumbers) -> None:
+        super().begin(numbers)
         self._kept, self._sums = [], {}
-        self._group_of = {use.module: group.name for group in certificate.groups for use in group.uses}
+        self._group_of = {use.module: group.name for group in numbers.certificate.groups for use in group.uses}
 
-    def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
-        return dict.fromkeys(self.radii, 1)
+    def begin_pass(self, rows: int) -> None:
+        self._settle()
+        super().begin_pass(rows)
+
+    def take_sums(self) -> dict[nn.Parameter, Tensor]:
+        self._settle()
+        sums, self._sums = self._sums, {}
+        return sums
 
     def _keep(self, path: str, layer: ScaledLayer, contribution: Contribution) -> None:
         self._kept.append((self._group_of[path], layer, contribution))
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def _settle(self) -> None:
+        """Weighs and sums what the last micro-batch has left."""
         kept, self._kept = self._kept, []
         if not kept:
             return
         assert len({c.rows for _, _, c in kept}) == 1, "rows of one micro-batch are its examples, in every layer"
         norms: dict[str, Tensor] = {}
         for group, _, contribution in kept:
-            own = contribution.norms(self.views)
+            own = contribution.norms(self._views)
             norms[group] = norms[group] + own if group in norms else own
-        factors = {name: f.repeat_interleave(self.views) for name, f in self._factors(norms).items()}
+        factors = {name: f.repeat_interleave(self._views) for name, f in self._factors(norms).items()}
         for group, layer, contribution in kept:
             parameters: tuple[Any, Any] = layer.weight, layer.bias
             for parameter, gradient in zip(parameters, contribution.gradients(factors[group]), strict=True):
@@ -82,51 +90,43 @@ class _Measured(Radii):
 
     def _add(self, parameter: Tensor, gradient: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter), "the gradient of a weight that is computed has nowhere to go"
-        total = self._sums.get(id(parameter))
-        self._sums[id(parameter)] = gradient.double() if total is None else total.add_(gradient)
-
-    def take_sums(self) -> dict[int, Tensor]:
-        self.settle()
-        sums, self._sums = self._sums, {}
-        return sums
+        total = self._sums.get(parameter)
+        self._sums[parameter] = gradient.double() if total is None else total.add_(gradient)
 
     def _factors(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """c_ik by group, from norms that are at least ||g_ik||; zero where a norm is not finite."""
+        """Returns c_ik by group, from norms that are at least ||g_ik||; zero where a norm is not finite."""
         raise NotImplementedError
 
-    def _vote(self, name: str, norms: Tensor) -> None:
-        super()._vote(name, norms.repeat_interleave(self.views))  # what is summed is divided by their number
-
     def _reciprocal(self, name: str, norms: Tensor) -> Tensor:
-        self._vote(name, norms)
+        # every row votes, and what is summed is divided by the number of views
+        self.radii.vote(name, norms.repeat_interleave(self._views))
         return torch.where(torch.isfinite(norms), norms.clamp_min(self._radius(name)).reciprocal(), 0.0)
 
     def _radius(self, name: str) -> float:
-        return max(self.radii[name], self._floor)
+        return max(self.radii.values[name], self._floor)
 
 
-class Exact(_Measured):
+class Exact(_Measured, _Together):
     """One factor per example, c_i = 1 / max(N_i, R) with N_i = sqrt(sum_k (||g_ik|| / tau_k)^2).
 
-    sqrt(sum_k ||c_i g_ik||^2 / tau_k^2) = N_i / max(N_i, R) <= 1, for any public tau_k and R, and N_i <= B, the
-    same sum over the certified worst cases, gives B / R where that is less: ``reach`` is the smaller of the two,
-    and sigma_k = sigma tau_k reach meets the joint condition as a whole, with no sqrt(K). With equal tau_k this is
-    flat clipping to norm R, divided by R; a small R normalises every gradient.
+    sqrt(sum_k ||c_i g_ik||^2 / tau_k^2) = N_i / max(N_i, R) <= 1, for any public tau_k and R, and N_i <= B, the same
+    sum over the certified worst cases, gives B / R where that is less: ``reach`` is the smaller of the two, and
+    sigma_k = sigma tau_k reach meets the joint condition as a whole, with no sqrt(K). With equal tau_k this is flat
+    clipping to norm R, divided by R; a small R normalises every gradient.
     """
 
     name = "exact"
-    joint = True
 
-    def __init__(self, radius: float, floor: float) -> None:
-        super().__init__({ALL: radius}, floor)
-        self._thresholds: dict[str, float] = {}
+    def __init__(self, budget: NoiseBudget, radii: Radii, floor: float) -> None:
+        super().__init__(budget, radii, floor)
+        self._thresholds: Mapping[str, float] = {}
 
-    def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
-        super().begin(certificate, thresholds)
-        self._thresholds = dict(thresholds)
+    def begin(self, numbers: StepNumbers) -> None:
+        super().begin(numbers)
+        self._thresholds = numbers.thresholds
 
     def reference(self, certificate: Certificate) -> dict[str, float]:
-        """The same for every group, so that allocation ``global`` or ``equal`` leaves tau_k = 1."""
+        """Returns the same for every group, so that allocation ``global`` or ``equal`` leaves tau_k = 1."""
         moving = [group.name for group in certificate.groups if group.worst_case > 0]
         return {g.name: 1 / math.sqrt(len(moving)) if g.name in moving else 0.0 for g in certificate.groups}
 
@@ -150,7 +150,7 @@ class ExactLayerwise(_Measured):
 
     name = "exact_layerwise"
 
-    def sensitivities(self, certificate: Certificate) -> dict[str, float]:
+    def bounds(self, certificate: Certificate) -> dict[str, float]:
         return {g.name: min(1.0, _measured(g) / self._radius(g.name)) + _unmeasured(g) for g in certificate.groups}
 
     def _factors(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:

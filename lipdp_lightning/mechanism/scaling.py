@@ -1,138 +1,141 @@
 """The factors c_ik that scale each example's gradient, and the sensitivities they leave (guarantee page, 1.4).
 
-A factor is a function of example i and of public numbers, and of no other example: that is what makes it
-private. ``batch_max`` breaks this rule, to reproduce thesis Algorithm 8, and is never certified.
+A factor is a function of example i and of public numbers, and of no other example: that is what makes it private.
+``BatchMax`` breaks this rule, to reproduce thesis Algorithm 8, and is never certified.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
-from ..layers.energies import read_by_loops
 from ..layers.scaled import ScaledLayer
+from .allocation import NoiseBudget
 
 SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
 
 
+@dataclass(frozen=True)
+class StepNumbers:
+    """The public numbers of one step: functions of the weights, the plan and past releases.
+
+    Attributes:
+        certificate: of the weights that the step's gradients are computed at.
+        sensitivities: of every group, with the margin for float32 sums; what one example moves its sum by at most.
+        deviations: of the noise on every group's sum.
+        thresholds: tau_k of every group, for scalings that meet one condition for all groups together.
+        votes: how often one example votes on each quantity that is tracked by a private quantile.
+        vote_deviation: of the noise on the sums of votes.
+    """
+
+    certificate: Certificate
+    sensitivities: Mapping[str, float]
+    deviations: Mapping[str, float]
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    votes: Mapping[str, int] = field(default_factory=dict)
+    vote_deviation: float = 0.0
+
+
+def scaled_layers(network: nn.Module) -> Iterator[tuple[str, ScaledLayer]]:
+    """Yields path and module of every layer that can measure and scale its gradient by example."""
+    return ((path, m) for path, m in network.named_modules() if isinstance(m, ScaledLayer))
+
+
 class Scaling:
-    """worst_case: c = 1. Sensitivities are l_k n_k from the forward bounds (papers 000 and 001)."""
+    """Worst case, c = 1: sensitivities are l_k n_k from the forward bounds (papers 000 and 001).
+
+    The base of all scalings. During a step, the mechanism calls ``begin`` once with the step's public numbers,
+    ``begin_pass`` before each micro-batch, and ``take_sums`` and ``take_votes`` at its end.
+    """
 
     name = "worst_case"
     certified = True
-    joint = False  # one condition for all groups together, met by sigma_k = sigma tau_k reach
-    views = 1  # rows per example
-    rows: int | None = None  # of the micro-batch that are examples; further ones are empty and follow them
-    partial_sums = 0.0  # how far sums of positions may exceed an example's contribution, in sensitivities
+    joint = False  # whether the groups meet one condition together, and not each its own
+    partial_sums = 0.0  # how far sums over positions may exceed an example's contribution, in sensitivities
 
-    def attach(self, model: nn.Module) -> None:
-        """Give every scaled layer its scaler; ``detach`` takes it away."""
+    def __init__(self, budget: NoiseBudget) -> None:
+        self.budget = budget
 
-    def detach(self, model: nn.Module) -> None:
-        for module in model.modules():
-            if isinstance(module, ScaledLayer):
-                module.gradient_scaler = module.gradient_keeper = None
+    # ---- public numbers
 
-    def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
-        """Take the public numbers of this step."""
-
-    def sensitivities(self, certificate: Certificate) -> dict[str, float]:
+    def bounds(self, certificate: Certificate) -> dict[str, float]:
+        """Returns, for every group, what one example moves its sum by at most, in exact arithmetic."""
         return certificate.sensitivities(self.name)
 
-    def reference(self, certificate: Certificate) -> dict[str, float]:
-        """What the thresholds tau_k of a joint scaling are allocated from; a group that cannot move has 0."""
-        return certificate.sensitivities("worst_case")
+    def numbers(self, certificate: Certificate) -> StepNumbers:
+        """Returns the public numbers of a step at the weights of this certificate."""
+        margin = self.budget.margin(self.partial_sums)
+        sensitivities = {name: value * margin for name, value in self.bounds(certificate).items()}
+        return StepNumbers(certificate, sensitivities, self.budget.deviations(sensitivities, certificate.sizes()))
 
-    def reach(self, certificate: Certificate, thresholds: Mapping[str, float]) -> float:
-        """Bound of sqrt(sum_k ||c_i g_ik||^2 / tau_k^2) under a joint scaling."""
-        return 1.0
+    def divisor(self, drawn: int) -> float:
+        """Returns what the released sum is divided by: the declared batch size, whatever was drawn."""
+        return float(self.budget.expected_batch_size)
 
-    def settle(self) -> None:
-        """End a micro-batch: before the next forward pass, and before the release."""
+    # ---- a step
 
-    def take_sums(self) -> dict[int, Tensor]:
-        """The step's sums that are not in ``grad``, by id of the parameter; they are handed over once."""
+    def attach(self, network: nn.Module) -> None:
+        """Lets every scaled layer of the network report to this scaling."""
+
+    def detach(self, network: nn.Module) -> None:
+        """Ends what ``attach`` began."""
+        for _, layer in scaled_layers(network):
+            layer.report_to()
+
+    def begin(self, numbers: StepNumbers) -> None:
+        """Starts a step; what passes outside a step have left is forgotten."""
+
+    def begin_pass(self, rows: int) -> None:
+        """Starts a micro-batch whose first ``rows`` rows are examples; further rows are empty."""
+
+    def example_factor(self, rows: int, device: torch.device) -> Tensor | None:
+        """Returns a factor for each row's loss after its forward pass, or None where losses are left alone."""
+        return None
+
+    def take_sums(self) -> dict[nn.Parameter, Tensor]:
+        """Returns the step's sums that are not in ``grad``; they are handed over once."""
         return {}
 
-    def example_factor(self, batch: int, device: torch.device) -> Tensor | None:
-        """One factor per example for the whole loss, after the forward pass; None leaves it alone."""
-        return None
+    # ---- what is tracked from step to step
+
+    def take_votes(self, device: torch.device) -> Tensor:
+        """Returns the sums of this step's votes, in float64, in the order of ``StepNumbers.votes``."""
+        return torch.zeros(0, dtype=torch.float64, device=device)
+
+    def learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
+        """Updates what is tracked from the released votes; post-processing."""
+
+    def state(self) -> dict[str, float]:
+        """Returns what a resume needs: released values, by name."""
+        return {}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Continues from a saved ``state``."""
 
 
 class Layerwise(Scaling):
-    """c_ik = 1 / max(n_ik, floor): ||c_ik g_ik|| <= l_k, whatever the floor. Thesis Algorithm 8 made sound.
-
-    With a public radius R for the floor this is ``radius``: min(1, R / n) / R = 1 / max(n, R).
-    """
+    """c_ik = 1 / max(n_ik, floor): ||c_ik g_ik|| <= l_k, whatever the floor. Thesis Algorithm 8 made sound."""
 
     name = "layerwise"
 
-    def __init__(self, floor: float = 0.0) -> None:
+    def __init__(self, budget: NoiseBudget, floor: float = 0.0) -> None:
+        super().__init__(budget)
         self._floor = max(floor, SMALLEST)
 
-    def attach(self, model: nn.Module) -> None:
-        for path, module in model.named_modules():
-            if isinstance(module, ScaledLayer):
-                module.gradient_scaler = partial(self._scale, path)
+    def attach(self, network: nn.Module) -> None:
+        for path, layer in scaled_layers(network):
+            layer.report_to(scaler=partial(self.factors, path))
 
-    def floor(self, path: str) -> float:
-        return self._floor
-
-    def _scale(self, path: str, norms: Tensor) -> Tensor:
-        return norms.clamp_min(self.floor(path)).reciprocal()
-
-
-class Radii(Scaling):
-    """Public radii R_k: fixed, or each of them tracked by a private quantile of norms, from votes of the examples."""
-
-    def __init__(self, radii: Mapping[str, float]) -> None:
-        self.radii = dict(radii)
-        self.below: dict[str, Tensor] = {}
-        self.counting = False
-
-    def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
-        self.below = {}  # votes of passes outside a step are not part of its release
-
-    def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
-        """How often one example votes on each radius."""
-        raise NotImplementedError
-
-    def _vote(self, name: str, norms: Tensor) -> None:
-        if self.counting:
-            norms = norms[: self.rows]
-            # sum over examples of +1/2 or -1/2: one vote moves the entry by 1/2
-            votes = ((norms <= self.radii[name]).sum() - 0.5 * norms.shape[0]).to(torch.float64)
-            self.below[name] = self.below.get(name, torch.zeros_like(votes)) + votes
-
-
-class Radius(Radii, Layerwise):
-    """c_ik = min(1, R_k / n_ik) / R_k."""
-
-    name = "radius"
-
-    def __init__(self, radii: Mapping[str, float]) -> None:
-        Layerwise.__init__(self)
-        Radii.__init__(self, radii)
-
-    def floor(self, path: str) -> float:
-        return self.radii[path]
-
-    def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
-        """One vote at every use of the layer."""
-        uses = Counter(use.module for group in certificate.groups for use in group.uses if use.scalable)
-        return {path: uses[path] for path in self.radii}
-
-    def _scale(self, path: str, norms: Tensor) -> Tensor:
-        self._vote(path, norms)
-        return super()._scale(path, norms)
+    def factors(self, path: str, norms: Tensor) -> Tensor:
+        """Returns c_ik for the norms n_ik that the layer at ``path`` measured."""
+        return norms.clamp_min(self._floor).reciprocal()
 
 
 class BatchMax(Scaling):
@@ -141,46 +144,70 @@ class BatchMax(Scaling):
     name = "batch_max"
     certified = False
 
-    def attach(self, model: nn.Module) -> None:
-        for module in model.modules():
-            if isinstance(module, ScaledLayer):
-                module.gradient_scaler = self._scale
+    def numbers(self, certificate: Certificate) -> StepNumbers:
+        """Adds sigma Delta_k to each layer, as printed, whatever their number."""
+        numbers, sigma = super().numbers(certificate), self.budget.noise_multiplier
+        return replace(numbers, deviations={name: sigma * value for name, value in numbers.sensitivities.items()})
+
+    def divisor(self, drawn: int) -> float:
+        return float(max(1, drawn))
+
+    def attach(self, network: nn.Module) -> None:
+        for _, layer in scaled_layers(network):
+            layer.report_to(scaler=self._factors)
 
     @staticmethod
-    def _scale(norms: Tensor) -> Tensor:
+    def _factors(norms: Tensor) -> Tensor:
         largest = norms.max().clamp_min(SMALLEST) if norms.numel() else norms.new_ones(())
         return norms.new_ones(norms.shape) / largest
 
 
-class Joint(Scaling):
+class _Together(Scaling):
+    """Scalings that meet one condition for all groups: sqrt(sum_k ||c_i g_ik||^2 / tau_k^2) <= reach."""
+
+    joint = True
+
+    def reference(self, certificate: Certificate) -> dict[str, float]:
+        """Returns what the thresholds tau_k are allocated from; a group that cannot move has 0."""
+        return certificate.sensitivities("worst_case")
+
+    def reach(self, certificate: Certificate, thresholds: Mapping[str, float]) -> float:
+        """Returns the bound of the condition's left side, at most 1 for what is measured by example."""
+        return 1.0
+
+    def numbers(self, certificate: Certificate) -> StepNumbers:
+        """Calibrates sigma_k = sigma tau_k reach, which meets the condition as a whole, with no sqrt(K)."""
+        thresholds = self.budget.thresholds(self.reference(certificate), certificate.sizes())
+        reach = self.reach(certificate, thresholds) * self.budget.margin(self.partial_sums)
+        sensitivities = {name: value * reach for name, value in thresholds.items()}
+        deviations = {name: self.budget.noise_multiplier * value for name, value in sensitivities.items()}
+        return StepNumbers(certificate, sensitivities, deviations, thresholds)
+
+
+class Joint(_Together):
     """One factor per example, c_i = 1 / sqrt(sum_k (l_k n_ik / tau_k)^2), on the whole loss.
 
-    sum_k ||c_i g_ik||^2 / tau_k^2 <= 1 for every example: certified as a whole, with no sqrt(K) to
-    compose, and the gradient keeps its direction. Uses of one group add before they are squared. A
-    use that cannot measure n_ik enters with its worst case.
+    sum_k ||c_i g_ik||^2 / tau_k^2 <= 1 for every example: certified as a whole, and the gradient keeps its direction.
+    Uses of one group add before they are squared. A use that cannot measure n_ik enters with its worst case.
     """
 
     name = "joint"
-    joint = True
 
-    def __init__(self, floor: float = 0.0) -> None:
+    def __init__(self, budget: NoiseBudget, floor: float = 0.0) -> None:
+        super().__init__(budget)
         self._floor = max(floor, SMALLEST)
-        self._terms: dict[str, list[tuple[int, float]]] = {}
-        self._constants: list[float] = []
-        self._calls: dict[str, int] = {}
-        self._norms: list[Tensor] = []  # of the uses so far, and the group and the factor of each
-        self._uses: list[tuple[int, float]] = []
+        self._terms: dict[str, list[tuple[int, float]]] = {}  # group and factor of every use of a layer, in order
+        self._constants: list[float] = []  # of every group, what its unmeasured uses contribute
+        self._seen: list[tuple[str, Tensor]] = []  # layers and norms of this pass, in order
 
-    def attach(self, model: nn.Module) -> None:
-        for path, module in model.named_modules():
-            if isinstance(module, ScaledLayer):
-                module.gradient_scaler = partial(self._record, path)
+    def attach(self, network: nn.Module) -> None:
+        for path, layer in scaled_layers(network):
+            layer.report_to(scaler=partial(self._record, path))
 
-    def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
-        """Prepare, for every use, its group and its factor l / tau; and what unmeasured uses contribute."""
-        self._terms, self._constants = {}, []
-        for index, group in enumerate(certificate.groups):
-            threshold = thresholds[group.name]
+    def begin(self, numbers: StepNumbers) -> None:
+        self._terms, self._constants, self._seen = {}, [], []
+        for index, group in enumerate(numbers.certificate.groups):
+            threshold = numbers.thresholds[group.name]
             self._constants.append(0.0)
             for use in group.uses:
                 weight = use.cotangent_bound / threshold if threshold > 0 else 0.0
@@ -188,70 +215,163 @@ class Joint(Scaling):
                     self._terms.setdefault(use.module, []).append((index, weight))
                 else:
                     self._constants[index] += weight * use.gradient_factor
-        self._restart()
 
-    def _restart(self) -> None:
-        self._calls, self._norms, self._uses = {}, [], []
+    def begin_pass(self, rows: int) -> None:
+        self._seen = []
 
     def _record(self, path: str, norms: Tensor) -> None:
-        call = self._calls.get(path, 0)
-        self._calls[path] = call + 1
-        self._uses.append(self._terms[path][call])
-        self._norms.append(norms)
+        self._seen.append((path, norms))
 
-    def example_factor(self, batch: int, device: torch.device) -> Tensor | None:
+    def example_factor(self, rows: int, device: torch.device) -> Tensor | None:
         # numbers of the step change every time: compiled into a graph, each step would need another one
-        factors = (_apart if torch.compiler.is_compiling() else _now)(self, batch, device)
-        self._restart()
-        return factors
+        return (_apart if torch.compiler.is_compiling() else _now)(self, rows, device)
 
-    def _factors(self, batch: int, device: torch.device) -> Tensor:
-        if any([norms.shape != (batch,) for norms in self._norms]):
+    def _factors(self, rows: int, device: torch.device) -> Tensor:
+        totals: list[Tensor | float] = list(self._constants)
+        for index, size in self._uses(rows):
+            totals[index] = totals[index] + size
+        return self._combined(totals, rows, device)
+
+    def _uses(self, rows: int) -> list[tuple[int, Tensor]]:
+        """Returns, for every measured use of this pass, its group and l_u n_iu / tau_k of every row."""
+        seen, self._seen = self._seen, []
+        if any(norms.shape != (rows,) for _, norms in seen):
             raise ValueError(
-                f"a layer was given {[len(norms) for norms in self._norms]} rows in a batch of {batch} examples, and "
-                "their norms cannot be told apart. HINT: keep the batch as the first dimension of every tensor."
+                "a layer was given another number of rows than the batch has examples, and their norms cannot be told "
+                "apart. HINT: keep the batch as the first dimension of every tensor."
             )
-        if self._norms and read_by_loops(*self._norms):
-            return self._by_loop(batch)
-        squares = torch.zeros(batch, device=device)
-        for total in self._sums():
-            squares = squares + (total * total)
+        terms = {path: iter(found) for path, found in self._terms.items()}
+        found = []
+        for path, norms in seen:
+            index, weight = next(terms[path], (-1, 0.0))
+            if index < 0:
+                raise ValueError(
+                    f"the layer {path!r} was called more often in this pass than in the certificate, so its bounds "
+                    "cannot be matched with its calls. HINT: call each layer as often as when forward is traced."
+                )
+            found.append((index, norms * weight))
+        return found
+
+    def _combined(self, totals: Sequence[Tensor | float], rows: int, device: torch.device) -> Tensor:
+        """Returns the factor of every row from sum_u l_u n_iu / tau_k of every group."""
+        squares = torch.zeros(rows, device=device)
+        for total in totals:
+            squares = squares + total * total
         return squares.sqrt().clamp_min(self._floor).reciprocal()
 
-    def _sums(self) -> list[Tensor | float]:
-        """sum_u l_u n_iu / tau_k of every group: its uses add."""
-        sums: list[Tensor | float] = list(self._constants)
-        for (index, weight), norms in zip(self._uses, self._norms, strict=True):
-            sums[index] = sums[index] + norms * weight
-        return sums
 
-    def _by_loop(self, batch: int) -> Tensor:
-        factors = torch.empty(batch, dtype=torch.float32)
-        places = array("q", [norms.data_ptr() for norms in self._norms])
-        groups, weights = array("q", [g for g, _ in self._uses]), array("d", [w for _, w in self._uses])
-        constants, floor = array("d", self._constants), array("d", [self._floor])
-        joint_loop().joint_factors.at(
-            1, *places.buffer_info(), *weights.buffer_info(), *groups.buffer_info(), *constants.buffer_info(),
-            *floor.buffer_info(), factors.data_ptr(), batch,
-        )  # fmt: skip
-        return factors
-
-
-def _now(scaling: Joint, batch: int, device: torch.device) -> Tensor:
-    return scaling._factors(batch, device)
+def _now(scaling: Joint, rows: int, device: torch.device) -> Tensor:
+    return scaling._factors(rows, device)
 
 
 _apart: Callable[..., Tensor] = torch.compiler.disable(_now)  # type: ignore[no-untyped-call]
 
 
-@lru_cache(maxsize=1)
-def joint_loop() -> ModuleType:
-    """Compiled when it is asked for first."""
-    from . import joint_loop
+class Radii:
+    """Public radii R_k by name: fixed, or tracked by a private quantile of norms, from votes of the examples.
 
-    return joint_loop
+    Args:
+        radii: the first radii; public, and the tracking forgets them geometrically.
+        quantile: what share of the norms each radius should exceed; None for fixed radii.
+        noise_multiplier: of the query, which joins the step.
+    """
+
+    def __init__(
+        self, radii: Mapping[str, float], quantile: float | None = None, noise_multiplier: float | None = None
+    ) -> None:
+        assert (quantile is None) == (noise_multiplier is None)
+        self.values, self.quantile, self._noise_multiplier = dict(radii), quantile, noise_multiplier
+        self._sums: dict[str, Tensor] = {}
+        self._rows: int | None = None
+
+    def with_votes(self, numbers: StepNumbers, votes: Mapping[str, int]) -> StepNumbers:
+        """Returns the numbers of a step in which one example votes so often; every vote moves its sum by 1/2."""
+        if self._noise_multiplier is None:
+            return numbers
+        deviation = self._noise_multiplier * math.hypot(*votes.values()) / 2
+        return replace(numbers, votes=dict(votes), vote_deviation=deviation)
+
+    def begin(self) -> None:
+        self._sums = {}
+
+    def begin_pass(self, rows: int) -> None:
+        self._rows = rows
+
+    def vote(self, name: str, norms: Tensor) -> None:
+        """Adds, for every example, +1/2 if its norm is within the radius and -1/2 if not."""
+        if self.quantile is not None:
+            norms = norms[: self._rows]
+            votes = ((norms <= self.values[name]).sum() - 0.5 * norms.shape[0]).to(torch.float64)
+            self._sums[name] = self._sums.get(name, torch.zeros_like(votes)) + votes
+
+    def take(self, device: torch.device) -> Tensor:
+        sums, self._sums = self._sums, {}
+        if self.quantile is None:
+            return torch.zeros(0, dtype=torch.float64, device=device)
+        none = torch.zeros((), dtype=torch.float64, device=device)
+        return torch.stack([sums.get(name, none) for name in sorted(self.values)])
+
+    def learn(self, numbers: StepNumbers, noisy: Tensor, expected_batch_size: float) -> None:
+        """Moves every radius geometrically towards its quantile, from the noisy share of examples within it."""
+        if self.quantile is None:
+            return
+        for name, balance in zip(sorted(self.values), (noisy / expected_batch_size).tolist(), strict=True):
+            share = balance / numbers.votes[name] + 0.5
+            self.values[name] = quantile_step(self.values[name], share, self.quantile)
 
 
 def quantile_step(radius: float, share_below: float, quantile: float, rate: float = 0.2) -> float:
-    """Geometric update of a tracked radius towards the quantile, from a noisy share: post-processing."""
+    """Returns a tracked radius after a geometric step towards the quantile, from a noisy share: post-processing."""
     return radius * math.exp(-rate * (min(1.0, max(0.0, share_below)) - quantile))
+
+
+class Tracked(Scaling):
+    """Scalings with radii that votes of the examples may move."""
+
+    def __init__(self, budget: NoiseBudget, radii: Radii) -> None:
+        super().__init__(budget)
+        self.radii = radii
+
+    def begin(self, numbers: StepNumbers) -> None:
+        self.radii.begin()
+
+    def begin_pass(self, rows: int) -> None:
+        self.radii.begin_pass(rows)
+
+    def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
+        """Returns how often one example votes on each radius, by name in sorted order."""
+        return dict.fromkeys(sorted(self.radii.values), 1)
+
+    def numbers(self, certificate: Certificate) -> StepNumbers:
+        return self.radii.with_votes(super().numbers(certificate), self.votes_of_one(certificate))
+
+    def take_votes(self, device: torch.device) -> Tensor:
+        return self.radii.take(device)
+
+    def learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
+        self.radii.learn(numbers, noisy_votes, self.budget.expected_batch_size)
+
+    def state(self) -> dict[str, float]:
+        return dict(self.radii.values)
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        self.radii.values.update(state)
+
+
+class Radius(Tracked):
+    """c_ik = min(1, R_k / n_ik) / R_k = 1 / max(n_ik, R_k), for layer k with radius R_k."""
+
+    name = "radius"
+
+    def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
+        """Every use of a layer is a vote."""
+        uses = Counter(use.module for group in certificate.groups for use in group.uses if use.scalable)
+        return {path: uses[path] for path in sorted(self.radii.values)}
+
+    def attach(self, network: nn.Module) -> None:
+        for path, layer in scaled_layers(network):
+            layer.report_to(scaler=partial(self._factors, path))
+
+    def _factors(self, path: str, norms: Tensor) -> Tensor:
+        self.radii.vote(path, norms)
+        return norms.clamp_min(max(self.radii.values[path], SMALLEST)).reciprocal()

@@ -6,7 +6,7 @@ its fp32 normal cannot exceed 5.77. Guarantees (docs/guarantee.md, randomness):
 
 * keys: HMAC-SHA256 of an injective encoding of (purpose, indices); two different tuples never share a key;
 * streams: AES-256 in counter mode; the bytes at a position depend on (key, position) alone;
-* normals: float64, one Box-Muller pair from two 64-bit words (normals.py), support out to 9.34 standard deviations.
+* normals: float64, one Box-Muller pair from two 64-bit words (kernels/normals.py), out to 9.34 standard deviations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
-from .normals import Normals
+from ..kernels.normals import normals
 
 SECRET_BYTES = 16
 KEY_BYTES = 32
@@ -188,25 +188,12 @@ class CounterStream:
         """The next `count` uniform 64-bit words, little-endian on every machine."""
         return self._draw(count * _WORD_BYTES).view("<u8")
 
-    def normal(self, count: int, threads: int = 1, out: Tensor | None = None) -> Tensor:
-        """`count` standard normals, float64 on the CPU: a function of (key, position, count) only.
-
-        The same bits for any number of threads. They are written into an earlier draw, ``out``, if it is one of the
-        same count.
-        """
-        assert count >= 0 and threads >= 1
-        total = count + count % 2
-        whole = None if out is None else out._base if out._base is not None else out
-        if whole is None or whole.numel() != total or whole.dtype != torch.float64 or whole.device.type != "cpu":
-            whole = torch.empty(total, dtype=torch.float64, device="cpu")
-        self.normals(total, threads).write(whole.numpy())
-        return whole[:count]
-
-    def normals(self, total: int, threads: int = 1) -> Normals:
-        """What ``normal`` draws, an even number of them, before it is drawn: see ``words_of``."""
-        found = Normals(derive_key(self._key, "normals"), self.position, threads)
-        self.position += _blocks(total * _WORD_BYTES)
-        return found
+    def normal(self, count: int) -> Tensor:
+        """Returns ``count`` standard normals, float64 on the CPU: a function of (key, position, count) only."""
+        assert count >= 0
+        drawn = normals(derive_key(self._key, "normals", self.position), 0, 0, count)
+        self.position += _blocks(count * _WORD_BYTES)
+        return drawn
 
     def _draw(self, count: int) -> npt.NDArray[np.uint8]:
         assert count >= 0

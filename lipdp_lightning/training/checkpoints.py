@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..bounds.tracked import TrackedNorms
-from ..mechanism.mechanism import Mechanism
+from ..mechanism.step import Mechanism
 from ..privacy.branches import Branches, ResumeState
 from ..privacy.statistics import Statistics
 from .averaging import WeightAverage

@@ -10,7 +10,7 @@ import lightning
 import torch
 
 from .. import __version__
-from ..privacy.normals import numeric_environment
+from ..kernels.normals import numeric_environment
 
 
 def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..bounds.certificate import Certificate
-from ..mechanism.mechanism import Mechanism
+from ..mechanism.step import Mechanism
 
 ON_BOUNDARY = 0.9  # a certified norm within 10 % of its maximum: the slack of cheap norm updates
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationSch
 from ..bounds.certifier import CertificationError, Certifier
 from ..bounds.tracked import TrackedNorms
 from ..bounds.values import NormSource
-from ..mechanism.mechanism import Mechanism
+from ..mechanism.step import Mechanism
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import new_secret
 from ..slurm.environment import task_problems

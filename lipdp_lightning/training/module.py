@@ -13,8 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from ..bounds.losses import Loss, as_loss
-from ..layers import BoundedInput, KeyedDropout, make_private
-from ..layers.weighed_loss import weighed_sum
+from ..layers import BoundedInput, KeyedDropout, make_private, scale_cotangent
 from .clipped_loss import ClippedLoss
 from .padding import with_empty_rows
 from .release import restore_statistics
@@ -117,8 +116,9 @@ class PrivateModule(lightning.LightningModule):
                 "PrivateModule is trained without the private Strategy, and would release raw gradients. "
                 "HINT: Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
             )
-        private.count_examples(x.shape[0])
+        drawn = len(x)
         x, y, ids = self._views(x, y, ids, private)
+        private.begin_pass(drawn, len(x))
         self._key_dropout(ids)
         total = self._summed_loss(x, y, private)
         if self.log_nonprivate:
@@ -138,14 +138,11 @@ class PrivateModule(lightning.LightningModule):
             )
             return total
         rows, padded = len(x), with_empty_rows(x, self.rows_to_multiple_of)
-        private.scaling.rows = rows
         logits = self(padded)
         factor = private.scaling.example_factor(len(padded), logits.device)
         if padded is not x:  # the cotangents of further rows are zero
             logits, factor = logits[:rows], None if factor is None else factor[:rows]
-        if factor is None:
-            return self.loss.per_example(logits, y).sum()
-        return weighed_sum(self.loss, logits, y, factor)
+        return self.loss.per_example(logits if factor is None else scale_cotangent(logits, factor), y).sum()
 
     def _views(self, x: Tensor, y: Tensor, ids: Tensor, private: Any) -> tuple[Tensor, Tensor, Tensor]:
         """One row per view, where the Strategy makes views of an example; the mechanism divides by their number."""

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from ..baselines.clipping import Clipper, make_clipper
 from ..bounds.tracked import TrackedNorms
 from ..layers.cotangents import attach_cotangent_clips
-from ..mechanism.mechanism import Mechanism, Place
+from ..mechanism.noise import Place
+from ..mechanism.step import Mechanism
 from ..privacy.branches import Branches, ResumeState
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key, new_secret

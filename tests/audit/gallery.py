@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -46,14 +46,17 @@ from lipdp_lightning.audit.sampling import Sampler, plan_sampler, sampling_findi
 from lipdp_lightning.audit.subject import Subject
 from lipdp_lightning.layers import KeyedDropout, MaxMin, ScaledLinear, scale_cotangent
 from lipdp_lightning.mechanism import choice
-from lipdp_lightning.mechanism import mechanism as mechanism_module
-from lipdp_lightning.mechanism.mechanism import Mechanism, Place
+from lipdp_lightning.mechanism import step as mechanism_module
+from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum
+from lipdp_lightning.mechanism.scaling import StepNumbers
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.training import PrivateModule
 
 ALPHA = 1e-4
 HIDDEN = 64
 Ask = Callable[[], Finding]
+Draw = Callable[[int, int, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -140,40 +143,44 @@ def sampling_of(sampler: Sampler) -> Finding:
 # ---- broken engines
 
 
-def wrapped(change: Callable[..., tuple[Any, ...]]) -> type[Mechanism]:
-    """The request for a step's noise, changed: (step, sizes, rank, world size, mode, digest)."""
+def wrapped(change: Callable[[int, Place, bytes], tuple[int, Place, bytes]]) -> type[Mechanism]:
+    """The request for a step's noise, changed: (step, place, digest)."""
 
     class Changed(Mechanism):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            self.sums.whole, source = True, self.sums._source
-            draw = source.draw
-            source.draw = lambda *r: draw(*change(*r[:-1]), r[-1])  # type: ignore[method-assign]
+        def _noise_of(self, step: int) -> StepNoise:
+            return StepNoise.of(self._secret, *change(step, self.place, self.digest), self.plan.secure)
 
     return Changed
 
 
-def shaped(change: Callable[[Tensor, list[int]], Tensor]) -> type[Mechanism]:
-    """The drawn noise, changed before its use."""
+def shaped(change: Callable[[Draw, int, int, int], Tensor]) -> type[Mechanism]:
+    """The drawn normals, changed before their use."""
+
+    class Changed(StepNoise):
+        def normals(self, number: int, start: int, count: int) -> Tensor:
+            return change(super().normals, number, start, count)
 
     class Shaped(Mechanism):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            self.sums.whole, source = True, self.sums._source
-            draw = source.draw
-            source.draw = lambda *request: change(draw(*request), self._sizes())  # type: ignore[method-assign]
+        def _noise_of(self, step: int) -> StepNoise:
+            noise = super()._noise_of(step)
+            return Changed(noise.key, noise.share, noise.samples)
 
     return Shaped
 
 
-def added(factor: Callable[[Mechanism], list[float]]) -> type[Mechanism]:
-    """Noise of other deviations than are stated."""
+def added(factor: Callable[[Mechanism, int], float]) -> type[Mechanism]:
+    """Noise of other deviations than are stated; the sums of each are numbered."""
 
     class Added(Mechanism):
-        def _deviations_with_votes(self) -> list[float]:
-            return [d * f for d, f in zip(super()._deviations_with_votes(), factor(self), strict=True)]
+        def _sums(self, numbers: StepNumbers) -> list[Sum]:
+            sums = super()._sums(numbers)
+            return [replace(one, deviation=one.deviation * factor(self, n)) for n, one in enumerate(sums)]
 
     return Added
+
+
+def parameters_of(mechanism: Mechanism) -> list[nn.Parameter]:
+    return [parameter for parameters in mechanism._parameters for parameter in parameters]
 
 
 class Skips(SkipsEmptySamples):
@@ -185,46 +192,37 @@ class Skips(SkipsEmptySamples):
 class OneDraw(Mechanism):
     """The key is that of the first step."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        source = self.sums._source
-        words = source.words
-        source.words = lambda step, *rest: words(0, *rest)  # type: ignore[method-assign]
+    def _noise_of(self, step: int) -> StepNoise:
+        return super()._noise_of(0)
 
 
-def same_for_all_groups(noise: Tensor, sizes: list[int]) -> Tensor:
-    parts = list(torch.split(noise, sizes))
-    small = min(len(p) for p in parts)
-    for part in parts[1:]:
-        part[:small] = parts[0][:small] / parts[0][:small].std() * part.std()
-    return noise
+def same_for_all_groups(draw: Draw, number: int, start: int, count: int) -> Tensor:
+    return draw(0, start, count)
 
 
-def uniform_noise(noise: Tensor, sizes: list[int]) -> Tensor:
-    for part in torch.split(noise, sizes):
-        part.copy_(part.std() * math.sqrt(12) * (torch.special.ndtr(part / part.std()) - 0.5))
-    return noise
+def uniform_noise(draw: Draw, number: int, start: int, count: int) -> Tensor:
+    return math.sqrt(12) * (torch.special.ndtr(draw(number, start, count)) - 0.5)
 
 
-class WithoutTheRoot(Mechanism):
-    """sigma Delta_k on each of K groups, accounted as one mechanism of multiplier sigma."""
+def stating(deviations: Callable[[Mechanism, StepNumbers], dict[str, float]]) -> type[Mechanism]:
+    """Other deviations, both stated and drawn."""
 
-    def deviations(self) -> dict[str, float]:
-        return {name: self.plan.noise_multiplier * delta for name, delta in self.sensitivities().items()}
+    class Stating(Mechanism):
+        def numbers(self) -> StepNumbers:
+            numbers = super().numbers()
+            return replace(numbers, deviations=deviations(self, numbers))
 
-
-class HalfTheSensitivity(Mechanism):
-    """Noise for replace-one halves, or a factor of two forgotten."""
-
-    def deviations(self) -> dict[str, float]:
-        return {name: value / 2 for name, value in super().deviations().items()}
+    return Stating
 
 
-class IgnoresTheBound(Mechanism):
-    """Noise of the multiplier alone."""
+WithoutTheRoot = stating(lambda m, n: {k: m.plan.noise_multiplier * v for k, v in n.sensitivities.items()})
+"""sigma Delta_k on each of K groups, accounted as one mechanism of multiplier sigma."""
 
-    def deviations(self) -> dict[str, float]:
-        return dict.fromkeys(super().deviations(), self.plan.noise_multiplier)
+HalfTheSensitivity = stating(lambda m, n: {k: v / 2 for k, v in n.deviations.items()})
+"""Noise for replace-one halves, or a factor of two forgotten."""
+
+IgnoresTheBound = stating(lambda m, n: dict.fromkeys(n.deviations, m.plan.noise_multiplier))
+"""Noise of the multiplier alone."""
 
 
 class UnboundedInput(PrivateModule):
@@ -388,18 +386,18 @@ GALLERY: dict[str, Broken] = {
         "noise on one rank only": NoiseOfOneRank,
         "full noise on every rank": NoiseAfterTheReduction,
         "the same noise at every step": OneDraw,
-        "the same noise on all ranks": wrapped(lambda s, sizes, r, w, m, d: (s, sizes, 0, w, m, d)),
+        "the same noise on all ranks": wrapped(lambda step, place, digest: (step, replace(place, rank=0), digest)),
         "one draw for all groups": shaped(same_for_all_groups),
         "uniform noise of the same variance": shaped(uniform_noise),
-        "no noise on the last layer": added(lambda m: [1.0] * (len(m._sizes()) - 1) + [0.0]),
-        "the variance is added for the deviation": added(lambda m: [m.plan.noise_multiplier] * len(m._sizes())),
+        "no noise on the last layer": added(lambda m, n: 0.0 if n == len(parameters_of(m)) - 1 else 1.0),
+        "the variance is added for the deviation": added(lambda m, n: m.plan.noise_multiplier),
     }),
     "noise key without the state": Broken(
         "noise", lambda: noise_of(Mechanism),
         under(lambda: patched((mechanism_module, "state_digest", no_state)), lambda: noise_of(Mechanism)),
     ),
     **entries("gradient canary", canary_of, Mechanism, {
-        "a third of the noise that is stated": added(lambda m: [1 / 3] * len(m._sizes())),
+        "a third of the noise that is stated": added(lambda m, n: 1 / 3),
     }),
     **entries("composition", composition_of, Mechanism, {"half the sensitivity": HalfTheSensitivity}),
     **entries("depth", depth_of, Mechanism, {"no root of the number of layers": WithoutTheRoot}),

@@ -14,7 +14,7 @@ from test_audit_canaries import Rows
 from lipdp_lightning.audit.findings import Curve, Finding, PlotData
 from lipdp_lightning.audit.page import audit_json, render_page, terminal_text
 from lipdp_lightning.audit.suite import AuditReport, Effort, Questions, run_audit
-from lipdp_lightning.mechanism.mechanism import Mechanism
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.training import PrivateModule
 
 SMALL = Effort("small", restarts=2, attack_steps=3, climbs=2, trials=60, input_trials=30)

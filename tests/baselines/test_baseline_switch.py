@@ -20,8 +20,9 @@ from private_step import (
 from small_runs import fit
 from small_runs import make_plan as small_plan
 
-from lipdp_lightning.mechanism.choice import make_scaling
-from lipdp_lightning.mechanism.mechanism import Mechanism
+from lipdp_lightning.mechanism.choice import scaling_of
+from lipdp_lightning.mechanism.scaling import StepNumbers
+from lipdp_lightning.mechanism.step import Mechanism
 
 PAIRS = [("joint", "layerwise"), ("layerwise", "worst_case"), ("worst_case", "joint")]
 
@@ -67,12 +68,8 @@ def test_each_step_keeps_the_joint_condition(first: str, second: str, step: int)
 class KeepsTheOldNoise(Noiseless):
     """Scales with the second scaling, and draws its noise for the first."""
 
-    def sensitivities(self) -> dict[str, float]:
-        current, self.scaling = self.scaling, make_scaling(self.plan, self.certificate, 0)
-        try:
-            return super().sensitivities()
-        finally:
-            self.scaling = current
+    def numbers(self) -> StepNumbers:
+        return scaling_of(self.plan, 0, self.certificate).numbers(self.certificate)
 
 
 def test_noise_of_the_other_scaling_is_caught() -> None:

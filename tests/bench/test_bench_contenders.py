@@ -12,7 +12,7 @@ from lipdp_lightning.bench import contenders, networks
 from lipdp_lightning.bench.contenders import OURS, Job, contender_named
 from lipdp_lightning.bench.networks import Network, in_plain_torch, network_named
 from lipdp_lightning.layers import GroupNorm, InstanceNorm, LayerNorm, MaxMin
-from lipdp_lightning.mechanism.mechanism import Mechanism
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.models import ConvNet
 
 SHAPE = (1, 8, 8)

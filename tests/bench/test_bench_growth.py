@@ -6,10 +6,9 @@ import tracemalloc
 
 import pytest
 import torch
-from torch import nn
 
 from lipdp_lightning.bench.arithmetic import (
-    NOISE_OF_A_THREAD,
+    NOISE_AT_ONCE,
     CertificateCounts,
     Counts,
     count,
@@ -20,10 +19,7 @@ from lipdp_lightning.bench.estimate import Assumed, estimate
 from lipdp_lightning.bench.growth import SERIES, fit, laws_of
 from lipdp_lightning.bench.rows import Row
 from lipdp_lightning.bounds import deviations
-from lipdp_lightning.mechanism.noise import NoiseSource
-from lipdp_lightning.mechanism.noisy_sums import NoisySums
-from lipdp_lightning.mechanism.place import Place
-from lipdp_lightning.privacy.normals import CHUNK
+from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum, release_
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
@@ -67,24 +63,17 @@ def test_gradients_per_example_take_a_gradient_for_each() -> None:
     assert lines[0][-4:] == ["14 MB", "18 MB", "18 MB", "414 MB"]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_noise_in_pieces_holds_what_is_counted_for_a_thread(threads: int) -> None:
-    parameter = nn.Parameter(torch.zeros(10**6))
-    sums = NoisySums([parameter], NoiseSource(bytes(16), threads=threads), Place())
-    peaks = []
+def test_a_release_holds_what_is_counted_for_a_piece() -> None:
+    parameter = torch.zeros(10**6)
     for step in range(2):  # what is imported and kept is made in the first one
-        parameter.grad = torch.zeros(10**6)
-        sums.begin(step, [10**6], bytes(32), [1.0])
+        noise = StepNoise.of(bytes(16), step, Place(), bytes(32))
         tracemalloc.start()
         try:
-            sums.release_([1.0], {}, torch.zeros(0, dtype=torch.float64), 1.0, 1.0, None)
-            peaks.append(tracemalloc.get_traced_memory()[1])
+            release_([Sum(parameter, 1.0)], noise)
+            peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-    sums.close()
-    # one thread has the words of one chunk, several have those of two each
-    whole = NOISE_OF_A_THREAD * threads - (8 * CHUNK if threads == 1 else 0)
-    assert 0.95 * whole <= peaks[-1] <= 1.05 * whole
+    assert 0.5 * NOISE_AT_ONCE <= peak <= 1.1 * NOISE_AT_ONCE
 
 
 def test_a_certificate_is_counted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from callbacks import (
 )
 from lipdp_lightning.augmentations import HorizontalFlip, ShiftedCrop
 from lipdp_lightning.layers import MaxMin
-from lipdp_lightning.mechanism.mechanism import Mechanism
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.sampling import poisson_sample
 from lipdp_lightning.training import PrivateModule, PrivateStrategy
 from lipdp_lightning.training.run_directory import RunDirectory

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lipdp_lightning.mechanism.noise import StepNoise
+from lipdp_lightning.privacy.randomness import derive_key
 from lipdp_lightning.privacy.sampling import local_slice, poisson_sample
 from lipdp_lightning.training import PrivateStrategy
 
@@ -42,57 +45,50 @@ class _Patched(PrivateStrategy):
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
-        if self.mechanism is not None:
-            source = self.mechanism.sums._source
-            draw = source.draw
-            source.draw = lambda *request: self.changed(draw(*request))  # type: ignore[method-assign]
+        mechanism = self.mechanism
+        if mechanism is not None:
+            noise_of = mechanism._noise_of
+            mechanism._noise_of = lambda step: self.changed(noise_of(step))  # type: ignore[method-assign]
 
-    def changed(self, drawn: Tensor) -> Tensor:
-        return drawn
+    def changed(self, noise: StepNoise) -> StepNoise:
+        return noise
 
 
 class RankZeroOnly(_Patched):
     """All the noise on rank 0: the sum is right, and every other rank sends its raw sum."""
 
-    def changed(self, drawn: Tensor) -> Tensor:
-        return drawn * math.sqrt(self.world_size) if self.is_global_zero else torch.zeros_like(drawn)
+    def changed(self, noise: StepNoise) -> StepNoise:
+        return replace(noise, share=1.0 if self.is_global_zero else 0.0)
 
 
 class RankZeroShare(_Patched):
     """Rank 0 adds its share and the others none."""
 
-    def changed(self, drawn: Tensor) -> Tensor:
-        return drawn if self.is_global_zero else torch.zeros_like(drawn)
+    def changed(self, noise: StepNoise) -> StepNoise:
+        return noise if self.is_global_zero else replace(noise, share=0.0)
 
 
 class SigmaOverWorld(_Patched):
     """sigma / W on each rank instead of sigma / sqrt(W)."""
 
-    def changed(self, drawn: Tensor) -> Tensor:
-        return drawn / math.sqrt(self.world_size)
+    def changed(self, noise: StepNoise) -> StepNoise:
+        return replace(noise, share=noise.share / math.sqrt(self.world_size))
 
 
-class SameSeed(PrivateStrategy):
+class SameSeed(_Patched):
     """Every rank draws what rank 0 draws."""
 
-    def setup(self, trainer: Any) -> None:
-        super().setup(trainer)
-        assert self.mechanism is not None
-        source = self.mechanism.sums._source
-        standard = source.standard
-        source.standard = lambda s, sizes, rank, w, m, d: standard(s, sizes, 0, w, m, d)  # type: ignore[method-assign]
+    def changed(self, noise: StepNoise) -> StepNoise:
+        mechanism = self.mechanism
+        assert mechanism is not None and mechanism._step is not None
+        return StepNoise.of(mechanism._secret, mechanism._step, replace(mechanism.place, rank=0), mechanism.digest)
 
 
-class OwnSeedReplicated(PrivateStrategy):
+class OwnSeedReplicated(_Patched):
     """Replicated noise that is another draw on every rank."""
 
-    def setup(self, trainer: Any) -> None:
-        super().setup(trainer)
-        assert self.mechanism is not None
-        source = self.mechanism.sums._source
-        standard = source.standard
-        rank = self.global_rank
-        source.standard = lambda s, n, r, w, m, d: standard(s, n, r, w, m, bytes([rank]) + d)  # type: ignore[method-assign]
+    def changed(self, noise: StepNoise) -> StepNoise:
+        return replace(noise, key=derive_key(noise.key, "own", self.global_rank))
 
 
 class MeanOverRanks(PrivateStrategy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from private_step import (
     Batch,
     Branched,
     Harness,
+    Noiseless,
     Tied,
     mahalanobis,
     make_network,
@@ -22,9 +24,10 @@ from private_step import (
 from torch import Tensor, nn
 
 from lipdp_lightning.layers import ScaledLinear
-from lipdp_lightning.mechanism import mechanism as mechanism_module
+from lipdp_lightning.mechanism import step as mechanism_module
+from lipdp_lightning.mechanism.allocation import NoiseBudget, sum_margin
 from lipdp_lightning.mechanism.exact import ALL, Exact, ExactLayerwise
-from lipdp_lightning.mechanism.mechanism import sum_margin
+from lipdp_lightning.mechanism.scaling import Radii
 
 TOLERANCE = 1 + 1e-5
 CLASSES = 5
@@ -101,7 +104,7 @@ def test_micro_batches_that_pile_up_share_factors(monkeypatch: pytest.MonkeyPatc
     released = []
     for chunks in (1, 2):
         harness = harness_of("mlp", chunks=chunks)
-        monkeypatch.setattr(harness.mechanism, "count_examples", lambda drawn: None)
+        monkeypatch.setattr(harness.mechanism, "begin_pass", lambda drawn, rows: None)
         released.append(harness.release(random_batch(8, (12,), CLASSES)))
         harness.mechanism.close()
     assert not torch.allclose(released[0]["1"], released[1]["1"], rtol=0.1)
@@ -127,17 +130,15 @@ def test_radii_that_are_tracked_follow_the_quantile_and_one_example_votes_once()
     for scaling, name in (("exact", ALL), ("exact_layerwise", "head")):
         harness = harness_of(Tied(), scaling=scaling, radius=None, radius_quantile=0.5, radius_noise_multiplier=3.0)
         chosen = harness.mechanism.scaling
-        assert isinstance(chosen, Exact | ExactLayerwise) and name in chosen.radii
+        assert isinstance(chosen, Exact | ExactLayerwise) and name in chosen.state()
         batch = random_batch(10, (12,), CLASSES)
-        chosen.radii = dict.fromkeys(chosen.radii, 1e-9)
+        chosen.load_state(dict.fromkeys(chosen.state(), 1e-9))
         harness.release(batch)
         assert harness.mechanism.votes is not None
-        assert harness.mechanism.votes.tolist() == [-5.0] * len(
-            chosen.radii
-        )  # ten examples above it, whatever the uses
-        chosen.radii = dict.fromkeys(chosen.radii, 1e9)
+        assert harness.mechanism.votes.tolist() == [-5.0] * len(chosen.state())  # whatever the uses
+        chosen.load_state(dict.fromkeys(chosen.state(), 1e9))
         harness.release(batch, 1)
-        assert harness.mechanism.votes.tolist() == [5.0] * len(chosen.radii)
+        assert harness.mechanism.votes.tolist() == [5.0] * len(chosen.state())
         harness.mechanism.close()
 
 
@@ -167,13 +168,13 @@ class WithoutItsLayer(nn.Module):
 
 
 class OneUseForgotten(Exact):
-    def settle(self) -> None:
+    def _settle(self) -> None:
         seen: set[str] = set()
         for group, _, contribution in self._kept:
             if group in seen:
                 contribution.norms = lambda views, rows=contribution.rows: torch.zeros(rows)  # type: ignore[method-assign]
             seen.add(group)
-        super().settle()
+        super()._settle()
 
 
 class UnmeasuredLeftOut(Exact):
@@ -198,7 +199,12 @@ def moved(monkeypatch: pytest.MonkeyPatch, kind: type[Exact], build: Callable[[]
     """How far an example moves the released sum, in units of what noise covers; squared."""
     torch.manual_seed(0)
     with monkeypatch.context() as patch:
-        patch.setattr(mechanism_module, "make_scaling", lambda plan, *_: kind(plan.radius, plan.scaling_floor))
+        patch.setattr(
+            mechanism_module, "scaling_of",
+            lambda plan, step, certificate, views: kind(
+                NoiseBudget.of(plan, views), Radii({ALL: plan.radius}), plan.scaling_floor
+            ),
+        )  # fmt: skip
         harness = harness_of(build())
         batch = random_batch(5, (12,), CLASSES, scale=0.2)
         found = 0.0
@@ -282,8 +288,7 @@ def test_views_count_by_their_mean(views: int) -> None:
     one = Harness(network, shape, plan)
     expected = one.release((x, y, ids))
     one.mechanism.close()
-    harness = Harness(network, shape, plan)
-    harness.mechanism.views = harness.mechanism.scaling.views = views
+    harness = Harness(network, shape, plan, kind=partial(Noiseless, views=views))
     rows = [t.repeat_interleave(views, 0) for t in (x, y, ids)]
     harness.module._views = lambda *batch: batch[:3]  # the rows are views already
     for name, released in harness.release(tuple(rows)).items():
@@ -320,12 +325,10 @@ def test_uses_that_no_layer_measures_come_on_top() -> None:
     certificate = harness.mechanism.certificate
     (plain,) = [u for g in certificate.groups for u in g.uses if not u.scalable]
     expected = 1 + plain.cotangent_bound * plain.gradient_factor
-    reach = harness.mechanism.scaling.reach(certificate, harness.mechanism._joint_thresholds())
+    reach = harness.mechanism.scaling.reach(certificate, harness.mechanism.numbers().thresholds)
     assert reach == pytest.approx(expected)
     layers = harness_of(Branched(), gain=1.0, scaling="exact_layerwise").mechanism
-    assert layers.scaling.sensitivities(certificate)["plain"] == pytest.approx(
-        plain.cotangent_bound * plain.gradient_factor
-    )
+    assert layers.scaling.bounds(certificate)["plain"] == pytest.approx(plain.cotangent_bound * plain.gradient_factor)
 
 
 class WithItsOwnForward(ScaledLinear):

@@ -1,4 +1,4 @@
-"""The order, the state and the noise of one step: lipdp_lightning/mechanism/mechanism.py."""
+"""The order, the state and the noise of one step: lipdp_lightning/mechanism/step.py."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from scipy import stats
 from torch import Tensor, nn
 
 from lipdp_lightning.bounds.certifier import Certifier
-from lipdp_lightning.mechanism.mechanism import Mechanism, Place, sum_margin
-from lipdp_lightning.mechanism.noise import NoiseSource
+from lipdp_lightning.mechanism.allocation import sum_margin
+from lipdp_lightning.mechanism.noise import Place, StepNoise
 from lipdp_lightning.mechanism.scaling import Radius
+from lipdp_lightning.mechanism.step import Mechanism
 
 CLASSES = 5
 EMPTY = tuple(t[:0] for t in random_batch(2, (12,), CLASSES))
@@ -77,13 +78,13 @@ def test_batch_max_alone_divides_by_the_drawn_examples() -> None:
     batch = random_batch(8, (12,), CLASSES)
     harness = noisy(scaling="batch_max", allow_noncertified=True)
     harness.accumulate(batch)
-    assert harness.mechanism._divisor() == 8.0
+    assert harness.mechanism.divisor() == 8.0
     harness.mechanism.privatize_(0)
     harness.accumulate(EMPTY, 1)
-    assert harness.mechanism._divisor() == 1.0
+    assert harness.mechanism.divisor() == 1.0
     layerwise = noisy()
     layerwise.accumulate(batch)
-    assert layerwise.mechanism._divisor() == 20.0
+    assert layerwise.mechanism.divisor() == 20.0
 
 
 def test_an_empty_sample_releases_noise_of_the_full_size() -> None:
@@ -355,7 +356,7 @@ def test_noise_of_every_group_is_normal_with_its_deviation(options: dict[str, An
 
 def test_noise_reaches_the_tails_that_float32_normals_lack() -> None:
     """Beyond 5.77 deviations, with the law's frequency; in 4e6 draws beyond 4.5 already (27 expected)."""
-    draws = NoiseSource(SECRET).draw(0, [4_000_000], 0, 1, "distributed", bytes(32), [1.0])
+    draws = StepNoise.of(SECRET, 0, Place(), bytes(32)).normals(0, 0, 4_000_000)
     assert draws.dtype == torch.float64
     expected = 4_000_000 * 2 * stats.norm.sf(4.5)
     assert abs((draws.abs() > 4.5).sum().item() - expected) < 4 * math.sqrt(expected)
@@ -424,18 +425,18 @@ def test_votes_are_released_with_noise_of_their_own() -> None:
     """Two query families on one sample: the vector of K votes moves by sqrt(K)/2, and its noise says so."""
     plan = {"scaling": "radius", "radius_quantile": 0.5, "radius_noise_multiplier": 3.0}
     harness = noisy(**plan)
-    deviations = harness.mechanism._deviations_with_votes()
-    assert deviations[-3:] == [3.0 * math.sqrt(3) / 2] * 3
+    numbers = harness.mechanism.numbers()
+    assert len(numbers.votes) == 3 and numbers.vote_deviation == 3.0 * math.sqrt(3) / 2
     assert harness.plan.step_noise_multiplier == pytest.approx(1 / math.sqrt(1 / 0.8**2 + 1 / 9))
     scaling = harness.mechanism.scaling
     assert isinstance(scaling, Radius)
-    before = dict(scaling.radii)
+    before = scaling.state()
     harness.release(random_batch(20, (12,), CLASSES))
-    assert scaling.radii != before and harness.mechanism.state() == scaling.radii
+    assert scaling.state() != before and harness.mechanism.state() == scaling.state()
     # on an empty sample they move by noise alone
-    middle = dict(scaling.radii)
+    middle = scaling.state()
     harness.release(EMPTY, 1)
-    assert scaling.radii != middle
+    assert scaling.state() != middle
     harness.mechanism.close()
 
 

@@ -1,16 +1,20 @@
 """The noise of a step: lipdp_lightning/mechanism/noise.py, and what a check of it must catch."""
 
 import math
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
-from lipdp_lightning.mechanism.noise import NoisePrefetcher, NoiseSource, gaussian
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key, state_digest
+from lipdp_lightning.kernels.normals import normals
+from lipdp_lightning.mechanism import noise as noise_module
+from lipdp_lightning.mechanism.noise import PIECE, Mode, Place, StepNoise, Sum, release_
+from lipdp_lightning.privacy.randomness import derive_key, state_digest
 
 SECRET = bytes(range(16))
 DIGEST = b"d" * 32
@@ -22,17 +26,31 @@ DEVIATIONS = [0.5, 3.0]
 Draw = Callable[[int, int, int, bytes], Tensor]
 
 
+def drawn(
+    step: int,
+    place: Place,
+    digest: bytes,
+    sizes: Sequence[int] = SIZES,
+    deviations: Sequence[float] = DEVIATIONS,
+    secret: bytes = SECRET,
+    secure: bool = False,
+) -> Tensor:
+    """Returns what a process adds to sums of zero."""
+    sums = [Sum(torch.zeros(size, dtype=torch.float64), d) for size, d in zip(sizes, deviations, strict=True)]
+    release_(sums, StepNoise.of(secret, step, place, digest, secure))
+    return torch.cat([one.values for one in sums])
+
+
 def correct(step: int, rank: int, world_size: int, digest: bytes) -> Tensor:
-    return NoiseSource(SECRET).draw(step, SIZES, rank, world_size, "distributed", digest, DEVIATIONS)
+    return drawn(step, Place(rank, world_size), digest)
 
 
 def secure(step: int, rank: int, world_size: int, digest: bytes) -> Tensor:
-    source = NoiseSource(SECRET, secure=True)
-    return source.draw(step, SIZES, rank, world_size, "distributed", digest, DEVIATIONS)
+    return drawn(step, Place(rank, world_size), digest, secure=True)
 
 
 def same_seed_on_all_ranks(step: int, rank: int, world_size: int, digest: bytes) -> Tensor:
-    return NoiseSource(SECRET).draw(step, SIZES, 0, world_size, "distributed", digest, DEVIATIONS)
+    return drawn(step, Place(0, world_size), digest)
 
 
 def divided_by_the_world_size(step: int, rank: int, world_size: int, digest: bytes) -> Tensor:
@@ -121,52 +139,37 @@ def test_shared_noise_fails_the_independence_check(draw: Draw) -> None:
 
 
 def test_replicated_noise_is_the_same_on_every_rank_with_the_full_deviation() -> None:
-    draws = [NoiseSource(SECRET).draw(3, SIZES, rank, 4, "replicated", DIGEST, DEVIATIONS) for rank in range(4)]
+    draws = [drawn(3, Place(rank, 4, "replicated"), DIGEST) for rank in range(4)]
     assert all(torch.equal(draws[0], draw) for draw in draws)
     for segment, deviation in zip(draws[0].split(SIZES), DEVIATIONS, strict=True):
         assert is_normal(segment, deviation)
     assert all(uncorrelated(draws[0], correct(3, rank, 4, DIGEST)) for rank in range(4))
 
 
-def test_same_state_repeats_the_same_bits_whatever_the_threads() -> None:
-    sizes = [3, 70_001, 0, 12]
-    deviations = [1.0, 0.1, 2.0, 0.0]
+def test_same_state_repeats_the_same_bits() -> None:
+    sizes, deviations = [3, 70_001, 0, 12], [1.0, 0.1, 2.0, 0.0]
     for is_secure in (False, True):
-        draws = [
-            NoiseSource(SECRET, secure=is_secure, threads=threads).draw(
-                5, sizes, 1, 2, "distributed", DIGEST, deviations
-            )
-            for threads in (1, 2, 5)
-        ]
+        draws = [drawn(5, Place(1, 2), DIGEST, sizes, deviations, secure=is_secure) for _ in range(3)]
         assert all(torch.equal(draws[0], draw) for draw in draws)
-        assert draws[0].dtype == torch.float64 and draws[0].numel() == sum(sizes)
-        assert draws[0][-12:].abs().max() == 0
+        assert draws[0].numel() == sum(sizes) and draws[0][-12:].abs().max() == 0
 
 
-def test_secret_sizes_and_secure_flag_change_the_noise() -> None:
+def test_secret_and_secure_flag_change_the_noise() -> None:
     base = correct(3, 0, 1, DIGEST)
     assert uncorrelated(base, secure(3, 0, 1, DIGEST))
-    other = NoiseSource(bytes(16)).draw(3, SIZES, 0, 1, "distributed", DIGEST, DEVIATIONS)
-    assert uncorrelated(base, other)
-    merged = NoiseSource(SECRET).draw(3, [2 * COUNT], 0, 1, "distributed", DIGEST, [1.0])
-    assert uncorrelated(base, merged)
+    assert uncorrelated(base, drawn(3, Place(), DIGEST, secret=bytes(16)))
 
 
-def test_secure_noise_is_the_halved_sum_of_four_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = []
-
-    def recorded(key: bytes, count: int, threads: int) -> Tensor:
-        parts.append(gaussian(key, count, threads))
-        return parts[-1].clone()
-
-    monkeypatch.setattr("lipdp_lightning.mechanism.noise.gaussian", recorded)
-    noise = NoiseSource(SECRET, secure=True).draw(0, [COUNT], 0, 1, "distributed", DIGEST, [1.0])
-    assert len(parts) == 4 and torch.equal(noise, (parts[0] + parts[1] + parts[2] + parts[3]) / 2)
+def test_secure_noise_is_the_halved_sum_of_four_draws() -> None:
+    noise = StepNoise.of(SECRET, 0, Place(), DIGEST, secure=True)
+    key = derive_key(noise.key, "parameter", 2)
+    parts = [normals(key, sample, 0, COUNT) for sample in range(4)]
+    assert torch.equal(noise.normals(2, 0, COUNT), (parts[0] + parts[1] + parts[2] + parts[3]) / 2)
     assert all(uncorrelated(parts[i], parts[j]) for i in range(4) for j in range(i))
 
 
 def keyed_by_counter(key: bytes) -> Tensor:
-    return gaussian(key, 10_000)
+    return StepNoise(key).normals(0, 0, 10_000)
 
 
 def keyed_by_torch_generator(key: bytes) -> Tensor:
@@ -231,71 +234,135 @@ def test_replay_without_the_digest_fails_the_resume_check() -> None:
     assert ((released - other_released) - (true_sum - other_sum)).abs().max() < 1e-13
 
 
-def test_gaussian_is_the_stream_of_its_key_in_float64() -> None:
-    key = derive_key(SECRET, "noise", 1)
-    assert torch.equal(gaussian(key, 40_000, threads=3), CounterStream(key).normal(40_000))
-    assert gaussian(key, 7).dtype == torch.float64
+# ---- the release
 
 
-def test_bad_requests_are_refused_with_everything_wrong_at_once() -> None:
-    source = NoiseSource(SECRET)
-    with pytest.raises(ValueError) as refusal:
-        source.draw(-1, [3, -2], 2, 2, "rank0", b"", [1.0, 1.0])  # type: ignore[arg-type]
-    for part in ("step", "sizes", "rank is 2", "'rank0'", "digest has 0 bytes", "HINT"):
-        assert part in str(refusal.value)
-    for deviations in ([1.0], [1.0, math.nan], [1.0, math.inf], [-1.0, 1.0]):
-        with pytest.raises(ValueError, match="HINT"):
-            source.draw(0, [3, 2], 0, 1, "distributed", DIGEST, deviations)
-    with pytest.raises(ValueError, match="HINT"):
-        NoiseSource(b"guess")
+SHAPES: list[tuple[int, ...]] = [(300, 301), (1,), (0,), (64, 3, 5, 5), (PIECE + 1,), (0, 3), (33, 100), (17,)]
 
 
-def test_secret_is_not_shown() -> None:
-    assert SECRET.hex() not in repr(NoiseSource(SECRET)) and str(SECRET) not in repr(NoiseSource(SECRET))
+def sums_of(seed: int, with_apart: bool) -> list[Sum]:
+    """Sums of both dtypes, one in another layout, some with a further part, one without noise."""
+    torch.manual_seed(seed)
+    found = []
+    for index, shape in enumerate(SHAPES):
+        values = torch.randn(shape, dtype=torch.float64 if (index + seed) % 3 == 0 else torch.float32)
+        if len(shape) == 4:
+            values = values.contiguous(memory_format=torch.channels_last)
+        apart = torch.randn(shape, dtype=torch.float64) if with_apart and index % 2 == 0 else None
+        found.append(Sum(values, [0.5, 0.0, 1.0, 2.0][index % 4], 1 / 3, 57.0, apart))
+    return found
 
 
-def noise_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("noise")}
+def formula(one: Sum, noise: StepNoise, number: int) -> np.ndarray[Any, Any]:
+    """Every product, sum and quotient rounded by itself, in float64; the last one to the dtype of the sum."""
+    total = one.values.reshape(-1).numpy().astype(np.float64)
+    if one.apart is not None:
+        total = total + one.apart.reshape(-1).numpy()
+    added = noise.normals(number, 0, len(total)).numpy() * one.deviation
+    return ((total * one.share + added) * (1.0 / one.divisor)).astype(one.values.reshape(-1).numpy().dtype)
+
+
+def has_the_bits_of_the_formula(
+    release: Callable[..., None], seed: int = 0, with_apart: bool = False, secure: bool = False
+) -> bool:
+    noise = StepNoise.of(SECRET, 3, Place(), DIGEST, secure)
+    expected = [formula(one, noise, number) for number, one in enumerate(sums_of(seed, with_apart))]
+    sums = sums_of(seed, with_apart)
+    release(sums, noise)
+    assert [one.values.stride() for one in sums] == [one.values.stride() for one in sums_of(seed, with_apart)]
+    found = [one.values.reshape(-1).numpy() for one in sums]
+    return all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("with_apart", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_release_has_the_bits_of_the_formula(seed: int, with_apart: bool, secure: bool) -> None:
+    assert has_the_bits_of_the_formula(release_, seed, with_apart, secure)
 
 
 @pytest.mark.parametrize("mode", ["distributed", "replicated"])
-def test_prefetched_noise_equals_the_draw(mode: str) -> None:
-    source, before = NoiseSource(SECRET), noise_threads()
-    with NoisePrefetcher(source) as prefetcher:
-        for step in range(3):
-            state = state_digest({"weights": torch.full((3,), float(step))})
-            digest = state if step % 2 else lambda state=state: state
-            prefetcher.start(step, SIZES, 1, 2, mode, digest)
-            expected = source.draw(step, SIZES, 1, 2, mode, state, DEVIATIONS)
-            assert torch.equal(prefetcher.take(step, DEVIATIONS), expected)
-    assert noise_threads() <= before
+def test_a_release_over_processes_has_the_bits_of_one_process(mode: Mode) -> None:
+    """With one process behind the reduction."""
+
+    def through_a_reduction(sums: list[Sum], noise: StepNoise) -> None:
+        release_(sums, noise, reduce=lambda total: None, replicated=mode == "replicated")
+
+    assert has_the_bits_of_the_formula(through_a_reduction, with_apart=True)
 
 
-def test_prefetcher_drops_a_draw_nobody_took_and_refuses_another_step() -> None:
-    with NoisePrefetcher(NoiseSource(SECRET)) as prefetcher:
-        prefetcher.start(0, SIZES, 0, 1, "distributed", DIGEST)
-        prefetcher.start(1, SIZES, 0, 1, "distributed", DIGEST)
-        with pytest.raises(AssertionError):
-            prefetcher.take(0, DEVIATIONS)
-        assert torch.equal(prefetcher.take(1, DEVIATIONS), correct(1, 0, 1, DIGEST))
-        with pytest.raises(AssertionError):
-            prefetcher.take(1, DEVIATIONS)  # taken once: never the same noise twice
+def test_noise_is_added_before_the_reduction_unless_it_is_replicated() -> None:
+    def reduced(replicated: bool) -> Tensor:
+        seen: list[Tensor] = []
+        noise = StepNoise.of(SECRET, 3, Place(), DIGEST)
+        release_([Sum(torch.zeros(100), 1.0)], noise, lambda total: seen.append(total.clone()), replicated)
+        return seen[0]
+
+    assert reduced(False).abs().min() > 0 and reduced(True).abs().max() == 0
 
 
-def test_prefetcher_passes_exceptions_on_and_leaves_no_thread() -> None:
-    def fail() -> bytes:
-        raise RuntimeError("weights are gone")
+def broken_noise(change: Callable[..., Tensor]) -> Callable[[list[Sum], StepNoise], None]:
+    class Broken(StepNoise):
+        def normals(self, number: int, start: int, count: int) -> Tensor:
+            return change(super().normals, number, start, count)
 
-    before = noise_threads()
-    prefetcher = NoisePrefetcher(NoiseSource(SECRET))
-    prefetcher.start(0, SIZES, 0, 1, "distributed", fail)
-    with pytest.raises(RuntimeError, match="weights are gone"):
-        prefetcher.take(0, DEVIATIONS)
-    prefetcher.start(1, SIZES, 3, 1, "distributed", DIGEST)
-    with pytest.raises(ValueError, match="rank is 3"):
-        prefetcher.take(1, DEVIATIONS)
-    prefetcher.start(2, SIZES, 0, 1, "distributed", DIGEST)
-    assert noise_threads() - before
-    prefetcher.close()
-    prefetcher.close()
-    assert noise_threads() <= before
+    return lambda sums, noise: release_(sums, Broken(noise.key, noise.share, noise.samples))
+
+
+BROKEN: dict[str, Callable[[list[Sum], StepNoise], None]] = {
+    "every piece begins at the first position": broken_noise(lambda draw, n, start, count: draw(n, 0, count)),
+    "one stream for all parameters": broken_noise(lambda draw, n, start, count: draw(0, start, count)),
+    "noise in float32": broken_noise(lambda draw, n, start, count: draw(n, start, count).float().double()),
+    "deviation of the next sum": lambda sums, noise: release_(
+        [replace(a, deviation=b.deviation) for a, b in zip(sums, [*sums[1:], sums[0]], strict=True)], noise
+    ),
+    "no sums apart": lambda sums, noise: release_([replace(one, apart=None) for one in sums], noise),
+    "the last sum is forgotten": lambda sums, noise: release_(sums[:-1], noise),
+    "a sum is released twice": lambda sums, noise: (release_(sums, noise), release_(sums[:1], noise))[0],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_release_fails_the_same_check(name: str) -> None:
+    assert not has_the_bits_of_the_formula(BROKEN[name], with_apart=True)
+
+
+def test_every_entry_has_one_draw_of_its_own() -> None:
+    values = drawn(0, Place(), DIGEST, [70_001, 1, 0, 199_998], [1.0] * 4)
+    assert len(torch.unique(values)) == len(values) == 270_000
+    assert abs(values.std().item() - 1) < 0.01
+
+
+def test_pieces_are_drawn_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing as long as a large parameter is ever allocated beside it."""
+    asked: list[tuple[int, int]] = []
+
+    def recorded(key: bytes, stream: int, start: int, count: int) -> Tensor:
+        asked.append((start, count))
+        return normals(key, stream, start, count)
+
+    monkeypatch.setattr(noise_module, "normals", recorded)
+    release_([Sum(torch.zeros(5 * PIECE + 3), 1.0)], StepNoise.of(SECRET, 0, Place(), DIGEST))
+    assert asked == [(PIECE * i, PIECE) for i in range(5)] + [(5 * PIECE, 3)]
+
+
+def test_bad_requests_are_refused_with_everything_wrong_at_once() -> None:
+    with pytest.raises(ValueError) as refusal:
+        StepNoise.of(SECRET, -1, Place(2, 2, "rank0"), b"")  # type: ignore[arg-type]
+    for part in ("step", "rank is 2", "'rank0'", "digest has 0 bytes", "HINT"):
+        assert part in str(refusal.value)
+    with pytest.raises(ValueError, match="HINT"):
+        StepNoise.of(b"guess", 0, Place(), DIGEST)
+
+
+@pytest.mark.parametrize("deviation", [math.nan, math.inf, -1.0])
+def test_noise_that_cannot_be_scaled_is_refused_before_any_is_added(deviation: float) -> None:
+    sums = [Sum(torch.ones(3), 1.0), Sum(torch.ones(3), deviation)]
+    with pytest.raises(ValueError, match="HINT"):
+        release_(sums, StepNoise.of(SECRET, 0, Place(), DIGEST))
+    assert all(torch.equal(one.values, torch.ones(3)) for one in sums)
+
+
+def test_secret_is_not_shown() -> None:
+    shown = repr(StepNoise.of(SECRET, 0, Place(), DIGEST))
+    assert SECRET.hex() not in shown and str(SECRET) not in shown

@@ -10,7 +10,7 @@ from private_step import Harness, Tied, make_network, make_plan, mlp, random_bat
 from torch import nn
 
 from lipdp_lightning.bounds.norms import conv_norm, dense_norm
-from lipdp_lightning.mechanism.mechanism import Mechanism
+from lipdp_lightning.mechanism.step import Mechanism
 
 
 def harness_of(network: str = "convnet", **plan: Any) -> Harness:

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 
 from lipdp_lightning.bounds.losses import CrossEntropy
 from lipdp_lightning.layers import CotangentClip, ScaledLinear, scale_cotangent
-from lipdp_lightning.mechanism.mechanism import Mechanism
 from lipdp_lightning.training.clipped_loss import ClippedLoss
 
 TOLERANCE = 1 + 1e-5
@@ -77,7 +76,7 @@ def shift(harness: Harness, example: Example, batch: Batch) -> float:
     if votes is not None:
         # the second query of the step, against its own noise
         one = (harness.mechanism.votes - votes).square().sum().item()
-        deviation = Mechanism._deviations_with_votes(harness.mechanism)[-1]
+        deviation = harness.mechanism.numbers().vote_deviation
         assert one / deviation**2 <= TOLERANCE / harness.plan.radius_noise_multiplier**2
     return moved * harness.plan.noise_multiplier**2
 

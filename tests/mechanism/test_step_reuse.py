@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from private_step import Harness, make_plan, mlp, random_batch
-from torch import Tensor, nn
+from torch import nn
 
-from lipdp_lightning.mechanism.flat import PIECE, FlatGradients
-from lipdp_lightning.mechanism.mechanism import Mechanism
-from lipdp_lightning.mechanism.noise import NoisePrefetcher, NoiseSource
-from lipdp_lightning.mechanism.release import Release
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.mechanism.watched import WatchedTensors
-from lipdp_lightning.privacy.normals import words_of
-from lipdp_lightning.privacy.randomness import CounterStream
-
-SECRET = bytes(range(16))
 
 
 def harness(kind: type[Mechanism] = Mechanism, **options: object) -> Harness:
@@ -32,8 +26,9 @@ def spectral(module: nn.Module) -> float:
 class NeverLooksAgain(Mechanism):
     """Takes all weights for those that were projected."""
 
-    def _weights_digest(self, named: Mapping[str, Tensor]) -> bytes:
-        return b"the same"
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._digest = SimpleNamespace(of=lambda named: b"the same")
 
 
 def certified_after_growth(kind: type[Mechanism], through_data: bool) -> tuple[float, float]:
@@ -88,69 +83,6 @@ def test_a_projection_that_certifies_its_result_is_not_certified_again(kind: str
     for entry, bound in zip(tracker.entries, bounds, strict=True):
         assert entry.exact_norm(entry.weight) <= bound * (1 + 1e-12)
     own.mechanism.close()
-
-
-# ---- noise
-
-
-def test_a_draw_in_reused_memory_has_the_bits_of_a_fresh_one() -> None:
-    sizes, deviations = [40_001, 7], [0.5, 2.0]
-
-    def fresh(step: int) -> Tensor:
-        return NoiseSource(SECRET).draw(step, sizes, 0, 1, "distributed", bytes(32), deviations)
-
-    source = NoiseSource(SECRET)
-    with NoisePrefetcher(source) as prefetcher:
-        kept: list[Tensor] = []
-        places = []
-        for step in range(4):
-            if step % 2:
-                prefetcher.expect(deviations)
-            prefetcher.start(step, sizes, 0, 1, "distributed", bytes(32))
-            drawn = prefetcher.take(step, deviations)
-            assert torch.equal(drawn, fresh(step))
-            places.append(drawn.data_ptr())
-            if step:
-                source.give_back(drawn)
-            else:
-                kept.append(drawn)
-        assert torch.equal(kept[0], fresh(0)) and places[0] not in places[1:]  # it was not given back
-        assert len(set(places[1:])) == 1
-        prefetcher.expect(deviations)
-        prefetcher.start(9, sizes, 0, 1, "distributed", bytes(32))
-        with pytest.raises(AssertionError, match="other deviations"):
-            prefetcher.take(9, [0.5, 1.0])
-
-
-# ---- gradients and the flat vector
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("way", ["whole", "pieces"])
-def test_pieces_add_and_write_what_whole_tensors_do(layout: str, way: str) -> None:
-    torch.manual_seed(0)
-    shape = (512, 3, 10, 10)
-    assert PIECE < 512 * 300
-    parameter = nn.Parameter(torch.zeros(shape))
-    parameter.grad = torch.randn(shape)
-    if layout == "channels_last":
-        parameter.grad = parameter.grad.contiguous(memory_format=torch.channels_last)
-    values = parameter.grad.clone()
-    flat = CounterStream(bytes(32)).normal(values.numel())
-    expected = (flat + 0.5 * values.double().reshape(-1)) * (1 / 7)
-    gradients = FlatGradients([parameter])
-    if way == "whole":
-        gradients.add_to(flat, {}, 0.5)
-        gradients.write(flat, 7.0)
-    else:
-        stream = CounterStream(bytes(32))
-        none = torch.zeros(0, dtype=torch.float64)
-        release = Release(gradients, {}, none, 0.5, 7.0, [len(flat)], [1.0])
-        for start, words in words_of([stream.normals(len(flat))], len(flat)):
-            release.complete(start, words)
-        release.end()
-    assert torch.equal(parameter.grad.reshape(-1), expected.float())
-    assert parameter.grad.stride() == values.stride()
 
 
 # ---- the tensors of a model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,9 @@ from test_released_sum import CLASSES, SCALINGS, TOLERANCE, candidates, harness_
 from torch import Tensor
 
 from lipdp_lightning.augmentations import Augmentation, Draws
-from lipdp_lightning.mechanism.mechanism import Mechanism
+from lipdp_lightning.mechanism.noise import Sum
+from lipdp_lightning.mechanism.scaling import StepNumbers
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.training.clipped_loss import ClippedLoss
 from lipdp_lightning.training.views import Views
 
@@ -58,10 +61,8 @@ def test_k_identical_worst_views_move_the_release_like_one(scaling: str, clips: 
 class Undivided(Noiseless):
     """Broken on purpose: releases the sum over views."""
 
-    def privatize_(self, step: int, reduce: Any = None) -> None:
-        number, self.views = self.views, 1
-        super().privatize_(step, reduce)
-        self.views = number
+    def _sums(self, numbers: StepNumbers) -> list[Sum]:
+        return [replace(one, share=1.0) for one in super()._sums(numbers)]
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -137,7 +138,8 @@ def test_batch_max_divides_by_examples_and_not_by_views() -> None:
     batch = random_batch(6, (12,), CLASSES)
 
     class AsPrinted(Noiseless):
-        _divisor = Mechanism._divisor
+        def _sums(self, numbers: StepNumbers) -> list[Sum]:
+            return [replace(one, divisor=self.divisor()) for one in super()._sums(numbers)]
 
     releases = [
         harness_of("mlp", plan, kind=AsPrinted).release(batch),

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from callbacks import AugmentationMultiplicity
 from lipdp_lightning.layers import MaxMin
-from lipdp_lightning.mechanism.scaling import Radius
+from lipdp_lightning.mechanism.allocation import NoiseBudget
+from lipdp_lightning.mechanism.scaling import Radii, Radius
 from lipdp_lightning.training import PrivateModule, strategy
 from lipdp_lightning.training.padding import padding_multiple, with_empty_rows
 
@@ -68,10 +69,10 @@ def test_the_comparison_notices_a_loss_of_empty_rows(monkeypatch: Any) -> None:
 
 
 def test_only_examples_vote_on_a_radius() -> None:
-    scaling = Radius({"0": 1.0})
-    scaling.counting, scaling.rows = True, 3
-    scaling._scale("0", torch.tensor([0.5, 2.0, 3.0, 0.0, 0.0]))
-    assert scaling.below["0"].item() == 1 - 3 / 2
+    scaling = Radius(NoiseBudget(1.0, "global", 4), Radii({"0": 1.0}, 0.5, 10.0))
+    scaling.begin_pass(3)
+    scaling._factors("0", torch.tensor([0.5, 2.0, 3.0, 0.0, 0.0]))
+    assert scaling.take_votes(torch.device("cpu")).item() == 1 - 3 / 2
 
 
 def test_an_empty_batch_stays_empty_and_others_are_rounded_up() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...bounds.losses import Huber
 from ...layers import BoundedInput
-from ...mechanism.mechanism import Mechanism
+from ...mechanism.step import Mechanism
 from ...privacy.plan import PrivacyPlan
 from ...training.module import PrivateModule
 from ..subject import Subject

@@ -1,4 +1,4 @@
-"""Standard normals in float64 from a key: lipdp_lightning/privacy/normals.py."""
+"""Standard normals in float64 from a key: lipdp_lightning/kernels/normals.py."""
 
 import itertools
 import math
@@ -11,47 +11,78 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from lipdp_lightning.privacy import box_muller
-from lipdp_lightning.privacy.normals import CHUNK, Normals, numeric_environment
+from lipdp_lightning.kernels import cpu
+from lipdp_lightning.kernels.normals import normals, normals_by_torch, numeric_environment
 from lipdp_lightning.privacy.randomness import CounterStream, derive_key, state_digest
 
 SECRET = bytes(range(16))
 KEY = derive_key(SECRET, "test")
 
 
-def words_of(key: bytes, place: int, count: int) -> torch.Tensor:
-    """AES-256 in counter mode by another code: the counter of a GCM message starts at 2."""
-    counter = modes.CTR(place.to_bytes(12, "big") + (2).to_bytes(4, "big"))
-    stream = Cipher(algorithms.AES(key), counter).encryptor().update(bytes(8 * count))
-    return torch.from_numpy(np.frombuffer(stream, dtype="<i8").copy())
+def rotated(value: int, by: int) -> int:
+    return ((value << by) | (value >> (32 - by))) & 0xFFFFFFFF
+
+
+def chacha20_block(key: bytes, counter: int, nonce: bytes) -> bytes:
+    """RFC 8439, section 2.3, as it is written there."""
+    constants = [0x61707865, 0x3320646E, 0x79622D32, 0x6B206574]
+    words = [int.from_bytes(part[i : i + 4], "little") for part in (key, nonce) for i in range(0, len(part), 4)]
+    start = [*constants, *words[:8], counter, *words[8:]]
+    state = list(start)
+
+    def quarter(a: int, b: int, c: int, d: int) -> None:
+        for x, y, z, by in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            state[x] = (state[x] + state[y]) & 0xFFFFFFFF
+            state[z] = rotated(state[z] ^ state[x], by)
+
+    for _ in range(10):
+        for column in range(4):
+            quarter(column, column + 4, column + 8, column + 12)
+        for column in range(4):
+            quarter(column, (column + 1) % 4 + 4, (column + 2) % 4 + 8, (column + 3) % 4 + 12)
+    return b"".join(((a + b) & 0xFFFFFFFF).to_bytes(4, "little") for a, b in zip(state, start, strict=True))
+
+
+def test_the_block_function_is_that_of_the_standard() -> None:
+    """The test vector of RFC 8439, section 2.3.2."""
+    nonce = bytes.fromhex("000000090000004a00000000")
+    expected = (
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+        "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
+    )
+    assert chacha20_block(bytes(range(32)), 1, nonce).hex() == expected
+
+
+def words_of(stream: int, first_block: int, blocks: int) -> torch.Tensor:
+    data = b"".join(chacha20_block(KEY, first_block + i, stream.to_bytes(12, "little")) for i in range(blocks))
+    return torch.from_numpy(np.frombuffer(data, dtype="<i8").copy())
 
 
 def normals_from_words(words: torch.Tensor) -> torch.Tensor:
-    out = torch.empty(words.numel(), dtype=torch.float64)
-    box_muller.transform.alone(words.view(1, -1).numpy(), out.view(1, -1).numpy())
-    return out
+    """Pairs of words: first all radii, then all angles."""
+    pairs, out = torch.stack(words.chunk(2), dim=1).flatten(), torch.empty(words.numel(), dtype=torch.float64)
+    cpu.normals(pairs.numpy(), out.numpy())
+    return torch.cat([out[0::2], out[1::2]])
 
 
-def test_every_chunk_is_made_of_its_own_words() -> None:
-    """What lies between the chunks, AES-GCM's tags, is part of none."""
-    count = 3 * CHUNK + 10
-    made = torch.empty(count, dtype=torch.float64)
-    Normals(KEY, position=5, threads=2).write(made.numpy())
-    for start in range(0, count, CHUNK):
-        size = min(CHUNK, count - start)
-        expected = normals_from_words(words_of(KEY, 5 + start // 2, size))
-        assert torch.equal(made[start : start + size], expected)
+@pytest.mark.parametrize("stream", [0, 3])
+def test_normals_are_made_of_the_words_of_their_own_blocks(stream: int) -> None:
+    words, out = words_of(stream, 5, 12), torch.empty(96, dtype=torch.float64)
+    cpu.normals(words.numpy(), out.numpy())
+    assert torch.equal(normals(KEY, stream, 40, 96), out)
+    torch.testing.assert_close(normals_by_torch(words), out, rtol=1e-12, atol=1e-15)
+    assert not torch.equal(normals(KEY, stream + 1, 40, 96), out)
 
 
-@pytest.mark.parametrize("count", [1, 2, 15, 131_071, 131_073, 300_001])
-def test_normals_are_the_same_for_any_thread_count(count: int) -> None:
-    single = CounterStream(KEY).normal(count)
-    assert single.dtype == torch.float64 and single.device.type == "cpu" and single.shape == (count,)
-    for threads in (1, 2, 3, 7):
-        assert torch.equal(CounterStream(KEY).normal(count, threads), single)
+@pytest.mark.parametrize("count", [1, 2, 15, 131_071, 131_073])
+def test_any_part_of_a_stream_may_be_drawn(count: int) -> None:
+    whole = normals(KEY, 0, 0, count)
+    assert whole.dtype == torch.float64 and whole.device.type == "cpu" and whole.shape == (count,)
+    for start in (0, 8, 800, 8 * (count // 16)):
+        part = normals(KEY, 0, start, max(0, min(100, count - start)))
+        assert torch.equal(part, whole[start : start + 100])
 
 
 def test_normals_ignore_default_dtype_and_device() -> None:
@@ -103,13 +134,14 @@ def error_of_box_muller(transform: Callable[..., None]) -> float:
 
 
 def rows_of_one(words: npt.NDArray[np.int64], out: npt.NDArray[np.float64]) -> None:
-    box_muller.transform.alone(words[None], out[None])
+    """The compiled loop on words of which the first half are radii."""
+    out[:] = normals_from_words(torch.from_numpy(words)).numpy()
 
 
-def recompiled(**options: Any) -> Callable[..., None]:
+def recompiled() -> Callable[..., None]:
     """The loop with the constants that its module has now, kept nowhere."""
     signature = "void(int64[::1], int64[::1], float64[::1], float64[::1])"
-    pairs = numba.njit(signature, error_model="numpy", **options)(box_muller.transform_pairs)
+    pairs = numba.njit(signature, error_model="numpy")(cpu.transform_pairs)
     return lambda words, out: pairs(*halves(words), *halves(out))
 
 
@@ -121,7 +153,7 @@ def test_normals_are_those_of_box_muller_to_rounding(monkeypatch: pytest.MonkeyP
     assert error_of_box_muller(rows_of_one) < 2e-15
     for name, value in [("_RADIANS", np.float32(math.pi).item() * 2.0**-63), ("_LN2_REST", 0.0), ("_L11", 0.0)]:
         with monkeypatch.context() as broken:
-            broken.setattr(box_muller, name, value)
+            broken.setattr(cpu, name, value)
             assert error_of_box_muller(recompiled()) > 1e-11
 
 
@@ -135,9 +167,9 @@ def test_compiled_loops_round_as_they_are_written(monkeypatch: pytest.MonkeyPatc
     compiled, interpreted = np.empty((2, words.size))
     rows_of_one(words, compiled)
     for fma, alike in ((rounded_once, True), (lambda a, b, c: a * b + c, False)):
-        monkeypatch.setattr(box_muller, "_fma", fma)
+        monkeypatch.setattr(cpu, "_fma", fma)
         with np.errstate(over="ignore"):
-            box_muller.transform_pairs(*halves(words), *halves(interpreted))
+            cpu.transform_pairs(*halves(words), *halves(interpreted))
         assert np.array_equal(compiled, interpreted) is alike
 
 

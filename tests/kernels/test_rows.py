@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lipdp_lightning.kernels.loops import usable
+from lipdp_lightning.kernels.pairs import larger_first
+from lipdp_lightning.kernels.rows import patch_energies, patch_norms, row_norms
 from lipdp_lightning.layers import BoundedInput, scale_cotangent
-from lipdp_lightning.layers.energies import patch_energies, patch_norms, read_by_loops, row_norms, squared_norms
-from lipdp_lightning.layers.pairs import larger_first
 
 
 def images(*shape: int, size: float = 1.0) -> Tensor:
@@ -35,8 +36,8 @@ def by_torch(x: Tensor) -> Tensor:
 def test_energies_are_those_of_float64(layout: Callable[[Tensor], Tensor], groups: int, shape: tuple[int, ...]) -> None:
     x = layout(images(*shape))
     counts = torch.randint(1, 10, shape[2:], generator=torch.Generator().manual_seed(1)).float()
-    assert squared_norms(x).dtype == patch_energies(x, counts, groups).dtype == torch.float32
-    torch.testing.assert_close(squared_norms(x).double(), x.double().flatten(1).square().sum(1), rtol=1e-6, atol=0)
+    assert row_norms(x).dtype == patch_energies(x, counts, groups).dtype == torch.float32
+    torch.testing.assert_close(row_norms(x).double(), x.double().flatten(1).norm(dim=1), rtol=1e-6, atol=0)
     torch.testing.assert_close(
         patch_energies(x, counts, groups).double(), exact_patches(x, counts, groups), rtol=1e-6, atol=0
     )
@@ -83,7 +84,7 @@ def test_an_example_that_is_not_finite_has_no_finite_energy_and_leaves_the_other
 
     def found() -> list[Tensor]:
         counts = torch.ones(5, 5)
-        return [squared_norms(x), row_norms(x), patch_energies(x, counts, 2), patch_norms(x, counts, 2)]
+        return [row_norms(x), patch_energies(x, counts, 2), patch_norms(x, counts, 2)]
 
     before = found()
     x[1, 3, 2, 2] = value
@@ -94,17 +95,17 @@ def test_an_example_that_is_not_finite_has_no_finite_energy_and_leaves_the_other
 
 def test_no_examples_have_no_energies() -> None:
     none, counts = torch.zeros(0, 3, 4), torch.ones(4)
-    assert squared_norms(none).shape == row_norms(none).shape == (0,)
+    assert row_norms(none).shape == (0,)
     assert patch_energies(none, counts, 1).shape == patch_norms(none, counts, 1).shape == (0,)
 
 
 def test_a_gradient_flows_where_one_is_asked_for() -> None:
     x = images(3, 4).requires_grad_()
-    assert not read_by_loops(x)
+    assert not usable(x)
     row_norms(x).square().sum().backward()
     assert x.grad is not None and torch.allclose(x.grad, 2 * x)
     with torch.no_grad():
-        assert read_by_loops(x) and torch.allclose(row_norms(x), x.square().sum(1).sqrt())
+        assert usable(x) and torch.allclose(row_norms(x), x.square().sum(1).sqrt())
 
 
 def test_a_negated_view_is_no_memory_to_read() -> None:
@@ -112,7 +113,7 @@ def test_a_negated_view_is_no_memory_to_read() -> None:
     x = images(5, 6)
     view = torch._neg_view(x)
     assert view.is_neg() and view.is_contiguous() and view.data_ptr() == x.data_ptr()
-    assert read_by_loops(x) and not read_by_loops(view) and not read_by_loops(x, view)
+    assert usable(x) and not usable(view) and not usable(x, view)
     values = -x
     torch.testing.assert_close(larger_first(view), larger_first(values), rtol=0, atol=0)
     bounded = BoundedInput(1.0)

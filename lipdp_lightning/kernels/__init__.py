@@ -1,0 +1,9 @@
+"""The only room that knows numba, Triton or an address in memory; each kernel stands beside its definition in torch.
+
+* ``pairs``: puts pairs of channels in order (MaxMin)
+* ``floored``: normalises rows with a floored divisor
+* ``rows``: norms of examples and of their patches
+* ``normals``: standard normals in float64 from a key
+* ``precision``: arithmetic in float32 at least
+* ``loops`` decides between a compiled loop and torch; ``cpu`` holds the loops, ``threads`` runs them
+"""

@@ -1,0 +1,98 @@
+"""Puts pairs of channels in order, and the gradient back: the activation MaxMin.
+
+torch's maximum and minimum keep both of their arguments for the backward pass and take a dozen passes over memory
+there. Here one byte is kept of each pair, and both directions take one pass.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .loops import cpu_loops, is_traced, usable
+
+
+def larger_first(x: Tensor) -> Tensor:
+    """Returns ``x`` (batch, channels, ...) with the channels 2k and 2k + 1 in descending order.
+
+    Each example's output is a permutation of its entries, and the gradient is permuted back by the same one, also where
+    the two of a pair are equal, so both maps keep norms exactly. A pair with a NaN stays as it is.
+
+    Raises:
+        ValueError: if the number of channels is odd.
+    """
+    if x.shape[1] % 2:  # or channels of different examples would be paired
+        raise ValueError(f"{x.shape[1]} channels do not make pairs. HINT: an even number of channels.")
+    if is_traced():
+        return swapped_by_torch(x, second_is_larger(x))
+    ordered: Tensor = _LargerFirst.apply(x)
+    return ordered
+
+
+def second_is_larger(x: Tensor) -> Tensor:
+    """Returns, for every pair of channels and position, whether the two change places."""
+    first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
+    return second > first
+
+
+def swapped_by_torch(x: Tensor, swapped: Tensor) -> Tensor:
+    """Returns ``x`` with the two channels of a pair exchanged where ``swapped`` says so."""
+    first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
+    return torch.stack((torch.where(swapped, second, first), torch.where(swapped, first, second)), 2).flatten(1, 2)
+
+
+class _LargerFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if usable(x):
+            rows, channels, *rest = x.shape
+            out, swapped = torch.empty_like(x), torch.empty((rows, channels // 2, *rest), dtype=torch.bool)
+            cpu_loops().in_order(x.numel(), _as_pairs(x), _as_pairs(out), _by_pair(swapped))
+        else:
+            swapped = second_is_larger(x)
+            out = swapped_by_torch(x, swapped)
+        ctx.save_for_backward(swapped)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (swapped,) = ctx.saved_tensors
+        # as a function of its own only where it is to be differentiated in its turn
+        found: Tensor = (_Swap.apply if torch.is_grad_enabled() else _swapped)(gradient, swapped)
+        return found
+
+
+class _Swap(torch.autograd.Function):
+    """Exchanges channels: linear, and its own adjoint, so gradients of every order are the same permutation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, swapped: Tensor) -> Tensor:
+        ctx.save_for_backward(swapped)
+        return _swapped(x, swapped)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (swapped,) = ctx.saved_tensors
+        found: Tensor = _Swap.apply(gradient, swapped)
+        return found, None
+
+
+def _swapped(x: Tensor, swapped: Tensor) -> Tensor:
+    if not (usable(x) and swapped.is_contiguous()):
+        return swapped_by_torch(x, swapped)
+    out = torch.empty_like(x)
+    cpu_loops().swap(x.numel(), _as_pairs(x), _by_pair(swapped), _as_pairs(out))
+    return out
+
+
+def _as_pairs(x: Tensor) -> Tensor:
+    rows, channels, *rest = x.shape
+    return x.detach().view(rows * (channels // 2), 2, math.prod(rest))
+
+
+def _by_pair(swapped: Tensor) -> Tensor:
+    rows, pairs, *rest = swapped.shape
+    return swapped.view(rows * pairs, math.prod(rest))

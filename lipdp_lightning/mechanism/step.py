@@ -1,0 +1,218 @@
+"""One step of the private mechanism: certificate, scaling, noise, normalisation, projection.
+
+Everything here is plain torch. The order of a step is
+
+    begin_step -> forward and backward of all micro-batches (sum loss) -> privatize_ -> optimizer -> project_
+
+and the certificate that calibrates the noise is that of the weights the gradients were computed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..bounds.certificate import Certificate
+from ..bounds.certifier import Certifier
+from ..kernels.normals import numeric_environment
+from ..privacy.plan import PrivacyPlan
+from ..privacy.randomness import KeyedDigest, derive_key, state_digest
+from .choice import scaling_of
+from .noise import Place, Reduce, StepNoise, Sum, release_
+from .projector import Projector
+from .scaling import Scaling, StepNumbers
+from .watched import WatchedTensors, bounds_of, versions_of
+
+Agree = Callable[[bytes], bytes]
+"""Turns the digests of all processes that share a step into one."""
+
+
+class Mechanism:
+    """Turns the summed gradient in ``parameter.grad`` into its private release.
+
+    Guarantee: with examples drawn by the plan's Poisson sampling, a loss summed over them, and a model that keeps each
+    example's input within the certified bound, every step releases a subsampled Gaussian mechanism of the plan's noise
+    multiplier, for add/remove of one example, provided the scaling is certified.
+
+    Args:
+        model: the network whose parameters are trained.
+        certifier: bounds one example's effect for the model's weights.
+        plan: of the run.
+        secret: keys the noise.
+        place: of this process among those that share a step.
+        context: names what the released sum is a function of, besides the weights and the plan.
+        views: rows per example in the sum of gradients, each bounded by itself; their mean is released.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        certifier: Certifier,
+        plan: PrivacyPlan,
+        secret: bytes,
+        *,
+        place: Place | None = None,
+        context: bytes = b"",
+        views: int = 1,
+    ) -> None:
+        assert views >= 1
+        self.model, self.plan, self.place, self.views = model, plan, place or Place(), views
+        self._certifier, self._secret = certifier, secret
+        self._context = plan.digest(), context
+        self._digest = KeyedDigest(derive_key(secret, "state"))
+        self._watched = WatchedTensors(model)
+        self.certificate = certifier.certify()
+        self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views)
+        self.scaling.attach(model)
+        named = dict(model.named_parameters())
+        self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
+        self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
+        self._device = self._parameters[0][0].device
+        self._projector = Projector(certifier, plan, self.certificate, named)
+        self._certified_versions: list[int] = []
+        self._step: int | None = None
+        self._noise = StepNoise(b"")
+        self._drawn = 0
+        self.checksum = b""
+        self.digest = b""
+        self.numbers()  # shares that fit no group are refused here and not in the first step
+
+    def close(self) -> None:
+        """Detaches the scaling from the model."""
+        self.scaling.detach(self.model)
+
+    # ---- the step
+
+    def begin_step(self, step: int, agree: Agree | None = None) -> None:
+        """Certifies the present weights and decides the step's noise; calling it again within a step does nothing.
+
+        ``checksum`` is then the same on every process that shares the step. ``digest`` names all that the step's
+        release is a function of besides the secret. ``agree`` turns the digests of all processes into one, so that a
+        replay with a change on any of them draws fresh noise on each, and replicated noise is one draw.
+        """
+        if self._step == step:
+            assert self._certified_versions == self._watched.versions(), "the weights changed between two micro-batches"
+            return
+        named = self._watched.named()
+        weights = self._digest.of(named)
+        self._projector.expect(weights)  # the bounds of the projection still hold for the same weights
+        self._certify(named)
+        self._check_trained()
+        self._switch(step)
+        self._step, self._drawn = step, 0
+        self.scaling.begin(self.numbers())
+        tracked = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.scaling.state().items()}
+        # bounds may lag behind the weights, and they scale both gradients and noise
+        self.checksum = state_digest(tracked, weights, *self._context, bounds_of(self.certificate))
+        own = state_digest({}, self.checksum, numeric_environment())
+        self.digest = own if agree is None else agree(own)
+        self._noise = self._noise_of(step)
+
+    def begin_pass(self, drawn: int, rows: int) -> None:
+        """Begins a micro-batch of so many drawn examples, in so many rows; further rows are empty."""
+        self.scaling.begin_pass(rows)
+        self._drawn += drawn
+
+    @torch.no_grad()
+    def privatize_(self, step: int, reduce: Reduce | None = None) -> None:
+        """Replaces every gradient by its release, (sum over processes + noise) / (q N), in place.
+
+        Args:
+            step: that ``begin_step`` began.
+            reduce: sums a float64 tensor over processes. In distributed mode the noise is added before it, so no
+                process ever holds an un-noised sum; a process without gradients contributes zeros.
+        """
+        assert self._step == step, f"privatize_({step}) without begin_step({step})"
+        assert self._certified_versions == self._watched.versions(), "the weights changed before the release"
+        numbers = self.numbers()
+        sums = self._sums(numbers)
+        release_(sums, self._noise, reduce, replicated=self.place.mode == "replicated")
+        self._learn(numbers, sums[-1].values)
+        self._step = None
+
+    def project_(self) -> None:
+        """Puts every layer back into its norm ball."""
+        bounds = self._projector.project_()
+        if bounds is not None and self._device.type == "cpu":  # elsewhere a digest is slow
+            self._projector.projected(self._digest.of(self._watched.named()), bounds)
+
+    # ---- public numbers
+
+    def divisor(self) -> float:
+        """Returns what the sums of the present step are divided by."""
+        return self.scaling.divisor(self._drawn)
+
+    def numbers(self) -> StepNumbers:
+        """Returns sensitivities, deviations and thresholds under the present certificate and scaling."""
+        return self.scaling.numbers(self.certificate)
+
+    def sensitivities(self) -> dict[str, float]:
+        """Returns Delta_k of every group under the plan's scaling, with the margin for float32 sums."""
+        return dict(self.numbers().sensitivities)
+
+    def deviations(self) -> dict[str, float]:
+        """Returns sigma_k of every group."""
+        return dict(self.numbers().deviations)
+
+    def boundary(self) -> dict[str, tuple[float, float | None]]:
+        """Returns the certified norm of every projected layer, and the largest it may have."""
+        return self._projector.norms()
+
+    def refresh_certificate(self) -> Certificate:
+        """Returns the certificate of the weights as they are now."""
+        return self._certify(self._watched.named())
+
+    def state(self) -> dict[str, float]:
+        """Returns what a resume needs beside the weights: released values."""
+        return self.scaling.state()
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Continues from a saved ``state``."""
+        self.scaling.load_state(state)
+
+    # ---- inside
+
+    def _sums(self, numbers: StepNumbers) -> list[Sum]:
+        """Returns what the step releases: the sum of every parameter's gradients, and the sums of votes."""
+        apart, votes = self.scaling.take_sums(), self.scaling.take_votes(self._device)
+        # the mean over views; taken in the loss, it would come before the clips
+        share, divisor = 1 / self.views, self.divisor()
+        sums = []
+        for group, parameters in zip(numbers.certificate.groups, self._parameters, strict=True):
+            for parameter in parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                deviation = numbers.deviations[group.name]
+                sums.append(Sum(parameter.grad, deviation, share, divisor, apart.get(parameter)))
+        return [*sums, Sum(votes, numbers.vote_deviation, share)]
+
+    def _learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
+        self.scaling.learn(numbers, noisy_votes)
+
+    def _noise_of(self, step: int) -> StepNoise:
+        return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure)
+
+    def _certify(self, named: Mapping[str, Tensor]) -> Certificate:
+        self.certificate = self._certifier.certify()
+        self._certified_versions = versions_of(named)
+        return self.certificate
+
+    def _switch(self, step: int) -> None:
+        """Attaches the other scaling from the step on at which the plan switches."""
+        due = self.plan.scaling_at(step)
+        if not self.plan.clips_examples and due != self.scaling.name:
+            self.scaling.detach(self.model)
+            self.scaling = scaling_of(self.plan, step, self.certificate, self.views)
+            self.scaling.attach(self.model)
+
+    def _check_trained(self) -> None:
+        """Refuses a layer thawed after set-up, which would hand its raw gradient to the optimizer."""
+        trained = [(group.name, group.parameters) for group in self.certificate.groups]
+        if trained != self._trained:
+            changed = ", ".join(sorted({name for name, _ in {*trained} ^ {*self._trained}}))
+            raise ValueError(
+                f"{changed}: what is trained changed after set-up, and noise is drawn for the layers "
+                "trained then. HINT: freeze or thaw layers before training starts, and use one run for each phase."
+            )
