@@ -63,8 +63,13 @@ class Mechanism:
         place: Place | None = None,
         context: bytes = b"",
         views: int = 1,
+        grid: bool = True,
     ) -> None:
-        """``views``: rows per example in the sum of gradients, each bounded by itself; their mean is released."""
+        """``views``: rows per example in the sum of gradients, each bounded by itself; their mean is released.
+
+        ``grid=False`` leaves what is released as it is, and is no release: it is for an audit that measures how far an
+        example moves a sum, which rounding to the public grid would blur.
+        """
         assert views >= 1
         self.model, self.plan, self.place, self.views = model, plan, place or Place(), views
         self._certifier = certifier
@@ -87,7 +92,8 @@ class Mechanism:
             compile_loops()
             joint_loop()
         threads = min(_NOISE_THREADS, torch.get_num_threads())
-        self.sums = NoisySums(trained, NoiseSource(secret, secure=plan.secure, threads=threads), self.place)
+        source = NoiseSource(secret, secure=plan.secure, threads=threads)
+        self.sums = NoisySums(trained, source, self.place, grid=grid)
         self._projector = Projector(certifier, plan, self.certificate, named)
         self._shared_out: tuple[dict[str, float], dict[str, float]] = {}, {}
         self._certified_versions: list[int] = []
@@ -146,7 +152,7 @@ class Mechanism:
 
     @torch.no_grad()
     def privatize_(self, step: int, reduce: Reduce | None = None) -> None:
-        """grad <- (sum over all ranks of grad + noise) / (q N), in place.
+        """grad <- (sum over all ranks of grad + noise, on the public grid) / (q N), in place.
 
         ``reduce`` sums a float64 tensor over ranks. In distributed mode the noise is added before it, so no
         process ever holds an un-noised sum; a rank without gradients contributes zeros.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from ..privacy.grid import round_to_grid_
 from .flat import FlatGradients
 from .noise import Mode, NoisePrefetcher, NoiseSource, scales
 from .place import Place, Reduce
@@ -16,12 +17,16 @@ from .release import Release, release_loop
 class NoisySums:
     """The sums that a step releases: gradients of all parameters, and votes beside them.
 
-    Guarantee: what ``release_`` leaves behind is a function of the sum over ranks of (share * sums + noise), and every
-    entry of the flat vector (gradients, votes) has a draw of its own.
+    Guarantee: what ``release_`` leaves behind is a function of the sum over ranks of (share * sums + noise), each entry
+    rounded to the public grid of its group (privacy/grid.py), and every entry of the flat vector (gradients, votes) has
+    a draw of its own.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], source: NoiseSource, place: Place) -> None:
-        self.gradients, self._source, self._place = FlatGradients(parameters), source, place
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], source: NoiseSource, place: Place, *, grid: bool = True
+    ) -> None:
+        """``grid=False`` leaves sums as they are: to measure differences of releases, and never for a release."""
+        self.gradients, self._source, self._place, self._grid = FlatGradients(parameters), source, place, grid
         self._device = parameters[0].device
         self.prefetcher = NoisePrefetcher(source)
         # As one vector where ranks add vectors or a GPU holds them: while a GPU computes the passes, a thread draws it.
@@ -48,11 +53,12 @@ class NoisySums:
         self, deviations: Sequence[float], apart: Mapping[int, Tensor], votes: Tensor, share: float, divisor: float,
         reduce: Reduce | None,
     ) -> Tensor:  # fmt: skip
-        """grad <- (sum over ranks of share * (grad + apart) + noise) / divisor, in place; the noisy votes.
+        """grad <- grid(sum over ranks of share * (grad + apart) + noise) / divisor, in place; the noisy votes.
 
         ``apart`` holds sums that are not in a parameter's grad, by the parameter's id. ``reduce`` sums a float64 tensor
         over ranks. In distributed mode the noise is added before it, so no process ever holds an un-noised sum; a rank
-        without gradients contributes zeros.
+        without gradients contributes zeros. What a rank hands over is on the grid, so that their sum is exact, on the
+        grid, and the same in any order of summation.
         """
         assert self._request is not None, "release_() without begin()"
         votes = votes * share if votes.numel() else votes
@@ -73,7 +79,7 @@ class NoisySums:
         assert self._request is not None
         _, sizes, _, world_size, mode, _ = self._request
         factors, threads = scales(sizes, deviations, world_size, mode), self._source.threads
-        release = Release(self.gradients, apart, votes, share, divisor, sizes, factors, threads)
+        release = Release(self.gradients, apart, votes, share, divisor, sizes, factors, threads, self._grid)
         for start, words in self._source.words(*self._request):
             release.complete(start, words)
         release.end()
@@ -89,14 +95,20 @@ class NoisySums:
         else:
             drawn = self._source.draw(*self._request, deviations)
         total = drawn.to(self._device)
-        replicated = self._place.mode == "replicated" and reduce is not None
+        _, sizes, _, world_size, mode, _ = self._request
+        factors = scales(sizes, deviations, world_size, mode)
+        replicated = mode == "replicated" and reduce is not None
         sums = torch.zeros_like(total) if replicated else total
         self.gradients.add_to(sums, apart, share)
         sums[self.gradients.segments.total :] += votes
+        if self._grid and not replicated:
+            round_to_grid_(total, sizes, factors)
         if reduce is not None:
             reduce(sums)
         if replicated:
             total += sums
+        if self._grid and replicated:
+            round_to_grid_(total, sizes, factors)
         noisy = total[self.gradients.segments.total :].clone()  # its memory is given back
         self.gradients.write(total, divisor)
         self._source.give_back(drawn)

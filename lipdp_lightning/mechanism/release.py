@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..privacy.grid import grid_shift
 from ..privacy.normals import Words
 from .flat import FlatGradients
 
@@ -21,23 +22,25 @@ BLOCK = 1 << 13
 
 
 class Release:
-    """gradient <- (deviation * noise + share * gradient) / divisor and votes <- votes + deviation * noise, in place.
+    """gradient <- grid(deviation * noise + share * gradient) / divisor and votes <- grid(votes + deviation * noise).
 
     Guarantee: after the words of all positions, each once, every entry has the noise of its own position in the flat
-    vector (gradients, votes), in float64, rounded once. For parameters on a CPU whose dtype is among ``DTYPES``.
+    vector (gradients, votes), in float64, and is a function of a multiple of its group's grid step (privacy/grid.py).
+    For parameters on a CPU whose dtype is among ``DTYPES``.
 
     Args:
         apart: sums that are not in a parameter's grad, by the parameter's id; they are multiplied by the share, too.
         votes: float64, contiguous; the share is part of them.
         groups: of the flat vector, each with its deviation.
         threads: that share the work; they do not change a bit.
+        grid: whether sums are rounded to their grid.
     """
 
     DTYPES = (torch.float32, torch.float64)
 
     def __init__(
         self, gradients: FlatGradients, apart: Mapping[int, Tensor], votes: Tensor, share: float, divisor: float,
-        groups: Sequence[int], deviations: Sequence[float], threads: int = 1,
+        groups: Sequence[int], deviations: Sequence[float], threads: int = 1, grid: bool = True,
     ) -> None:  # fmt: skip
         assert votes.dtype == torch.float64 and votes.is_contiguous()
         self._laid_out: list[tuple[Tensor, Tensor]] = []
@@ -46,14 +49,16 @@ class Release:
         assert len(groups) == len(deviations), "entries without noise"
         places = [(t.data_ptr(), t.element_size(), 0 if b is None else b.data_ptr()) for t, b in self._parts]
         table, numbers, starts = [], [], gradients.segments.starts
+        shifts = [grid_shift(deviation) if grid else 0.0 for deviation in deviations]
         of_gradient, of_vote = (share, 1.0 / divisor), (1.0, 1.0)
         for part, group, first, last in gradients.met_by(groups, votes.numel()):
             (place, size, beside), skipped = places[part], first - starts[part]
             table.append((first, last, place + size * skipped, size == 8, beside and beside + 8 * skipped))
-            numbers.append((deviations[group], *(of_vote if part == len(starts) - 1 else of_gradient)))
+            own_numbers = of_vote if part == len(starts) - 1 else of_gradient
+            numbers.append((deviations[group], *own_numbers, shifts[group]))
         # columns as in release_loop.py
         self._segments = np.array(table, dtype=np.int64).reshape(-1, 5)
-        self._numbers = np.array(numbers, dtype=np.float64).reshape(-1, 3)
+        self._numbers = np.array(numbers, dtype=np.float64).reshape(-1, 4)
         self._threads = threads
         self._draws = np.empty((0, 0, 0))
 

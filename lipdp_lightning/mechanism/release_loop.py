@@ -19,21 +19,23 @@ FIRST, LAST, PLACE, IS_DOUBLE, APART = range(5)
 """Columns of a table of segments, int64: [first, last) of the flat vector, the address of the entry ``first``, whether
 it is of float64 and not of float32, and the address of the float64 that is added to it beforehand, or 0."""
 
-DEVIATION, SHARE, FACTOR = range(3)
-"""Columns of the table of their numbers, float64."""
+DEVIATION, SHARE, FACTOR, SHIFT = range(4)
+"""Columns of the table of their numbers, float64; the last one rounds to a grid (privacy/grid.py)."""
 
 
-def complete(noise: Any, deviation: float, values: Any, share_of_values: float, factor: float) -> None:
+def complete(noise: Any, deviation: float, values: Any, share_of_values: float, factor: float, shift: float) -> None:
     for index in range(len(noise)):
-        values[index] = (deviation * noise[index] + share_of_values * values[index]) * factor
+        total = deviation * noise[index] + share_of_values * values[index]
+        values[index] = ((total + shift) - shift) * factor
 
 
 def complete_beside(
-    noise: Any, deviation: float, apart: Any, values: Any, share_of_values: float, factor: float
+    noise: Any, deviation: float, apart: Any, values: Any, share_of_values: float, factor: float, shift: float
 ) -> None:
     for index in range(len(noise)):
         sum_apart = deviation * noise[index] + share_of_values * apart[index]
-        values[index] = (sum_apart + share_of_values * values[index]) * factor
+        total = sum_apart + share_of_values * values[index]
+        values[index] = ((total + shift) - shift) * factor
 
 
 def sum_of_draws(draws: Any) -> None:
@@ -69,27 +71,28 @@ def _complete_segments(noise: Any, position: int, segments: Any, numbers: Any) -
         first, last = max(position, segments[index, FIRST]), min(end, segments[index, LAST])
         own, skipped, length = noise[first - position : last - position], first - segments[index, FIRST], last - first
         deviation, of_values, factor = numbers[index, DEVIATION], numbers[index, SHARE], numbers[index, FACTOR]
+        shift = numbers[index, SHIFT]
         place, place_apart = segments[index, PLACE], segments[index, APART]
         if place_apart == 0 and segments[index, IS_DOUBLE] == 0:
             values = carray(pointer_at(place + 4 * skipped), (length,), np.float32)
-            _complete(own, deviation, values, of_values, factor)
+            _complete(own, deviation, values, of_values, factor, shift)
         elif place_apart == 0:
             wide = carray(pointer_at(place + 8 * skipped), (length,), np.float64)
-            _complete(own, deviation, wide, of_values, factor)
+            _complete(own, deviation, wide, of_values, factor, shift)
         else:
             apart = carray(pointer_at(place_apart + 8 * skipped), (length,), np.float64)
             if segments[index, IS_DOUBLE] == 0:
                 values = carray(pointer_at(place + 4 * skipped), (length,), np.float32)
-                _complete_beside(own, deviation, apart, values, of_values, factor)
+                _complete_beside(own, deviation, apart, values, of_values, factor, shift)
             else:
                 wide = carray(pointer_at(place + 8 * skipped), (length,), np.float64)
-                _complete_beside(own, deviation, apart, wide, of_values, factor)
+                _complete_beside(own, deviation, apart, wide, of_values, factor, shift)
 
 
 @loop("void(int64, int64, int64[:, :, ::1], int64, int64[:, ::1], float64[:, ::1], float64[:, :, ::1])")
 def release(part: int, parts: int, words: Any, start: int, segments: Any, numbers: Any, draws: Any) -> None:
-    """entry <- (deviation * noise + share * apart + share * entry) * factor, of every entry of ascending segments that
-    lies where the words do.
+    """entry <- grid(deviation * noise + share * apart + share * entry) * factor, of every entry of ascending segments
+    that lies where the words do.
 
     Args:
         words: of each sample that the noise is the sum of, the same rows.

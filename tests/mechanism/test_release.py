@@ -19,6 +19,7 @@ from lipdp_lightning.mechanism.noisy_sums import NoisySums
 from lipdp_lightning.mechanism.place import Place
 from lipdp_lightning.mechanism.release import BLOCK, Release
 from lipdp_lightning.privacy import normals
+from lipdp_lightning.privacy.grid import grid_shift
 
 SECRET = bytes(range(16))
 SHAPES: list[tuple[int, ...]] = [(300, 301), (1,), (0,), (64, 3, 5, 5), (70_001,), (0, 3), (33, 100), (17,)]
@@ -58,9 +59,10 @@ def case(votes: int, with_apart: bool = False) -> Case:
 
 
 def formula(c: Case, secure: bool) -> list[np.ndarray[Any, Any]]:
-    """Every product, sum and quotient rounded by itself, in float64; the last one to the type of the gradient."""
+    """Every product, sum and quotient rounded by itself, in float64, sums to their grid, and then to the own type."""
     drawn = NoiseSource(SECRET, secure=secure).standard(3, c.groups, 0, 1, "distributed", bytes(32)).numpy()
     noise = drawn * np.repeat(np.array(c.deviations), c.groups)
+    shifts = np.repeat(np.array([grid_shift(deviation) for deviation in c.deviations]), c.groups)
     starts = list(itertools.accumulate([p.numel() for p in c.parameters], initial=0))
     found = []
     for parameter, start, stop in zip(c.parameters, starts, starts[1:], strict=False):
@@ -69,12 +71,15 @@ def formula(c: Case, secure: bool) -> list[np.ndarray[Any, Any]]:
             own = own + c.apart[id(parameter)].reshape(-1).numpy() * c.share
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         values = gradient.detach().reshape(-1).numpy()
-        found.append(((own + c.share * values.astype(np.float64)) * (1.0 / c.divisor)).astype(values.dtype))
-    return [*found, c.votes.numpy() * c.share + noise[starts[-1] :]]
+        sums = own + c.share * values.astype(np.float64)
+        shift = shifts[start:stop]
+        found.append((((sums + shift) - shift) * (1.0 / c.divisor)).astype(values.dtype))
+    shift = shifts[starts[-1] :]
+    return [*found, ((c.votes.numpy() * c.share + noise[starts[-1] :]) + shift) - shift]
 
 
-def released(c: Case, threads: int, secure: bool) -> list[np.ndarray[Any, Any]]:
-    sums = NoisySums(c.parameters, NoiseSource(SECRET, secure=secure, threads=threads), Place())
+def released(c: Case, threads: int, secure: bool, grid: bool = True) -> list[np.ndarray[Any, Any]]:
+    sums = NoisySums(c.parameters, NoiseSource(SECRET, secure=secure, threads=threads), Place(), grid=grid)
     assert not sums.whole
     strides = [None if p.grad is None else p.grad.stride() for p in c.parameters]
     sums.begin(3, c.groups, bytes(32), c.deviations)
@@ -140,7 +145,18 @@ def no_sums_apart(release: Wrong) -> None:
     release._segments[:, release_loop.APART] = 0
 
 
-CHANGES = [forgets_the_last, begins_one_later, ends_one_earlier, deviation_of_the_next_group, no_sums_apart]
+def no_grid(release: Wrong) -> None:
+    release._numbers[:, release_loop.SHIFT] = 0
+
+
+def grid_of_the_next_group(release: Wrong) -> None:
+    release._numbers[:-1, release_loop.SHIFT] = release._numbers[1:, release_loop.SHIFT].copy()
+
+
+CHANGES = [
+    forgets_the_last, begins_one_later, ends_one_earlier, deviation_of_the_next_group, no_sums_apart, no_grid,
+    grid_of_the_next_group,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -180,11 +196,11 @@ def test_words_that_are_lost_or_used_twice_fail_the_same_check(
 
 
 def test_every_entry_has_one_draw_of_its_own() -> None:
-    """Of deviation 1 on gradients of zero: no two entries are alike."""
+    """Of deviation 1 on gradients of zero: no two entries are alike, before they are rounded to the grid."""
     parameters = [nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (70_001, 1, 0, 199_998)]
     sizes = [p.numel() for p in parameters]
     c = Case(parameters, {}, torch.zeros(0, dtype=torch.float64), sizes, [1.0] * 4, 1.0, 1.0)
-    values = np.concatenate(released(c, 3, secure=False))
+    values = np.concatenate(released(c, 3, secure=False, grid=False))
     assert len(np.unique(values)) == len(values) == 270_000
     assert abs(values.std() - 1) < 0.01
 

@@ -145,7 +145,7 @@ def test_pieces_add_and_write_what_whole_tensors_do(layout: str, way: str) -> No
     else:
         stream = CounterStream(bytes(32))
         none = torch.zeros(0, dtype=torch.float64)
-        release = Release(gradients, {}, none, 0.5, 7.0, [len(flat)], [1.0])
+        release = Release(gradients, {}, none, 0.5, 7.0, [len(flat)], [1.0], grid=False)
         for start, words in words_of([stream.normals(len(flat))], len(flat)):
             release.complete(start, words)
         release.end()
