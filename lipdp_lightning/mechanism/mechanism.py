@@ -26,7 +26,7 @@ from .allocation import Allocation, allocate, joint_thresholds
 from .choice import make_scaling, scaling_at
 from .noise import NoiseSource
 from .noisy_sums import NoisySums
-from .place import Agree, Reduce
+from .place import Agree, Reduce, Seal
 from .place import Place as Place
 from .projector import Projector
 from .scaling import BatchMax, Radii, joint_loop, quantile_step
@@ -76,6 +76,7 @@ class Mechanism:
         self._allocation = cast(Allocation, plan.allocation)  # checked by the plan
         self._context = plan.digest(), context
         self._state = KeyedDigest(derive_key(secret, "state"))
+        self._contribution_key = derive_key(secret, "contribution")
         self._watched = WatchedTensors(model)
         self.certificate = certifier.certify()
         self.scaling = make_scaling(plan, self.certificate)
@@ -151,8 +152,13 @@ class Mechanism:
         return self.certificate
 
     @torch.no_grad()
-    def privatize_(self, step: int, reduce: Reduce | None = None) -> None:
+    def privatize_(self, step: int, reduce: Reduce | None = None, seal: Seal | None = None) -> None:
         """grad <- (sum over all ranks of grad + noise, on the public grid) / (q N), in place.
+
+        ``seal`` is given a digest of the state that the step starts from and of this process's sum before noise, keyed
+        by the secret, and returns the digest that keys the noise; it may refuse the release. With it, no two releases
+        of one step have the same noise and different sums, whatever changed between them. Without it, ``digest`` of
+        ``begin_step`` keys the noise.
 
         ``reduce`` sums a float64 tensor over ranks. In distributed mode the noise is added before it, so no
         process ever holds an un-noised sum; a rank without gradients contributes zeros.
@@ -162,6 +168,9 @@ class Mechanism:
         deviations, divisor = self._deviations_with_votes(), self._divisor()
         apart = self.scaling.take_sums()  # the examples vote here at the latest
         votes = self._take_votes()
+        if seal is not None:
+            self.digest = seal(state_digest({}, self.digest, self._contribution(apart, votes)))
+            self.sums.begin(step, self._sizes(), self.digest, deviations)
         # the mean over views; taken in the loss, it would come before the clips
         self._update_radii(self.sums.release_(deviations, apart, votes, 1 / self.views, divisor, reduce))
         self._step = None
@@ -282,6 +291,15 @@ class Mechanism:
         if isinstance(self.scaling, BatchMax):
             return float(max(1, self._drawn))
         return float(self.plan.expected_batch_size)
+
+    def _contribution(self, apart: Mapping[int, Tensor], votes: Tensor) -> bytes:
+        """A digest of what this process adds to the sum, under a key of the secret; nothing of it is kept."""
+        parts: dict[str, Tensor] = {"votes": votes}
+        for index, parameter in enumerate(self.sums.gradients.parameters):
+            for kind, part in (("sum", parameter.grad), ("apart", apart.get(id(parameter)))):
+                if part is not None:
+                    parts[f"{kind} {index}"] = part
+        return KeyedDigest(self._contribution_key).of(parts)
 
     def _weights_digest(self, named: Mapping[str, Tensor]) -> bytes:
         return self._state.of(named)

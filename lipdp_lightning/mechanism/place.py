@@ -11,6 +11,8 @@ from .noise import Mode
 
 Reduce = Callable[[Tensor], None]
 Agree = Callable[[bytes], bytes]
+Seal = Callable[[bytes], bytes]
+"""From the digest of what one process is about to release to that of all of them, which is on record from then on."""
 
 
 @dataclass(frozen=True)
