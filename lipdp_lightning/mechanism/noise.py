@@ -41,10 +41,10 @@ def gaussian(key: bytes, count: int, threads: int = 1) -> Tensor:
 class NoiseSource:
     """Draws a step's noise from the run's secret: the same arguments give the same bits, whatever came before.
 
-    `secure` makes every coordinate the sum of four independent draws, halved. Which float64 values a single
-    draw can take lets an observer tell two sums apart (Mironov 2012); inverting a sum of several draws is
-    far harder (Holohan and Braghin 2021). This mitigates floating-point attacks; it does not prove them
-    away. Four times the work.
+    `secure` makes every coordinate the sum of four independent draws, halved, as proposed by Holohan and Braghin
+    (2021). Its law follows the normal one out to 18.7 deviations; a single draw ends at 9.3 and is coarse beyond 8.
+    It does not hide in which float64 values a sum ends, which tells two sums apart (Mironov 2012): who releases a
+    noised sum rounds it to its public grid (privacy/grid.py), with `secure` and without. Four times the work.
     """
 
     def __init__(self, secret: bytes, *, secure: bool = False, threads: int = 1) -> None:

@@ -60,7 +60,7 @@ def switch(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def differ_by_fresh_noise(first: Tensor | None, second: Tensor | None) -> bool:
-    """Whether noise of deviation 1 (over the batch of 20) is in the difference of two releases, whose sums are alike."""
+    """Whether noise of deviation 1, over the batch of 20, is in the difference of two releases of like sums."""
     assert first is not None and second is not None
     return bool((20 * (first - second)).abs().mean() > 0.3)
 
