@@ -72,6 +72,7 @@ class Harness:
         context: bytes = b"",
         place: Place | None = None,
         project: bool = True,
+        grid: bool = True,
     ) -> None:
         self.module = PrivateModule(network, loss, input_bound=input_bound)
         self.module.clip_loss(plan.loss_clip)
@@ -82,7 +83,7 @@ class Harness:
             norms=TrackedNorms(), cotangent_caps=clips,
         )  # fmt: skip
         attach_cotangent_clips(self.module.network, clips)
-        self.mechanism = kind(self.module.network, certifier, plan, secret, place=place, context=context)
+        self.mechanism = kind(self.module.network, certifier, plan, secret, place=place, context=context, grid=grid)
         if project:
             self.mechanism.project_()
         strategy = SimpleNamespace(mechanism=self.mechanism, dropout_key=lambda layer: 7919 * layer + 1, clipper=None)

@@ -148,7 +148,7 @@ class AtAnotherScale(Mechanism):
 
     def begin_step(self, step: int) -> None:
         super().begin_step(step)
-        self._noise = StepNoise.of(self._secret, step, self.place, bytes(32))
+        self._noise = StepNoise.of(self._secret, step, self.place, bytes(32), grid=False)
 
 
 def test_one_draw_at_two_scales_reveals_the_sum() -> None:
@@ -159,7 +159,7 @@ def test_one_draw_at_two_scales_reveals_the_sum() -> None:
         network = mlp()
         with torch.no_grad():
             network[3].weight.mul_(1 / lag)
-        harness = Harness(network, (12,), make_plan(max_norm=None, scaling="worst_case"), kind=kind)
+        harness = Harness(network, (12,), make_plan(max_norm=None, scaling="worst_case"), kind=kind, grid=False)
         harness.mechanism.begin_step(0)
         with torch.no_grad():
             network[3].weight.mul_(lag)

@@ -79,7 +79,7 @@ class Subject:
         strategy = StepStrategy(repeated)
         strategy.clipper = make_clipper(module.network, repeated)
         self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))
-        self.mechanism = strategy.mechanism = kind(module.network, certifier, repeated, secret, place=place)
+        self.mechanism = strategy.mechanism = kind(module.network, certifier, repeated, secret, place=place, grid=False)
         self.mechanism.project_()
         self.mechanism.refresh_certificate()
         self._state = self.mechanism.state()

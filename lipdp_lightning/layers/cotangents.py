@@ -82,7 +82,7 @@ class _Scale(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
         (factor,) = ctx.saved_tensors
         assert factor.shape == cotangent.shape[:1], "a factor for each row"
-        return _weigh_rows(cotangent, factor, row_norms(cotangent)), None
+        return _weigh_rows(cotangent, factor, row_norms(cotangent).square()), None
 
 
 def scale_cotangent(x: Tensor, factor: Tensor) -> Tensor:

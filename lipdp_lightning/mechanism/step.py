@@ -9,7 +9,7 @@ and the certificate that calibrates the noise is that of the weights the gradien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from .watched import WatchedTensors, bounds_of, versions_of
 Agree = Callable[[bytes], bytes]
 """Turns the digests of all processes that share a step into one."""
 
+Seal = Callable[[bytes], bytes]
+"""Turns the digest of what one process is about to release into that of all, which is on record from then on."""
+
 
 class Mechanism:
     """Turns the summed gradient in ``parameter.grad`` into its private release.
@@ -44,6 +47,8 @@ class Mechanism:
         place: of this process among those that share a step.
         context: names what the released sum is a function of, besides the weights and the plan.
         views: rows per example in the sum of gradients, each bounded by itself; their mean is released.
+        grid: False leaves what is released as it is, and is no release: it is for an audit that measures how far an
+            example moves a sum, which rounding to the public grid would blur.
     """
 
     def __init__(
@@ -56,10 +61,11 @@ class Mechanism:
         place: Place | None = None,
         context: bytes = b"",
         views: int = 1,
+        grid: bool = True,
     ) -> None:
         assert views >= 1
         self.model, self.plan, self.place, self.views = model, plan, place or Place(), views
-        self._certifier, self._secret = certifier, secret
+        self._certifier, self._secret, self._grid = certifier, secret, grid
         self._context = plan.digest(), context
         self._digest = KeyedDigest(derive_key(secret, "state"))
         self._watched = WatchedTensors(model)
@@ -116,18 +122,25 @@ class Mechanism:
         self._drawn += drawn
 
     @torch.no_grad()
-    def privatize_(self, step: int, reduce: Reduce | None = None) -> None:
-        """Replaces every gradient by its release, (sum over processes + noise) / (q N), in place.
+    def privatize_(self, step: int, reduce: Reduce | None = None, seal: Seal | None = None) -> None:
+        """Replaces every gradient by its release, (sum over processes + noise on the public grid) / (q N), in place.
 
         Args:
             step: that ``begin_step`` began.
             reduce: sums a float64 tensor over processes. In distributed mode the noise is added before it, so no
                 process ever holds an un-noised sum; a process without gradients contributes zeros.
+            seal: is given a digest of the state that the step starts from and of this process's sum before noise, keyed
+                by the secret, and returns the digest that keys the noise; it may refuse the release. With it, no two
+                releases of one step have the same noise and different sums, whatever changed between them. Without
+                it, ``digest`` of ``begin_step`` keys the noise.
         """
         assert self._step == step, f"privatize_({step}) without begin_step({step})"
         assert self._certified_versions == self._watched.versions(), "the weights changed before the release"
         numbers = self.numbers()
         sums = self._sums(numbers)
+        if seal is not None:
+            self.digest = seal(state_digest({}, self.digest, self._contribution(sums)))
+            self._noise = self._noise_of(step)
         release_(sums, self._noise, reduce, replicated=self.place.mode == "replicated")
         self._learn(numbers, sums[-1].values)
         self._step = None
@@ -188,11 +201,17 @@ class Mechanism:
                 sums.append(Sum(parameter.grad, deviation, share, divisor, apart.get(parameter)))
         return [*sums, Sum(votes, numbers.vote_deviation, share)]
 
+    def _contribution(self, sums: Sequence[Sum]) -> bytes:
+        """Returns a digest of what this process adds to the sums, under a key of the secret; nothing of it is kept."""
+        parts = {f"sum {number}": one.values for number, one in enumerate(sums)}
+        parts |= {f"apart {number}": one.apart for number, one in enumerate(sums) if one.apart is not None}
+        return KeyedDigest(derive_key(self._secret, "contribution")).of(parts)
+
     def _learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
         self.scaling.learn(numbers, noisy_votes)
 
     def _noise_of(self, step: int) -> StepNoise:
-        return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure)
+        return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure, self._grid)
 
     def _certify(self, named: Mapping[str, Tensor]) -> Certificate:
         self.certificate = self._certifier.certify()

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lipdp_lightning.privacy.grid import round_to_grid_
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.privacy.randomness import CounterStream, derive_key
 
@@ -83,7 +84,10 @@ def _on_grid(rows: Tensor) -> Tensor:
 
 
 def noisy_mean(terms: Terms, noise_multiplier: float, dataset_size: int, key: bytes, secure: bool = False) -> Tensor:
-    """(bounded sum + noise) / dataset_size, in float64: a Gaussian mechanism of that noise multiplier."""
+    """(bounded sum + noise) / dataset_size, in float64: a Gaussian mechanism of that noise multiplier.
+
+    The noised sum is rounded to its public grid (privacy/grid.py) before it is divided.
+    """
     if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
         raise ValueError(
             f"a statistic with noise multiplier {noise_multiplier} is not private.\nHINT: about 10, next to training."
@@ -93,7 +97,7 @@ def noisy_mean(terms: Terms, noise_multiplier: float, dataset_size: int, key: by
     for sample in range(samples):
         noise += CounterStream(derive_key(key, "sample", sample)).normal(terms.dimension)
     noise *= noise_multiplier / math.sqrt(samples)
-    return (bounded_sum(terms) + noise) / dataset_size
+    return round_to_grid_(bounded_sum(terms) + noise, [terms.dimension], [noise_multiplier]) / dataset_size
 
 
 class Statistics:

@@ -11,6 +11,15 @@ import torch
 
 from .. import __version__
 from ..kernels.normals import numeric_environment
+from .sources import code_digest
+
+
+def can_repeat(strategy: Any) -> bool:
+    """Whether a step that is taken again from the same state may have the same bits.
+
+    Where it cannot, every start of a run takes a new secret, and no step is ever released twice under one.
+    """
+    return strategy.root_device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
 
 
 def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any) -> bytes:
@@ -31,6 +40,7 @@ def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any
         "the Strategy's settings": settings.encode(),
         "the augmentations": b"" if strategy.views is None else strategy.views.identity(),
         "the optimizer": repr((strategy.configured, schedules, clipping)).encode(),
+        "the code": code_digest(_computed_by(strategy, module, data)),
     }
     restored = None if strategy.restored is None else (strategy.restored.step, strategy.restored.secret)
     compared = {
@@ -42,9 +52,17 @@ def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any
     parts = [*shared.values(), numeric_environment(), str(torch.get_num_threads()).encode()]
     if strategy.is_global_zero:
         parts += [strategy.public_context, str(strategy.record.divergences).encode()]
-    if strategy.root_device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
+        if strategy.record.divergences:
+            parts.append(os.urandom(16))  # a replay was not bit-identical: none is tried again
+    if not can_repeat(strategy):
         parts.append(os.urandom(16))  # a replay would not be bit-identical: every resume is a new branch
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
     return strategy.ranks.agree(digest.digest())
+
+
+def _computed_by(strategy: Any, module: Any, data: Any) -> list[Any]:
+    """Everything that an example passes on its way into a sum."""
+    augmentations = [] if strategy.views is None else [m for a in strategy.views.augmentations for m in a.modules()]
+    return [*module.modules(), data, *augmentations]

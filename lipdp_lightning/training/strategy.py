@@ -24,7 +24,7 @@ from ..privacy.statistics import Statistics
 from .averaging import WeightAverage, average_of
 from .checkpoint_io import OwnerOnlyCheckpointIO
 from .checkpoints import CheckpointStrategy
-from .context import context_of
+from .context import can_repeat, context_of
 from .draws import planned_draws
 from .exact_products import require_exact_products
 from .garbage import resume_collections, spare_collections
@@ -94,6 +94,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._restored_norms: dict[str, Any] | None = None
         self._hooks: list[Any] = []
         self._branch = ""
+        self._can_repeat = True
         self._norms = TrackedNorms()
         self._micro_batches = 0
         self._partial_sums: PartialSums | None = None
@@ -162,6 +163,7 @@ class PrivateStrategy(CheckpointStrategy):
         self.clipper = make_clipper(module.network, plan)
         self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))
         self.statistics = settle_statistics(self, data, self._restored_statistics)
+        self._can_repeat = can_repeat(self)
         self._open_branch(context_of(self, trainer, module, data))
         place = Place(self.global_rank, self.world_size, self.noise_mode)  # type: ignore[arg-type]
         self.mechanism = Mechanism(
@@ -223,20 +225,24 @@ class PrivateStrategy(CheckpointStrategy):
         self._live.check()
         if self.is_global_zero:
             self.branches.reserve(step)
-        mechanism.begin_step(step, None if self.world_size == 1 else self.ranks.agree)
+        mechanism.begin_step(step, None if self._can_repeat else self.ranks.agree)
         every = self.checksum_every_n_steps
         if every is not None and self.world_size > 1 and step % every == 0:
             self.ranks.check_in_step(step, mechanism.checksum)
 
-    def _put_on_record(self, step: int) -> None:
+    def _seal(self, own: bytes) -> bytes:
+        """One digest of what all processes are about to release, put on record."""
+        digest = self.ranks.agree(own)
+        if self.is_global_zero:
+            self._put_on_record(self.lightning_module.trainer.global_step, digest)
+        return digest
+
+    def _put_on_record(self, step: int, digest: bytes) -> None:
         """What the step is about to be released from; refused where the record has another release of it."""
-        mechanism = self.mechanism
-        assert mechanism is not None
-        deviations = mechanism.deviations().values()
+        assert self.mechanism is not None
+        deviations = self.mechanism.deviations().values()
         scales = struct.pack(f"{len(deviations)}d", *deviations)
-        self.record.take(
-            self._branch, step, derive_key(self._secret, "step", step, mechanism.digest, scales)[:16].hex()
-        )
+        self.record.take(self._branch, step, derive_key(self._secret, "step", step, digest, scales)[:16].hex())
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Lightning's order, with noise between the backward pass and the first hook that sees gradients."""
@@ -248,10 +254,11 @@ class PrivateStrategy(CheckpointStrategy):
         self._micro_batches += 1
         if self._micro_batches == self.chunks:
             step = module.trainer.global_step
-            if self.is_global_zero:
-                self._put_on_record(step)
             self._partial_sums.put_back()
-            mechanism.privatize_(step, self._all_reduce if self.world_size > 1 else None)
+            if self.is_global_zero and not self._can_repeat:
+                self._put_on_record(step, mechanism.digest)
+            reduce = self._all_reduce if self.world_size > 1 else None
+            mechanism.privatize_(step, reduce, self._seal if self._can_repeat else None)
             self._private_step, self._micro_batches = step, 0
         else:
             self._partial_sums.take()

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from ..baselines.run import Prepared, Result, merged, prepare
+from ..privacy.grid import grid_shift
 from ..privacy.ledger import LedgerEntry
 from ..privacy.randomness import CounterStream, derive_key, new_secret
 from ..report.atomic import write_all_atomically
@@ -91,7 +92,8 @@ class PrivateSelection:
         if self.score_noise is None:
             return value if self.objective.direction == "maximize" else -value
         noise = CounterStream(derive_key(new_secret(), "score")).normal(1).item()
-        return round(value * validation_rows) + self.score_noise * noise
+        shift = grid_shift(self.score_noise)
+        return (round(value * validation_rows) + self.score_noise * noise + shift) - shift
 
 
 class BestTrial:

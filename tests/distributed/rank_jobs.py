@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
 import time
@@ -428,6 +429,32 @@ def killed(
         "weights": weights(module).tolist(), "step": trainer.global_step, "branches": branches.count,
         "spent": branches.spent(trainer.global_step),
     }  # fmt: skip
+
+
+class LateChange(Blobs):
+    """Rows that one rank alone changes, in a way that is seen in its sum only."""
+
+    changed = False
+
+    def transform_batch(self, x: Tensor) -> Tensor:
+        x = super().transform_batch(x)
+        return x * 1.001 if self.changed else x
+
+
+def replayed(world: World, folder: str, mode: str, changed_on: int | None = None, mutant: str = "") -> list[float]:
+    """The release of step 3, which a checkpoint of a run without records repeats after a crash."""
+    last = Path(folder) / "last.ckpt"
+    released, data = Sums(20), LateChange()
+    data.changed = world.rank == changed_on
+    if mutant:
+        Mechanism._contribution = lambda *of_sums: b"any sum"  # type: ignore[method-assign]
+    continued = last.exists()
+    with contextlib.suppress(InterruptedError):
+        world.fit(
+            make_plan(steps=40), released, Crash(5), ResumeCheckpoint(Path(folder), every_n_steps=3), data=data,
+            checkpoint=last if continued else None, noise_mode=mode, fixed_secret=SECRET,
+        )  # fmt: skip
+    return released.released[0 if continued else 3].tolist()
 
 
 def sharded(world: World) -> dict[str, str]:

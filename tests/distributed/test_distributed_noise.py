@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from noise_checks import Recorded, complaints
 from worlds import Worlds
 
@@ -71,3 +74,25 @@ def test_released_noise_over_many_secrets(worlds: Worlds, size: int, mode: str) 
     runs = [record(worlds, size, mode, seed=seed) for seed in FRESH_SECRETS]
     groups = [np.concatenate([run.released[0][k] for run in runs]) for k in range(2)]
     assert not complaints(Recorded([groups], [groups], mode))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["distributed", "replicated"])
+@pytest.mark.parametrize("mutant", ["", "keyed by the state alone"])
+def test_another_sum_on_one_rank_draws_other_noise_on_all(
+    worlds: Worlds, tmp_path: Path, mode: str, mutant: str
+) -> None:
+    """A step is repeated from a checkpoint, and rank 1 alone computes something else."""
+
+    def released(changed_on: int | None = None) -> torch.Tensor:
+        outcome = worlds.attempt("replayed", 2, folder=str(tmp_path), mode=mode, changed_on=changed_on, mutant=mutant)
+        assert outcome.codes == [0, 0], outcome.logs
+        assert outcome.results[0] == outcome.results[1]
+        return torch.tensor(outcome.results[0], dtype=torch.float64)
+
+    first = released()
+    saved = (tmp_path / "last.ckpt").read_bytes()
+    assert torch.equal(released(), first)
+    (tmp_path / "last.ckpt").write_bytes(saved)
+    fresh = bool((released(1) - first).abs().mean() > 0.3)
+    assert fresh is not bool(mutant)

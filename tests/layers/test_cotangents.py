@@ -154,3 +154,28 @@ def test_a_factor_for_each_row_or_none(rows: int) -> None:
     x = torch.ones(4, 3, requires_grad=True)
     with pytest.raises(AssertionError, match="a factor for each row"):
         torch.autograd.grad(scale_cotangent(x, torch.ones(rows)), x, torch.ones(4, 3))
+
+
+def test_two_modules_with_clips_have_their_own_radii_and_both_bind() -> None:
+    from private_step import Harness, make_network, make_plan, random_batch
+
+    network, shape = make_network("mlp", gain=6.0)
+    radii = {"1": 0.02, "3": 0.005}
+    own = Harness(network, shape, make_plan(cotangent_clip=list(radii.items()), max_norm=None))
+    largest: dict[str, float] = {}
+
+    def watch(path: str, output: torch.Tensor) -> None:
+        def look(cotangent: torch.Tensor) -> None:
+            largest[path] = max(largest.get(path, 0.0), cotangent.norm(dim=1).max().item())
+
+        output.register_hook(look)
+
+    for path in radii:  # before the clip's own hook: its output, not what reads it
+        own.module.network.get_submodule(path).register_forward_hook(
+            lambda module, args, output, path=path: watch(path, output), prepend=True
+        )
+    own.accumulate(random_batch(64, shape, 5))
+    for path, radius in radii.items():
+        assert radius * (1 - 1e-4) < largest[path] <= radius * (1 + 1e-5)
+        (use,) = next(g for g in own.mechanism.certificate.groups if g.name == path).uses
+        assert use.cotangent_bound <= radius * (1 + 1e-4)

@@ -14,6 +14,7 @@ from torch import Tensor
 from lipdp_lightning.kernels.normals import normals
 from lipdp_lightning.mechanism import noise as noise_module
 from lipdp_lightning.mechanism.noise import PIECE, Mode, Place, StepNoise, Sum, release_
+from lipdp_lightning.privacy.grid import grid_shift
 from lipdp_lightning.privacy.randomness import derive_key, state_digest
 
 SECRET = bytes(range(16))
@@ -35,9 +36,9 @@ def drawn(
     secret: bytes = SECRET,
     secure: bool = False,
 ) -> Tensor:
-    """Returns what a process adds to sums of zero."""
+    """Returns what a process adds to sums of zero, before it is rounded to the grid."""
     sums = [Sum(torch.zeros(size, dtype=torch.float64), d) for size, d in zip(sizes, deviations, strict=True)]
-    release_(sums, StepNoise.of(secret, step, place, digest, secure))
+    release_(sums, StepNoise.of(secret, step, place, digest, secure, grid=False))
     return torch.cat([one.values for one in sums])
 
 
@@ -254,12 +255,14 @@ def sums_of(seed: int, with_apart: bool) -> list[Sum]:
 
 
 def formula(one: Sum, noise: StepNoise, number: int) -> np.ndarray[Any, Any]:
-    """Every product, sum and quotient rounded by itself, in float64; the last one to the dtype of the sum."""
+    """Every product, sum and quotient rounded by itself, in float64, sums to their grid, and then to their dtype."""
     total = one.values.reshape(-1).numpy().astype(np.float64)
     if one.apart is not None:
         total = total + one.apart.reshape(-1).numpy()
     added = noise.normals(number, 0, len(total)).numpy() * one.deviation
-    return ((total * one.share + added) * (1.0 / one.divisor)).astype(one.values.reshape(-1).numpy().dtype)
+    shift = grid_shift(one.deviation)
+    noisy = ((total * one.share + added) + shift) - shift
+    return (noisy * (1.0 / one.divisor)).astype(one.values.reshape(-1).numpy().dtype)
 
 
 def has_the_bits_of_the_formula(
@@ -306,7 +309,7 @@ def broken_noise(change: Callable[..., Tensor]) -> Callable[[list[Sum], StepNois
         def normals(self, number: int, start: int, count: int) -> Tensor:
             return change(super().normals, number, start, count)
 
-    return lambda sums, noise: release_(sums, Broken(noise.key, noise.share, noise.samples))
+    return lambda sums, noise: release_(sums, Broken(noise.key, noise.share, noise.samples, noise.grid))
 
 
 BROKEN: dict[str, Callable[[list[Sum], StepNoise], None]] = {
@@ -316,6 +319,7 @@ BROKEN: dict[str, Callable[[list[Sum], StepNoise], None]] = {
     "deviation of the next sum": lambda sums, noise: release_(
         [replace(a, deviation=b.deviation) for a, b in zip(sums, [*sums[1:], sums[0]], strict=True)], noise
     ),
+    "no grid": lambda sums, noise: release_(sums, replace(noise, grid=False)),
     "no sums apart": lambda sums, noise: release_([replace(one, apart=None) for one in sums], noise),
     "the last sum is forgotten": lambda sums, noise: release_(sums[:-1], noise),
     "a sum is released twice": lambda sums, noise: (release_(sums, noise), release_(sums[:1], noise))[0],

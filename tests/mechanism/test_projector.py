@@ -137,3 +137,30 @@ def test_one_kernel_at_two_sizes_stays_covered_by_the_certificate() -> None:
     assert exact[0] <= 0.7
     assert all(e <= b * (1 + 1e-9) for e, b in zip(exact, bounds, strict=True))
     harness.mechanism.close()
+
+
+def grouped(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernels of each group, before and after the projection of a convolution in four groups, as (4, 4, 2)."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(8, 16, 1, groups=4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+    with torch.no_grad():
+        network[0].weight.mul_(4.0)
+    before = network[0].weight.detach().double().reshape(4, 4, 2)
+    Harness(network, (8, 2, 2), make_plan(projection=kind, max_norm=1.0))
+    return before, network[0].weight.detach().double().reshape(4, 4, 2)
+
+
+def test_singular_values_of_a_grouped_kernel_are_cut_group_by_group() -> None:
+    """All groups as one matrix would be cut to half of that: its singular values are those of the groups together."""
+    before, after = grouped("clip_singular")
+    left, values, right = torch.linalg.svd(before, full_matrices=False)
+    assert (values > 1).any() and torch.allclose(
+        after, (left * values.clamp_max(1)[:, None, :]) @ right, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_bjorck_orthogonalises_every_group_of_a_kernel_by_itself() -> None:
+    _, after = grouped("bjorck")
+    values = torch.linalg.svdvals(after)
+    assert values.max() <= 1 and values[:, 0].min() > 0.95
+    assert torch.linalg.svdvals(after.reshape(16, 2)).max() > 1.5, "the groups were taken as one matrix"

@@ -10,6 +10,7 @@ import torch
 from private_step import Harness, make_plan, mlp, random_batch
 from torch import nn
 
+from lipdp_lightning.bounds.tracked import TrackedNorms
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.mechanism.watched import WatchedTensors
 
@@ -103,3 +104,31 @@ def test_replaced_and_added_tensors_are_seen() -> None:
     model[0].register_buffer("mask", torch.ones(3))
     assert "0.mask" in watched.named()
     assert watched.parameters_and_modules()[1] == list(model.modules())
+
+
+class StaleVectors(TrackedNorms):
+    """Broken on purpose: answers for biases with what they were at first."""
+
+    def vector_norm(self, vector: torch.Tensor) -> float:
+        known = self.__dict__.setdefault("first", {})
+        return known.setdefault(id(vector), super().vector_norm(vector))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("norms", [TrackedNorms, StaleVectors])
+def test_bounds_follow_biases_that_grow(norms: type[TrackedNorms], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an input of zero, the second layer receives the first one's bias, which no projection keeps small."""
+    monkeypatch.setattr("private_step.TrackedNorms", norms)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Linear(8, 5))
+    own = Harness(network, (12,), make_plan(scaling="worst_case", max_norm=1.0), kind=Mechanism)
+    followed = True
+    for step in range(12):
+        own.mechanism.begin_step(step)
+        (use,) = own.mechanism.certificate.groups[-1].uses
+        true = (network[1].bias.detach().double().square().sum() + 1).sqrt().item()
+        followed &= use.gradient_factor >= true
+        with torch.no_grad():
+            network[1].bias.mul_(1.6)
+        own.mechanism.project_()
+    own.mechanism.close()
+    assert followed is (norms is TrackedNorms)

@@ -1,0 +1,47 @@
+"""The public grid on which noised sums are released.
+
+A sum of floating-point numbers shows in its last bits which numbers were added: next to a sum of 1, the value 0.01
+consists of multiples of 2^-53, and noise of 0.01 by itself is finer. So what is released is not the sum with its noise
+but the multiple of a power of two that is next to it. The grid is a function of the noise's deviation alone, hence
+public; it is far coarser than the last bits of any sum, and far finer than the noise (docs/guarantee.md, section 1.8).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FINENESS_BITS = 10
+"""A deviation is at least 2^10 steps of its grid, and fewer than 2^11: rounding adds 10^-7 of the variance at most."""
+
+_INTEGER_BITS = 52  # from 2^52 on, float64 numbers are integers
+
+
+def grid_step(deviation: float) -> float:
+    """Returns the step of the grid for noise of this deviation, a power of two; zero without noise."""
+    assert math.isfinite(deviation) and deviation >= 0
+    if deviation == 0:
+        return 0.0
+    _, exponent = math.frexp(deviation)
+    return math.ldexp(1.0, exponent - 1 - FINENESS_BITS)
+
+
+def grid_shift(deviation: float) -> float:
+    """Returns the number whose addition and subtraction round a float64 value to the grid of this deviation.
+
+    ``(value + shift) - shift`` is the multiple of ``grid_step`` next to the value, of two the even one, for values
+    below 2^51 steps. It is a multiple of the step for larger values, too. Infinities and NaN stay what they are.
+    Without noise, the shift is zero and changes nothing.
+    """
+    return 1.5 * 2.0**_INTEGER_BITS * grid_step(deviation)
+
+
+def round_to_grid_(flat: Tensor, sizes: Sequence[int], deviations: Sequence[float]) -> Tensor:
+    """Rounds segment k of a flat float64 tensor to the grid of deviations[k], in place."""
+    for segment, deviation in zip(torch.split(flat, list(sizes)), deviations, strict=True):
+        shift = grid_shift(deviation)
+        segment.add_(shift).sub_(shift)
+    return flat
