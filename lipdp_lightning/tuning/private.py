@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from ..baselines.run import Prepared, Result, merged, prepare
+from ..bound_text import upper_text
 from ..privacy.ledger import LedgerEntry
 from ..privacy.randomness import CounterStream, derive_key, new_secret
 from ..report.atomic import write_all_atomically
@@ -153,7 +154,7 @@ def write_selection(
     lines = [
         f"# Model selected over {title}",
         "",
-        f"**epsilon = {math.ceil(epsilon * 1e3) / 1e3:g} at delta = {delta:g}** for one example added to or removed "
+        f"**epsilon = {upper_text(epsilon)} at delta = {upper_text(delta)}** for one example added to or removed "
         "from the data, training and choice together.",
         "",
         f"A number of trials was drawn from the truncated negative binomial distribution with eta = {count.eta:g} "

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..baselines.run import Prepared, Result, prepare
+from ..bound_text import upper_text
 from ..privacy.ledger import LedgerEntry
 from .objectives import Objective
 from .space import Choice, Range, Space
@@ -79,7 +80,10 @@ class Search:
         trial.set_user_attr(_METRICS, {k: v for k, v in result.metrics.items() if k.startswith("validation/")})
         keep(trial.number, result)
         self.study.tell(trial, values)
-        shown = "  ".join(f"{o.name} {v:.4g}" for o, v in zip(self.objectives, values, strict=True))
+        shown = "  ".join(
+            f"{o.name} {upper_text(v) if o.metric is None else format(v, '.4g')}"
+            for o, v in zip(self.objectives, values, strict=True)
+        )
         self._say(f"{settings}  {shown}")
 
     @staticmethod
