@@ -131,7 +131,8 @@ def finish(rows: Rows, out: Output) -> str:
         f"Each of {RECORDS} records is a member by a fair coin; the network is a hidden layer of 64 on Gabor features, "
         "not the paper's CNN, and the attack is told half of the memberships and scored on the other half, both ways. "
         f"It is the attack of `lipdp audit`. Epsilon {upper_text(EPSILON)} covers the members of the declared "
-        f"{RECORDS // 2}. An AUC is evidence about these records; it bounds no epsilon. With so few records the private models are less "
+        f"{RECORDS // 2}. An AUC is evidence about these records; it bounds no epsilon. "
+        "With so few records the private models are less "
         "accurate than in paper-003-table-2."
     )
 

@@ -142,8 +142,9 @@ def finish(rows: Rows, out: Output) -> str:
     out.figure(figure, "squared error along training on two regressions, four methods")
     return (
         "Targets are mapped onto [-1, 1] by their declared range, and a fifth of the rows, by a hash, is the test. A "
-        f"hidden layer of 32; epsilon {upper_text(EPSILON)}, PLD; plain gradient steps for wine, as in the paper's DP-GD "
-        "but on Poisson samples of half the rows, and Adam for California. The loss is half the squared error with outputs "
+        f"hidden layer of 32; epsilon {upper_text(EPSILON)}, PLD; plain gradient steps for wine, as in the paper's "
+        "DP-GD but on Poisson samples of half the rows, and Adam for California. The "
+        "loss is half the squared error with outputs "
         "projected onto [-1.5, 1.5], which gives it a Lipschitz constant, for every method. The paper's settings "
         "(appendix E.4) are not in its text. " + " ".join(_sentence(rows, data) for data in DATA)
     )
