@@ -193,7 +193,7 @@ def _select(own: argparse.Namespace, config: Any, base: Any, space: Any, objecti
         _say("searching; how many trials there are, and their scores, stay secret")
         best = BestTrial(private / "best.pt")
         try:
-            select(search, selection, best, _validation_rows(base.experiment.datamodule))
+            select(search, selection, best, base.experiment.datamodule)
         except KeyboardInterrupt:
             _say("interrupted: nothing is released before the last trial; go on with the same command")
             return 130
@@ -220,10 +220,6 @@ def validation_kind(data: Any) -> str:
     if data.validation_fraction > 0:
         return "private"
     return "test" if data.val_dataloader().dataset is data.test_dataloader().dataset else "published"
-
-
-def _validation_rows(data: Any) -> int:
-    return len(data.val_dataloader().dataset)
 
 
 def _say(line: str) -> None:
