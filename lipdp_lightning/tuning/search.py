@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..baselines.run import Prepared, Result, prepare
+from ..baselines.run import Prepared, Result, beside_training, prepare
 from ..bound_text import upper_text
 from ..privacy.ledger import LedgerEntry
 from .objectives import Objective
@@ -16,7 +16,9 @@ from .storage import optuna
 
 # what settings that do not work raise; anything else is a bug and ends the search
 _UNSTABLE = (ValueError, ArithmeticError, RuntimeError, FileNotFoundError)
-_EVENTS, _ERROR, _METRICS, _CERTIFIED, _VALUES = "events", "error", "metrics", "certified", "values"
+_EVENTS, _ERROR, _METRICS, _CERTIFIED, _VALUES, _BESIDE = (
+    *("events", "error", "metrics", "certified", "values", "beside training"),
+)
 
 
 class Search:
@@ -114,6 +116,7 @@ class Search:
         """Before the first step: what a trial that fails has released is then on record."""
         events = [dataclasses.asdict(event) for event in prepared.plan.events()]
         trial.set_user_attr(_EVENTS, events)
+        trial.set_user_attr(_BESIDE, beside_training(prepared.experiment.trainer))
         trial.set_user_attr(_CERTIFIED, prepared.plan.certified)
 
 
@@ -138,6 +141,11 @@ def events_of(trial: Any) -> tuple[LedgerEntry, ...] | None:
     """The ledger of a trial, whatever became of it; None if it never had a plan, and released nothing."""
     events = trial.user_attrs.get(_EVENTS)
     return None if events is None else tuple(LedgerEntry(**event) for event in events)
+
+
+def beside_of(trial: Any) -> float:
+    """The epsilon of a trial's releases that no ledger holds, of delta 0."""
+    return float(trial.user_attrs.get(_BESIDE, 0.0))
 
 
 def error_of(trial: Any) -> str:

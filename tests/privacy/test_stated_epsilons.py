@@ -163,13 +163,13 @@ def test_a_report_of_several_branches_states_what_all_of_them_released(
 ) -> None:
     """Steps are counted where noise is added; on the full batch their exact epsilon is that of one Gaussian."""
     released: list[int] = []
-    step = Mechanism.release
+    step = Mechanism.privatize_
 
     def counting(self: Mechanism, *arguments: Any, **options: Any) -> Any:
         released.append(1)
         return step(self, *arguments, **options)
 
-    monkeypatch.setattr(Mechanism, "release", counting)
+    monkeypatch.setattr(Mechanism, "privatize_", counting)
     plan = full_batch(steps=200)
     run = tmp_path / "run"
     run.mkdir()
@@ -184,7 +184,7 @@ def test_a_report_of_several_branches_states_what_all_of_them_released(
         )  # fmt: skip
 
     with pytest.raises(InterruptedError):
-        session(0.1, 9, None)
+        session(0.1, 8, None)
     session(0.01, None, run / "checkpoints" / "last.ckpt")  # another learning rate: a branch with noise of its own
     content = json.loads((run / "privacy_report.json").read_text())
     exact = gaussian_epsilon(math.sqrt(len(released)) / 25, plan.delta)

@@ -16,7 +16,7 @@ from small_runs import Blobs, make_module, make_plan
 from test_tuning_search import CONFIG
 
 from data_modules.base import PrivateDataModule
-from lipdp_lightning.baselines.run import prepare
+from lipdp_lightning.baselines.run import beside_training, prepare
 from lipdp_lightning.cli import main
 from lipdp_lightning.tuning.cost import cost_of
 from lipdp_lightning.tuning.counting import correct_rows
@@ -53,6 +53,21 @@ def test_trials_of_equal_ledgers_all_count(count: int) -> None:
     assert count * alone <= cost.summed * (1 + 1e-6) <= 1.01 * count * alone
     together = gaussian_epsilon(math.sqrt(count * STEPS) / NOISE, DELTA)
     assert together <= cost.composed <= 1.3 * together
+
+
+def test_what_callbacks_release_beside_the_ledger_counts_too() -> None:
+    plan = make_plan(expected_batch_size=60, noise_multiplier=NOISE, accountant="pld", delta=DELTA)
+    plain, trials = cost_of(trials_of(plan, 3), plan, certified=True), trials_of(plan, 3)
+    for trial in trials:
+        trial.user_attrs["beside training"] = 0.5
+    cost = cost_of(trials, plan, certified=True)
+    assert cost.summed == pytest.approx(plain.summed + 1.5) and cost.composed == pytest.approx(plain.composed + 1.5)
+
+
+def test_the_epsilon_of_a_trial_holds_that_of_its_temperature() -> None:
+    scaling = {"class_path": "callbacks.TemperatureScaling", "init_args": {"epsilon": 0.5}}
+    base = prepare(CONFIG | {"trainer": {**CONFIG["trainer"], "callbacks": [scaling]}})
+    assert beside_training(base.experiment.trainer) == 0.5
 
 
 def by_hand(noises: list[float], count: TrialCount, delta: float) -> float:

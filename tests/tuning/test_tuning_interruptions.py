@@ -32,7 +32,8 @@ class Trainings:
 
     def prepare(self, config: Any, params: Any) -> Any:
         plan = SimpleNamespace(events=tuple, certified=True)
-        return SimpleNamespace(plan=plan, run=self._run)
+        trainer = SimpleNamespace(callbacks=[])
+        return SimpleNamespace(plan=plan, run=self._run, experiment=SimpleNamespace(trainer=trainer))
 
     def _run(self) -> Any:
         self.drawn += 1
