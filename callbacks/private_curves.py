@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from callbacks.accountant import _strategy
 from callbacks.parameter_averaging import averaging_of
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.curves import (
     Grid,
     NoiseSource,
@@ -207,9 +208,12 @@ class PrivateValidationCurves(Callback):
             else "a replaced record may move from one part to the other: its epsilon is the sum of both parts'"
         )
         lines = [
-            f"private validation curves: epsilon {privacy['epsilon_sum']:.6g} in all, delta 0, {relation}, on rows "
-            f"disjoint from the training rows; {_PRINT_SHARE}; {together}",
-            *(f"private validation release {r['name']}: epsilon {r['epsilon']:.6g}" for r in privacy["releases"]),
+            f"private validation curves: epsilon {upper_text(privacy['epsilon_sum'], 6)} in all, delta 0, {relation}, "
+            f"on rows disjoint from the training rows; {_PRINT_SHARE}; {together}",
+            *(
+                f"private validation release {r['name']}: epsilon {upper_text(r['epsilon'], 6)}"
+                for r in privacy["releases"]
+            ),
             f"private validation results, with noise: {values}",
         ]
         if self.content["secret_fixed"]:

@@ -8,6 +8,8 @@ from typing import Any
 import lightning
 from lightning.pytorch.callbacks import TQDMProgressBar
 
+from lipdp_lightning.bound_text import ShownBound
+
 
 class PrivateProgressBar(TQDMProgressBar):
     """Lightning's bar with epsilon in it.
@@ -26,6 +28,8 @@ class PrivateProgressBar(TQDMProgressBar):
     def get_metrics(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
+        if "epsilon" in metrics:  # the bar would round it to the nearest number of three digits
+            metrics["epsilon"] = ShownBound(metrics["epsilon"])
         return metrics
 
     def on_train_batch_end(

@@ -24,6 +24,7 @@ from callbacks.temperature_scaling import (
     planned_beside_training,
     released_beside_training,
 )
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.privacy.accountants import PrivacyBound
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.model import RunFacts
@@ -113,7 +114,7 @@ class PrivacyReport(Callback):
                 logger.log_table(key="report/layers", columns=columns, data=rows)
             summary = getattr(getattr(logger, "experiment", None), "summary", None)
             if summary is not None and hasattr(summary, "update"):
-                summary.update(summary_of(self.facts))
+                summary.update(_rounded_up(summary_of(self.facts)))
 
     def _facts(self, trainer: lightning.Trainer, module: Any, metrics: dict[str, float]) -> RunFacts:
         strategy = _strategy(trainer)
@@ -206,6 +207,12 @@ def summary_of(facts: RunFacts) -> dict[str, Any]:
         if name.endswith(("/accuracy", "/mae")):
             summary[name.rpartition("/")[2]] = facts.metrics[name]
     return summary
+
+
+def _rounded_up(summary: dict[str, Any]) -> dict[str, Any]:
+    """The costs in the summary, rounded up to seven digits."""
+    costs = {name: summary.get(name) for name in ("epsilon", "epsilon_taken")}
+    return summary | {name: float(upper_text(value, 7)) for name, value in costs.items() if value is not None}
 
 
 def _uncertified(plan: PrivacyPlan) -> str | None:

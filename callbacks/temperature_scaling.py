@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from callbacks.accountant import _strategy
 from callbacks.parameter_averaging import averaging_of
 from data_modules.base import PrivateDataModule
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.calibration.temperature import GRID, check_grid, fit_temperature, private_temperature
 from lipdp_lightning.curves.files import write_new
 from lipdp_lightning.curves.noise import NoiseSource
@@ -175,8 +176,8 @@ class TemperatureScaling(Callback):
         epsilon = self.epsilon if self.content is None else (self.content["release"] or {}).get("epsilon")
         if epsilon is not None:
             cost = (
-                f"epsilon {epsilon:g}, which is added to that of training; the sum covers training rows and "
-                "held-out rows"
+                f"epsilon {upper_text(epsilon, 6)}, which is added to that of training; the sum covers training rows "
+                "and held-out rows"
             )
         if self.content is None:
             return [f"a temperature is fitted once the plan's steps are taken; it costs {cost}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache, reduce
 
+from ..bound_text import lower_text, upper_text
 from ..privacy.accountants import REPLACE_ONE
 from ..privacy.plan import PrivacyPlan
 from ..privacy.spending import Spending
@@ -44,8 +45,9 @@ def accounting_finding(plan: PrivacyPlan, claimed: float) -> Finding:
     lowest = optimistic_epsilon(plan)
     broken = claimed < lowest * (1 - _SLACK)
     text = (
-        f"The plan states epsilon {claimed:.4f} at delta {plan.delta:g} ({plan.adjacency}, {plan.accountant}); privacy "
-        f"loss distributions rounded down give {lowest:.4f}, below which no sound account of them can be."
+        f"The plan states epsilon {upper_text(claimed, 5)} at delta {upper_text(plan.delta)} ({plan.adjacency}, "
+        f"{plan.accountant}); privacy loss distributions rounded down give {lower_text(lowest, 5)}, "
+        "below which no sound account of them can be."
     )
     return Finding(
         "accounting", "Does the stated epsilon cover all that the plan releases?", verdict(broken), text,

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..bound_text import lower_text, upper_text
 from ..privacy.plan import PrivacyPlan
 from .accounting import optimistic_epsilon
 from .findings import Curve, Finding, PlotData, verdict
@@ -105,12 +106,13 @@ def step_finding(name: str, plan: PrivacyPlan, scores: Scores, alpha: float, cla
     run = run_epsilon(plan, multiplier)
     broken = lower_mu > mu or plain > claimed
     text = (
-        f"{trials} steps with the canary and {trials} without show epsilon >= {lower:.3f} for one step "
-        f"({plain:.3f} from the errors alone), {_percent(lower, claimed)} of the {claimed:.3f} claimed: a noise "
-        f"multiplier of at most {multiplier:.3f} for {sigma:.3f} claimed"
+        f"{trials} steps with the canary and {trials} without show epsilon >= {lower_text(lower)} for one step "
+        f"({lower_text(plain)} from the errors alone), {_percent(lower, claimed)} of the {upper_text(claimed)} "
+        f"claimed: a noise multiplier of at most {multiplier:.3f} for {sigma:.3f} claimed"
     )
     if run > 0:
-        text += f", and so a run of epsilon >= {run:.3f} for {claimed_run:.3f} claimed, if its samples are as claimed."
+        text += f", and so a run of epsilon >= {lower_text(run)} for {upper_text(claimed_run)} claimed, if its samples "
+        text += "are as claimed."
     else:
         text += "."
     values = {
@@ -186,8 +188,9 @@ def run_finding(
     lower = run_epsilon(plan, multiplier, length)
     broken = multiplier < plan.noise_multiplier or plain > claimed
     text = (
-        f"{len(rest[0])} runs of {length} steps with the canary and as many without show epsilon >= {lower:.3f} "
-        f"({plain:.3f} from the errors alone), {_percent(max(lower, plain), claimed)} of the {claimed:.3f} claimed."
+        f"{len(rest[0])} runs of {length} steps with the canary and as many without show epsilon >= "
+        f"{lower_text(lower)} ({lower_text(plain)} from the errors alone), {_percent(max(lower, plain), claimed)} of "
+        f"the {upper_text(claimed)} claimed."
     )
     values = {
         "runs": len(rest[0]), "steps": length, "epsilon_errors_alone": plain, "noise_multiplier_at_most": multiplier,

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..mechanism.noise import Sum
 from ..mechanism.scaling import StepNumbers
 from ..mechanism.step import Mechanism
+from ..bound_text import lower_text, upper_text
 from ..privacy.calibrate import privacy_bound
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key
@@ -172,7 +173,8 @@ def one_run_finding(plan: PrivacyPlan, run: OneRun, alpha: float) -> Finding:
     p_value = one_run_p_value(canaries, guesses, correct, claimed, delta)
     text = (
         f"One run of {run.steps} steps with {canaries} canaries: {correct} of {guesses} guesses are right, which shows "
-        f"epsilon >= {lower:.3f} at delta {delta:.2g}, where {claimed:.3f} is claimed for these steps."
+        f"epsilon >= {lower_text(lower)} at delta {upper_text(delta, 2)}, where {upper_text(claimed)} is claimed "
+        "for these steps."
     )
     values = {
         "canaries": canaries, "guesses": guesses, "correct": correct, "delta": delta, "steps": run.steps,

@@ -8,6 +8,7 @@ import math
 import re
 from pathlib import Path
 
+from ..bound_text import lower_text, upper_text
 from ..report.atomic import write_all_atomically
 from ..report.figure_style import figure_to_svg
 from ..report.formats import clean_text, format_bound
@@ -39,15 +40,12 @@ def headline(report: AuditReport) -> str:
         return f"{len(report.violations)} of {len(report.findings)} checks are violated: {names}{factor}."
     return (
         f"No violation in {len(report.findings)} checks. An audit can refute a guarantee and never prove one; "
-        f"the claim is epsilon {format_bound(report.claimed_epsilon)} at delta {report.plan.delta:g}."
+        f"the claim is epsilon {format_bound(report.claimed_epsilon)} at delta {format_bound(report.plan.delta)}."
     )
 
 
 def terminal_text(report: AuditReport) -> str:
-    rows = [
-        [f.name, f.verdict, _number(f.factor), _number(f.epsilon_lower), _number(f.epsilon_claimed)]
-        for f in report.findings
-    ]
+    rows = [[f.name, f.verdict, _number(f.factor), *_epsilons(f)] for f in report.findings]
     heads = ["check", "verdict", "measured/claimed", "epsilon >=", "claimed"]
     lines = [render_table(heads, rows, right=[False, False, True, True, True]), ""]
     lines += [f"{f.name}: {f.statement}" for f in report.violations]
@@ -56,6 +54,12 @@ def terminal_text(report: AuditReport) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
+
+
+def _epsilons(finding: Finding) -> tuple[str, str]:
+    """What was shown, rounded down, and what is claimed, rounded up."""
+    lower, claimed = finding.epsilon_lower, finding.epsilon_claimed
+    return "-" if lower is None else lower_text(lower), "-" if claimed is None else upper_text(claimed)
 
 
 def _text(value: object) -> str:
@@ -77,7 +81,7 @@ def render_page(report: AuditReport) -> str:
         f"<h1>{_text(report.title)}</h1></header>",
         f'<section class="card hero{" bad" if bad else ""}" aria-label="Verdict"><div class="facts">',
         _fact("verdict", "violated" if bad else "not refuted", ""),
-        _fact("claimed epsilon", claim, f"at delta {report.plan.delta:g}, {report.plan.adjacency}"),
+        _fact("claimed epsilon", claim, f"at delta {format_bound(report.plan.delta)}, {report.plan.adjacency}"),
         _fact("confidence of the suite", f"{100 * report.confidence:.6g} %", "no false alarm, split over its tests"),
         f'</div><div class="meaning wide"><p>{badge} {_text(headline(report))}</p></div></section>',
         uncertified,
@@ -112,8 +116,8 @@ def _table(report: AuditReport) -> str:
     heads = ("check", "question", "verdict", "measured / claimed", "epsilon ≥", "claimed", "p-value")
     rows = []
     for finding in report.findings:
-        numbers = (finding.factor, finding.epsilon_lower, finding.epsilon_claimed, finding.p_value)
-        cells = "".join(f'<td class="number">{_text(_number(n))}</td>' for n in numbers)
+        numbers = (_number(finding.factor), *_epsilons(finding), _number(finding.p_value))
+        cells = "".join(f'<td class="number">{_text(n)}</td>' for n in numbers)
         rows.append(
             f'<tr><th scope="row">{_text(finding.name)}</th><td>{_text(finding.question)}</td>'
             f"<td>{_badge(finding.verdict)}</td>{cells}</tr>"

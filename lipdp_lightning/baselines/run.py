@@ -42,8 +42,9 @@ KEPT_BYTES = 1 << 30  # of rows that are not in use
 class Result:
     """What a training gave.
 
-    ``epsilon`` is the guarantee of the planned steps at ``plan.delta``, infinite where nothing is guaranteed. Metrics
-    are those of held-out rows, which it does not cover. ``warnings`` are the one-line warnings of this run.
+    ``epsilon`` is the guarantee of the planned steps at ``plan.delta``, with what callbacks release beside them; it is
+    infinite where nothing is guaranteed. Metrics are those of held-out rows, which it does not cover. ``warnings`` are
+    the one-line warnings of this run.
     """
 
     metrics: dict[str, float]
@@ -247,6 +248,13 @@ def guarantee(plan: PrivacyPlan) -> float:
     return _bound(plan.events(), plan.accountant, plan.delta, plan.adjacency, plan.max_examples_per_unit)
 
 
+def beside_training(trainer: lightning.Trainer) -> float:
+    """The epsilon of what callbacks release beside the plan's steps; by basic composition it is added to theirs."""
+    from callbacks.temperature_scaling import planned_beside_training
+
+    return planned_beside_training(trainer)
+
+
 def _trained(
     trainer: lightning.Trainer, module: PrivateModule, data: PrivateDataModule, caught: Sequence[str]
 ) -> Result:
@@ -265,7 +273,8 @@ def _trained(
     seconds = time.perf_counter() - start
     said = tuple(dict.fromkeys([*caught, *more]))
     steps = trainer.global_step
-    return Result(metrics, guarantee(plan), plan.certified, seconds, steps, plan, module, said)
+    epsilon = guarantee(plan) + beside_training(trainer)
+    return Result(metrics, epsilon, plan.certified, seconds, steps, plan, module, said)
 
 
 @contextmanager

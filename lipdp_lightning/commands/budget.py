@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--statistics", type=float, nargs="+", default=[], metavar="s",
         help="noise multipliers of statistics of all rows, released before the first step",
     )  # fmt: skip
-    parser.add_argument("--accountant", default="prv", help="prv (default), pld or rdp")
+    parser.add_argument("--accountant", default="pld", help="pld (default), prv or rdp")
     parser.add_argument("--adjacency", default="add_remove", help="add_remove (default) or replace_one")
     parser.add_argument("--json", action="store_true", help="machine-readable; a list if several values are given")
 

@@ -9,6 +9,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..bound_text import upper_text
+
 if TYPE_CHECKING:
     from ..curves import CurveRelease, Grid, NoiseSource
     from ..curves.noise import FloatArray
@@ -101,7 +103,9 @@ def _write(args: Any, names: list[str], content: dict[str, Any], columns: Any, f
     text = json.dumps({**stated, **content}, indent=2, allow_nan=False) + "\n"
     contents = [text.encode(), csv_text(columns).encode(), figure_to_png(figure)]
     paths = write_new(args.output, dict(zip(names, contents, strict=True)))
-    spent = f"epsilon {releases.epsilon:g}" + (f", delta {releases.delta:g}" if releases.delta else "")
+    spent = f"epsilon {upper_text(releases.epsilon, 6)}" + (
+        f", delta {upper_text(releases.delta)}" if releases.delta else ""
+    )
     sys.stdout.write(f"{spent} ({args.adjacency}) spent on {', '.join(r.name for r in releases)}\n")
     sys.stdout.writelines(f"{path}\n" for path in paths)
 

@@ -10,6 +10,8 @@ from base64 import b64encode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
+from ..bound_text import upper_text
+
 RELEASED_KEYS = (
     "format", "state_dict", "weights", "temperature", "statistics", "plan", "certificate", "privacy_report", "config",
 )  # fmt: skip
@@ -27,10 +29,10 @@ def run(args: argparse.Namespace) -> int:
     release, secret = release_of(source, target)
     _write(release, target, secret)
     report = release["privacy_report"]
-    epsilon = "no epsilon is guaranteed" if report["epsilon"] is None else f"epsilon {report['epsilon']:.4g}"
+    epsilon = "no epsilon is guaranteed" if report["epsilon"] is None else f"epsilon {upper_text(report['epsilon'])}"
     averaged = "" if release["weights"] == LAST_WEIGHTS else f" {release['weights']},"
     sys.stdout.write(
-        f"{target}: {len(release['state_dict'])} tensors,{averaged} {epsilon} at delta {report['delta']:g}\n"
+        f"{target}: {len(release['state_dict'])} tensors,{averaged} {epsilon} at delta {upper_text(report['delta'])}\n"
     )
     return 0
 

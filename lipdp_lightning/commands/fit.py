@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import itertools
-import math
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..bound_text import upper_text
 from ..slurm import environment as slurm
 from ..slurm.signals import ignore, listen
 
@@ -182,23 +182,18 @@ def _finish(experiment: Experiment, metrics: dict[str, float], run_dir: Path) ->
         if name.removesuffix(_LAST).endswith(("accuracy", "mae")):
             sys.stdout.write(f"{name:<21} {value:.4f}\n")
     if facts.certified:
-        relation = f"at delta {plan.delta:g}, {plan.adjacency}"
-        sys.stdout.write(f"{'epsilon':<22}{_upwards(facts.epsilon)}  {relation}\n")
+        relation = f"at delta {upper_text(plan.delta)}, {plan.adjacency}"
+        sys.stdout.write(f"{'epsilon':<22}{upper_text(facts.epsilon, 5)}  {relation}\n")
         if facts.stopped_early:
             sys.stdout.write(
                 f"{'':<22}that is the guarantee, of {facts.steps_planned} planned steps; the {facts.steps_taken} steps "
-                f"taken account for {_upwards(facts.epsilon_taken)}\n"
+                f"taken account for {upper_text(facts.epsilon_taken, 5)}\n"
             )
     else:
         sys.stdout.write("certified: false      no epsilon is guaranteed for this run\n")
     sys.stdout.write(f"{'report':<22}{report.paths['report.html']}\n")
     if facts.stopped_early:
         sys.stdout.write(f"stopped before its last planned step; continue it with --run_dir {run_dir}\n")
-
-
-def _upwards(bound: float) -> str:
-    """Four decimals, rounded up: what is printed must not be below the bound."""
-    return f"{math.ceil(bound * 1e4) / 1e4:.4f}"
 
 
 def _close(experiment: Experiment) -> None:

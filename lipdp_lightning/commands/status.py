@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..bound_text import upper_text
+from ..report.formats import is_number
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", default="runs", help="folder of run directories (default: runs)")
@@ -28,8 +31,16 @@ def run(args: argparse.Namespace) -> int:
     from ..report.tables import render_table
 
     headers = ("run", "state", "step", "planned", "epsilon", "delta", "metric", "value")
-    sys.stdout.write(render_table(headers, [tuple(r[h] for h in headers) for r in rows]) + "\n")
+    right = [False, False, True, True, True, True, False, True]
+    cells = [tuple(_cell(row, header) for header in headers) for row in rows]
+    sys.stdout.write(render_table(headers, cells, right=right) + "\n")
     return 0
+
+
+def _cell(row: dict[str, Any], header: str) -> Any:
+    """The cost is rounded up: an epsilon or a delta must not be printed smaller than it is."""
+    value = row[header]
+    return upper_text(value) if header in ("epsilon", "delta") and is_number(value) else value
 
 
 def describe(directory: Path) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+from ..bound_text import upper_text
+
 _OWN = (
     "lipdp tune --config FILE --out DIR [--space FILE] [--trials 20] [--sampler tpe|botorch|random] "
     "[--objective accuracy,epsilon] [--storage FILE] [--seed 0] "
@@ -191,12 +193,12 @@ def _select(own: argparse.Namespace, config: Any, base: Any, space: Any, objecti
         _say("searching; how many trials there are, and their scores, stay secret")
         best = BestTrial(private / "best.pt")
         try:
-            select(search, selection, best, _validation_rows(base.experiment.datamodule))
+            select(search, selection, best, base.experiment.datamodule)
         except KeyboardInterrupt:
             _say("interrupted: nothing is released before the last trial; go on with the same command")
             return 130
         epsilon = write_selection(own.out, search, selection, best, own.config, base.plan.delta, ledgers)
-    _say(f"epsilon {math.ceil(epsilon * 1e3) / 1e3:g} at delta {base.plan.delta:g}, training and choice together")
+    _say(f"epsilon {upper_text(epsilon)} at delta {upper_text(base.plan.delta)}, training and choice together")
     _say(f"{own.out / 'selection.md'}")
     return 0
 
@@ -218,10 +220,6 @@ def validation_kind(data: Any) -> str:
     if data.validation_fraction > 0:
         return "private"
     return "test" if data.val_dataloader().dataset is data.test_dataloader().dataset else "published"
-
-
-def _validation_rows(data: Any) -> int:
-    return len(data.val_dataloader().dataset)
 
 
 def _say(line: str) -> None:

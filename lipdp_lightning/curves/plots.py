@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.curves.bands import Band
 from lipdp_lightning.curves.calibration import PrivateReliability
 from lipdp_lightning.curves.ecdf import PrivateECDF
@@ -15,7 +16,7 @@ from lipdp_lightning.report.figure_style import COLOURS, label_axes, legend, new
 
 
 def _cost(epsilon: float, delta: float) -> str:
-    return f"ε = {epsilon:g}" + (f", δ = {delta:g}" if delta else "")
+    return f"ε = {upper_text(epsilon)}" + (f", δ = {upper_text(delta)}" if delta else "")
 
 
 def plot_ecdf(raw: PrivateECDF, smoothed: PrivateECDF, band: Band | None = None) -> Figure:

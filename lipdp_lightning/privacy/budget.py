@@ -6,16 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lipdp_lightning.privacy.accountants import ACCOUNTANTS, ADD_REMOVE, ADJACENCIES, PrivacyBound
+from lipdp_lightning.bound_text import lower_text, upper_text
+from lipdp_lightning.privacy.accountants import ACCOUNTANTS, ADD_REMOVE, ADJACENCIES, REPLACE_ONE, PrivacyBound
 from lipdp_lightning.privacy.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
-from lipdp_lightning.privacy.ledger import GAUSSIAN, LedgerEntry
+from lipdp_lightning.privacy.cross_check import warn_of_disagreement
+from lipdp_lightning.privacy.ledger import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
 
 RELATIONS = {
     "add_remove": "add/remove one: neighbours differ by the presence of one example",
     "replace_one": "replace one: neighbours differ by the content of one example",
 }
 MEANINGS = {
-    "prv": "numerical composition with a proven error: the upper end of its bracket",
+    "prv": "numerical composition: the upper end of its bracket, if PLD does not contradict it",
     "pld": "privacy loss distributions, rounded so that epsilon is an upper bound",
     "rdp": "Renyi DP: a looser upper bound",
 }
@@ -44,7 +46,7 @@ def compute_budget(
     steps: int | None = None,
     epsilons: Sequence[float] = (),
     noise_multipliers: Sequence[float] = (),
-    accountant: str = "prv",
+    accountant: str = "pld",
     adjacency: str = ADD_REMOVE,
     statistics: Sequence[float] = (),
 ) -> list[BudgetRow]:
@@ -67,6 +69,9 @@ def compute_budget(
     rows = []
     for level in noise_multipliers:
         bound = privacy_bound(level, delta, sample_rate, steps, accountant, adjacency, preliminary=before)
+        if adjacency == REPLACE_ONE and accountant != "pld":  # what counting a replacement as two examples costs
+            entries = [*before, LedgerEntry(SUBSAMPLED_GAUSSIAN, level, sample_rate, steps)]
+            warn_of_disagreement(bound, entries, delta, adjacency)
         rows.append(_row(level, bound, delta, sample_rate, steps, adjacency))
     for epsilon in epsilons:
         level, bound = calibrate_noise(epsilon, delta, sample_rate, steps, accountant, adjacency, preliminary=before)
@@ -144,11 +149,13 @@ def format_table(rows: Sequence[BudgetRow]) -> str:
     header = ("epsilon", "bracket", "delta", "noise multiplier", "sample rate", "steps", "accountant")
     cells = [header] + [
         (
-            f"{row.epsilon:.4g}",
-            f"[{row.epsilon_lower:.4g}, {row.epsilon_upper:.4g}]" if row.epsilon_lower > 0 else "upper bound",
-            f"{row.delta:.3g}",
-            f"{row.noise_multiplier:.5g}",
-            f"{row.sample_rate:.4g}",
+            upper_text(row.epsilon),
+            f"[{lower_text(row.epsilon_lower)}, {upper_text(row.epsilon_upper)}]"
+            if row.epsilon_lower > 0
+            else "upper bound",
+            upper_text(row.delta),
+            upper_text(row.noise_multiplier, 5),
+            upper_text(row.sample_rate),
             str(row.steps),
             row.accountant,
         )

@@ -1,6 +1,7 @@
 """Noise for a budget, and steps within a budget: the inverse of the accountants.
 
-The result is always checked with the accountant itself: its certified epsilon is at most the target.
+The result is always checked with the accountant itself: its certified epsilon is at most the target. Another accountant
+is asked about the answer, and a warning gives both numbers where they are over 1 % apart.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from lipdp_lightning.privacy.accountants import (
     PrivacyBound,
     get_accountant,
 )
+from lipdp_lightning.privacy.cross_check import warn_of_disagreement
 from lipdp_lightning.privacy.ledger import SUBSAMPLED_GAUSSIAN, LedgerEntry
 
 TOLERANCE = 1e-3
@@ -36,7 +38,7 @@ def privacy_bound(
     delta: float,
     sample_rate: float,
     steps: int,
-    accountant: str = "prv",
+    accountant: str = "pld",
     adjacency: str = ADD_REMOVE,
     max_examples_per_unit: int = 1,
     preliminary: Sequence[LedgerEntry] = (),
@@ -51,7 +53,7 @@ def noise_multiplier_for(
     delta: float,
     sample_rate: float,
     steps: int,
-    accountant: str = "prv",
+    accountant: str = "pld",
     adjacency: str = ADD_REMOVE,
     max_examples_per_unit: int = 1,
     tolerance: float = TOLERANCE,
@@ -72,7 +74,7 @@ def calibrate_noise(
     delta: float,
     sample_rate: float,
     steps: int,
-    accountant: str = "prv",
+    accountant: str = "pld",
     adjacency: str = ADD_REMOVE,
     max_examples_per_unit: int = 1,
     tolerance: float = TOLERANCE,
@@ -110,7 +112,10 @@ def calibrate_noise(
             "delta forgives publishing every example that is drawn, or epsilon protects nothing.\n"
             "HINT: delta below 1/N and epsilon of about 1 to 10."
         )
-    return math.exp(log_noise), search.answer(log_noise)
+    noise, bound = math.exp(log_noise), search.answer(log_noise)
+    entries = [*preliminary, LedgerEntry(SUBSAMPLED_GAUSSIAN, noise, sample_rate, steps)]
+    warn_of_disagreement(bound, entries, delta, adjacency, max_examples_per_unit)
+    return noise, bound
 
 
 def steps_for(
@@ -118,7 +123,7 @@ def steps_for(
     delta: float,
     sample_rate: float,
     noise_multiplier: float,
-    accountant: str = "prv",
+    accountant: str = "pld",
     adjacency: str = ADD_REMOVE,
     max_examples_per_unit: int = 1,
     tolerance: float = TOLERANCE,
@@ -153,8 +158,10 @@ def steps_for(
             f"more than {MOST_STEPS} steps stay within epsilon {epsilon}: the noise multiplier "
             f"{noise_multiplier} is far too large for it.\nHINT: calibrate the noise instead."
         )
-    search.answer(x)
-    return _steps_at(x)
+    steps, bound_there = _steps_at(x), search.answer(x)
+    entry = LedgerEntry(SUBSAMPLED_GAUSSIAN, noise_multiplier, sample_rate, steps)
+    warn_of_disagreement(bound_there, [entry], delta, adjacency, max_examples_per_unit)
+    return steps
 
 
 def _steps_at(x: float) -> int:

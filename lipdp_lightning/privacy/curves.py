@@ -121,6 +121,9 @@ class PldCurve:
                 pmf = pmf.to_dense_pmf().self_compose(count)
             self._pmf = pmf if self._pmf is None else pld_pmf.compose_pmfs(self._pmf, pmf, 1e-15)
         self.rounding = self.ROUNDING_PER_STEP * max(10, sum(n for _, _, n in releases))
+        variance = math.fsum(count * loss.variance for loss, count in losses)
+        self.deviation = math.sqrt(variance)
+        self.looseness = sum(count for _, count in losses) * step**2 / 4 / variance
 
     def _grid_step(self, losses: Sequence[tuple[_Loss, int]]) -> float:
         """A fortieth of the smallest standard deviation of a loss, unless that is too fine to compute.
@@ -139,7 +142,22 @@ class PldCurve:
         return max(target, max(widths) / self.POINTS, composed_width / self.COMPOSED_POINTS, noise)
 
     def delta_at(self, epsilon: float) -> float:
-        return min(1.0, max(0.0, float(self._pmf.get_delta_for_epsilon(float(epsilon)))) + self.rounding)
+        return min(1.0, self._computed(epsilon) + self.rounding)
+
+    def _computed(self, epsilon: float) -> float:
+        return max(0.0, float(self._pmf.get_delta_for_epsilon(float(epsilon))))
+
+    def optimistic(self) -> PrivacyCurve:
+        """The same curve with the rounding of the transforms taken off instead of added; it bounds nothing."""
+        return _OptimisticCurve(self)
+
+
+@dataclass(frozen=True)
+class _OptimisticCurve:
+    curve: PldCurve
+
+    def delta_at(self, epsilon: float) -> float:
+        return max(0.0, self.curve._computed(epsilon) - self.curve.rounding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +212,9 @@ class MaximumCurve:
 
 
 class PrvCurve:
-    """Privacy random variables (Gopi, Lee, Wutschitz 2021) with the proven error bounds, REMOVE direction.
+    """Privacy random variables (Gopi, Lee, Wutschitz 2021) with the error bounds of the paper, REMOVE direction.
+
+    The library is no longer maintained and may be missing; whoever asks for it then gets another accountant.
 
     Its grid has about width * sqrt(steps) / error points and is computed in extended precision: the error is
     0.5 % of epsilon and at most 0.01; where POINTS do not suffice for that, up to 1 % of epsilon; and where they
@@ -204,11 +224,16 @@ class PrvCurve:
     POINTS = 600_000
 
     def __init__(self, releases: Sequence[Release], delta: float, rough_epsilon: float) -> None:
-        from prv_accountant import accountant
-        from prv_accountant.privacy_random_variables import (
-            GaussianMechanism,
-            PoissonSubsampledGaussianMechanism,
-        )
+        try:
+            from prv_accountant import accountant
+            from prv_accountant.privacy_random_variables import (
+                GaussianMechanism,
+                PoissonSubsampledGaussianMechanism,
+            )
+        except ImportError as error:
+            raise AccountantFailure(
+                f"the package prv-accountant cannot be imported ({error}). HINT: accountant pld does without it"
+            ) from error
 
         variables = [
             GaussianMechanism(s) if q == 1 else PoissonSubsampledGaussianMechanism(q, s) for s, q, _ in releases

@@ -61,7 +61,7 @@ class PrivacyPlan:
     noise_multiplier: float
     delta: float
     adjacency: str = ADJACENCY
-    accountant: str = "prv"
+    accountant: str = "pld"
     unit: str = "example"
     max_examples_per_unit: int = 1
     scaling: str = "joint"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 CHOICES = {
     "adjacency": ("add_remove", "replace_one"),
-    "accountant": ("prv", "pld", "rdp"),
+    "accountant": ("pld", "prv", "rdp"),
     "unit": ("example", "group"),
     "scaling": (
         *("worst_case", "layerwise", "joint", "radius", "exact", "exact_layerwise", "batch_max"),

@@ -35,11 +35,29 @@ def _threshold(sample_rate: float) -> tuple[int, int]:
     return divmod(math.floor(Fraction(sample_rate) * _WORDS), _HALF)
 
 
-def poisson_sample(secret: bytes, step: int, dataset_size: int, sample_rate: float) -> Tensor:
+class SampleCiphers:
+    """The ciphers that a run draws its samples with. Whoever draws many samples makes them once.
+
+    The key stream of a cipher under a nonce is that of AES-256 in counter mode: the words of a step, and of no other.
+    They are as secret as what they were made from, and nothing but the run may hold them: there is no cache of them.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self.upper = AESGCM(derive_key(secret, "sampling"))
+        self.lower = AESGCM(derive_key(secret, "sampling, lower halves"))
+
+
+def poisson_sample(secret: bytes | SampleCiphers, step: int, dataset_size: int, sample_rate: float) -> Tensor:
     """Sorted indices (int64) of a Poisson sample of range(dataset_size): pure in (secret, step).
 
     Every index is in the sample with probability floor(sample_rate * 2^64) / 2^64, independently: never above
     the declared rate, below it by less than 2^-64. A rate of 1 selects everything. May be empty.
+
+    Args:
+        secret: of the run, or the ciphers that were made from it.
+        step: of the run, from 0 on.
+        dataset_size: the number of rows.
+        sample_rate: the probability of each row.
     """
     problems = []
     if dataset_size < 1:
@@ -53,24 +71,19 @@ def poisson_sample(secret: bytes, step: int, dataset_size: int, sample_rate: flo
     if sample_rate == 1:
         return torch.arange(dataset_size)
     upper, lower = _threshold(sample_rate)
+    ciphers = SampleCiphers(secret) if isinstance(secret, bytes) else secret
     parts = []
     for start in range(0, dataset_size, _BLOCK):
         count = min(_BLOCK, dataset_size - start)
-        words = _words(_cipher(secret, "sampling"), step, start, count)
+        words = _words(ciphers.upper, step, start, count)
         (selected,) = (words <= upper).nonzero()
         # one word in 2^32 leaves it open: its lower half, which is drawn apart, decides
         undecided = words[selected] == upper
         if undecided.any():
-            halves = _words(_cipher(secret, "sampling, lower halves"), step, start, count)
+            halves = _words(ciphers.lower, step, start, count)
             selected = selected[~undecided | (halves[selected] < lower)]
         parts.append(torch.from_numpy(selected) + start if start else torch.from_numpy(selected))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-@lru_cache(maxsize=8)
-def _cipher(secret: bytes, purpose: str) -> AESGCM:
-    """Its key stream under a nonce is that of AES-256 in counter mode: the words of a step, and of no other."""
-    return AESGCM(derive_key(secret, purpose))
 
 
 def _words(cipher: AESGCM, step: int, start: int, count: int) -> npt.NDArray[np.uint32]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from .accountants import PrivacyBound, get_accountant
+from .accountants import REPLACE_ONE, PrivacyBound, get_accountant
+from .cross_check import warn_of_disagreement
 from .plan import PrivacyPlan
 
 
@@ -26,7 +27,11 @@ class Spending:
     def guarantee(self) -> PrivacyBound:
         """The epsilon of all planned steps."""
         if self._guarantee is None:
-            self._guarantee = self._bound(self._plan.steps, self._plan.accountant)
+            plan = self._plan
+            self._guarantee = self._bound(plan.steps, plan.accountant)
+            if plan.adjacency == REPLACE_ONE and plan.accountant != "pld":  # a replacement is counted as two examples
+                known = plan.delta, plan.adjacency, plan.max_examples_per_unit
+                warn_of_disagreement(self._guarantee, plan.events(), *known)
         return self._guarantee
 
     def exactly(self, steps: int) -> PrivacyBound:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lipdp_lightning.report.formats import clean_text, format_cell, format_number, is_number
+from lipdp_lightning.report.formats import clean_text, format_bound, format_cell, format_number, is_number
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.tables import certificate_columns, plan_rows
 from lipdp_lightning.report.words import budget_shares, format_metric, plan_facts, source_words
@@ -80,8 +80,13 @@ def layer_table(facts: RunFacts) -> Table:
 def ledger_table(facts: RunFacts) -> Table:
     """The mechanisms that touched the private data, in order."""
     keys = list(dict.fromkeys(str(key) for entry in facts.ledger for key in entry))
-    rows = [[_get(entry, key) for key in keys] for entry in facts.ledger]
+    rows = [[_cost(key, _get(entry, key)) for key in keys] for entry in facts.ledger]
     return make_table([key.replace("_", " ") for key in keys], rows)
+
+
+def _cost(key: str, value: Any) -> Any:
+    """An epsilon or a delta as text that is not below it; any other value as it is."""
+    return format_bound(value) if (key == "delta" or "epsilon" in key) and is_number(value) else value
 
 
 def _get(entry: Mapping[Any, Any], key: str) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from decimal import ROUND_CEILING, Decimal
 from typing import Any
+
+from lipdp_lightning.bound_text import upper_text
 
 __all__ = ["clean_text", "format_bound", "format_cell", "format_number", "is_number", "plain_value"]
 
@@ -40,20 +41,8 @@ def format_number(value: Any, digits: int = 4) -> str:
 
 
 def format_bound(value: Any, digits: int = 4) -> str:
-    """An upper bound, rounded UP: a printed epsilon or delta must not be smaller than the certified one.
-
-    The twelve digits kept before the rounding remove the last bits of float arithmetic, so 3.0000000000000004
-    is printed as 3 and not as 3.001.
-    """
-    number = float(plain_value(value))
-    if not math.isfinite(number) or number == 0:
-        return format_number(number, digits)
-    exact = Decimal(f"{number:.12g}")
-    unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-    rounded = float(exact.quantize(unit, rounding=ROUND_CEILING))
-    if rounded != int(rounded) and 10**digits <= abs(rounded) < 1e7:
-        return str(math.ceil(rounded))
-    return format_number(rounded, digits)
+    """Returns an upper bound, rounded UP: a printed epsilon or delta must not be smaller than the certified one."""
+    return upper_text(plain_value(value), digits)
 
 
 def clean_text(value: Any) -> str:

@@ -182,7 +182,8 @@ def _metric_alt(facts: RunFacts) -> str:
     if metric is None or not points:
         return "No validation was run."
     unit = "epsilon" if by_epsilon else "step"
-    ends = [f"{format_metric(metric, y)} at {unit} {format_number(x)}" for x, y in (points[0], points[-1])]
+    written = format_bound if by_epsilon else format_number
+    ends = [f"{format_metric(metric, y)} at {unit} {written(x)}" for x, y in (points[0], points[-1])]
     return f"Line plot of {metric}: " + (ends[0] if len(points) == 1 else f"from {ends[0]} to {ends[1]}") + "."
 
 

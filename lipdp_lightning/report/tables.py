@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lipdp_lightning.bound_text import lower_text
 from lipdp_lightning.report.formats import format_bound, format_cell, is_number, plain_value
 
 __all__ = ["certificate_columns", "certificate_table", "plan_rows", "plan_table", "render_table"]
@@ -126,6 +127,8 @@ def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
             continue
         if key in ROUNDED_UP and is_number(value):
             text = format_bound(value)
+        elif key == "epsilon_lower" and is_number(value):
+            text = lower_text(value)
         elif key == "adjacency" and value in ADJACENCY_NOTES:
             text = ADJACENCY_NOTES[value].format(unit=format_cell(plan.get("unit", "example")))
         else:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lipdp_lightning.bound_text import upper_text
+
 if TYPE_CHECKING:
     from lipdp_lightning.reproduce.output import Output
 
@@ -136,4 +138,4 @@ def describe_epsilon(value: Value) -> str:
     if value is None:
         return "nothing released"
     assert isinstance(value, int | float)
-    return "none (not private)" if math.isinf(value) else f"{value:.4g}"
+    return "none (not private)" if math.isinf(value) else upper_text(value)

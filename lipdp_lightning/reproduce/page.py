@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.reproduce.entry import PRIVACY_COLUMNS, Entry, Row, Rows, Value, describe_epsilon, text_of
 from lipdp_lightning.reproduce.output import Output
 from lipdp_lightning.reproduce.store import columns_of
@@ -61,4 +62,6 @@ def _shown(row: Row, name: str) -> str:
     value: Value = row.get(name)
     if name == "certified_epsilon":
         return describe_epsilon(value)
+    if isinstance(value, float) and ("epsilon" in name or name == "delta"):
+        return upper_text(value)
     return f"{value:.4g}" if isinstance(value, float) else text_of(value, name)

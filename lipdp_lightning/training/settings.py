@@ -32,7 +32,7 @@ class PrivacySettings:
         free_layers: patterns of layers that no projection touches.
         standardize: after a step, take the mean out of every kernel of a convolution, or equal norms too.
         adjacency: whom the guarantee protects: add_remove or replace_one.
-        accountant: prv, pld or rdp.
+        accountant: pld, prv or rdp; pld is exact for replace_one, for which the other two pay as for two examples.
         loss_clip: clip each example's loss gradient to this norm.
         cotangent_clip: pattern of modules -> radius; clips the cotangent at their output.
         radius: radius of the scalings 'radius', 'exact' and 'exact_layerwise'.
@@ -71,7 +71,7 @@ class PrivacySettings:
         free_layers: list[str] | None = None,
         standardize: Literal["none", "mean", "mean_and_variance"] = "none",
         adjacency: Literal["add_remove", "replace_one"] = "add_remove",
-        accountant: Literal["prv", "pld", "rdp"] = "prv",
+        accountant: Literal["pld", "prv", "rdp"] = "pld",
         loss_clip: float | None = None,
         cotangent_clip: dict[str, float] | None = None,
         radius: float | None = None,

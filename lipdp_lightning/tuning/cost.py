@@ -10,7 +10,7 @@ from typing import Any
 from ..privacy.accountants import get_accountant
 from ..privacy.ledger import LedgerEntry
 from ..privacy.plan import PrivacyPlan
-from .search import events_of
+from .search import beside_of, events_of
 
 
 @dataclass(frozen=True)
@@ -45,5 +45,6 @@ def cost_of(trials: Sequence[Any], plan: PrivacyPlan, certified: bool) -> Cost:
         return Cost(len(ledgers), plan.delta, math.inf, math.inf, math.inf)
     alone = {events: bound(events, plan, plan.accountant) for events in set(ledgers)}
     together = bound([event for events in ledgers for event in events], plan, "rdp")
-    summed = math.fsum(alone[events] for events in ledgers)
-    return Cost(len(ledgers), plan.delta, summed, len(ledgers) * plan.delta, together)
+    beside = math.fsum(beside_of(trial) for trial in trials if events_of(trial) is not None)
+    summed = math.fsum(alone[events] for events in ledgers) + beside
+    return Cost(len(ledgers), plan.delta, summed, len(ledgers) * plan.delta, together + beside)

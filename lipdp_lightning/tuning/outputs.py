@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from ..baselines.run import merged
+from ..bound_text import upper_text
 from ..report.atomic import write_all_atomically, write_atomically
 from .cost import Cost
 from .objectives import Objective
@@ -95,8 +96,8 @@ def cost_sentences(cost: Cost, validation: str) -> list[str]:
         alone = "Some trials have no guarantee: whoever sees what came of this search may learn about any record."
     else:
         alone = (
-            f"An epsilon in the table is the guarantee of that trial alone, at delta {cost.delta:g}. It holds for the "
-            "model of a trial that was chosen without looking at private rows."
+            f"An epsilon in the table is the guarantee of that trial alone, at delta {upper_text(cost.delta)}. It "
+            "holds for the model of a trial that was chosen without looking at private rows."
         )
     together = (
         f"All {cost.trials} trials together, failed ones with all their planned steps: "
@@ -117,7 +118,7 @@ def cost_sentences(cost: Cost, validation: str) -> list[str]:
 def _at(epsilon: float, delta: float) -> str:
     if not math.isfinite(epsilon):
         return "no finite epsilon"
-    return f"epsilon {math.ceil(epsilon * 1e3) / 1e3:g} at delta {delta:g}"
+    return f"epsilon {upper_text(epsilon)} at delta {upper_text(delta)}"
 
 
 def _markdown(trials: Sequence[Any], objectives: Sequence[Objective], names: Sequence[str]) -> list[str]:
@@ -130,7 +131,7 @@ def _markdown(trials: Sequence[Any], objectives: Sequence[Objective], names: Seq
 
 
 def _value(objective: Objective, value: float) -> str:
-    return f"{math.ceil(value * 1e3) / 1e3:g}" if objective.name == "epsilon" else f"{value:.4f}"
+    return upper_text(value) if objective.metric is None else f"{value:.4f}"
 
 
 def _cell(value: Any) -> str:

@@ -15,10 +15,12 @@ import yaml
 
 from ..baselines.run import Prepared, Result, merged, prepare
 from ..privacy.grid import grid_shift
+from ..bound_text import upper_text
 from ..privacy.ledger import LedgerEntry
 from ..privacy.randomness import CounterStream, derive_key, new_secret
 from ..report.atomic import write_all_atomically
 from ..training.release import STATISTICS
+from .counting import correct_rows
 from .objectives import Objective
 from .search import Search
 from .selection import TrialCount, score_entry, selection_epsilon
@@ -59,7 +61,26 @@ class PrivateSelection:
             if getattr(callback, "monitor", None) is not None:
                 name = type(callback).__name__
                 found.append(f"callback {name} decides by a score that has no noise. HINT: leave it out of the search")
-        return found
+            if getattr(callback, "epsilon", None):
+                name = type(callback).__name__
+                found.append(f"callback {name} spends an epsilon that no ledger of a trial holds. HINT: leave it out")
+        return found + self._problems_of_counting(base.experiment.trainer)
+
+    def _problems_of_counting(self, trainer: Any) -> list[str]:
+        """Options of the trainer under which the rows that are evaluated are not all rows, each once."""
+        if self.score_noise is None:
+            return []
+        whole = isinstance(trainer.limit_val_batches, float) and trainer.limit_val_batches == 1.0
+        chosen = {
+            "limit_val_batches": not whole,
+            "fast_dev_run": bool(trainer.fast_dev_run),
+            "overfit_batches": bool(trainer.overfit_batches),
+        }
+        return [
+            f"trainer.{name} leaves out validation rows, and the score is a count of all of them. HINT: leave it out"
+            for name, given in chosen.items()
+            if given
+        ]
 
     def ledgers(self, config: Mapping[str, Any], space: Space) -> list[tuple[LedgerEntry, ...]]:
         """What any trial may spend, with its score: one ledger for each combination of listed privacy settings."""
@@ -86,55 +107,69 @@ class PrivateSelection:
             study.set_user_attr(_COUNT, self.count.draw(stream))
         return int(study.user_attrs[_COUNT])
 
-    def score(self, result: Result, validation_rows: int) -> float:
-        """What trials are compared by; larger is better."""
-        value = self.objective.value(result)
+    def score(self, result: Result, data: Any) -> float:
+        """What trials are compared by; larger is better. With noise, it is a count that one row moves by at most 1."""
         if self.score_noise is None:
+            value = self.objective.value(result)
             return value if self.objective.direction == "maximize" else -value
         noise = CounterStream(derive_key(new_secret(), "score")).normal(1).item()
         shift = grid_shift(self.score_noise)
-        return (round(value * validation_rows) + self.score_noise * noise + shift) - shift
+        return (correct_rows(result.module, data) + self.score_noise * noise + shift) - shift
 
 
 class BestTrial:
-    """The best trial so far, with its model, in a file that is no part of the release."""
+    """The best trial so far, with its model, in a file that is no part of the release.
+
+    A trial is proposed, then recorded in the study as ended, then compared. Whenever the process is killed, a trial
+    that was compared has ended: it is not tried again, and no setting has two draws of training and noise. A trial that
+    was proposed and is not on record is forgotten, and tried again.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._score = -math.inf
-        if path.exists():
-            self._score = float(self.content()["score"])
+        self._candidate = path.with_name(f"candidate-{path.name}")
 
     def content(self) -> dict[str, Any]:
-        found: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=False)
-        return found
+        return _read(self.path)
 
-    def offer(self, score: float, result: Result, params: Mapping[str, Any]) -> None:
-        if not score > self._score:
-            return
-        self._score = score
+    def propose(self, trial: int, score: float, result: Result, params: Mapping[str, Any]) -> None:
+        """Keep the trial's model and score, without comparing them to anything."""
         strategy: Any = result.module.trainer.strategy
         model: dict[str, Any] = {"state_dict": result.module.state_dict()}
         if strategy.statistics.values:
             model[STATISTICS] = dict(strategy.statistics.values)
-        temporary = self.path.with_suffix(".part")
+        temporary = self._candidate.with_suffix(".part")
         with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-            torch.save({"score": score, "params": dict(params), "model": model}, file)
-        os.replace(temporary, self.path)
+            torch.save({"trial": trial, "score": score, "params": dict(params), "model": model}, file)
+        os.replace(temporary, self._candidate)
+
+    def settle(self, ended: Callable[[int], bool]) -> None:
+        """Compare what was proposed last, if it was and its trial is on record as ended."""
+        if not self._candidate.exists():
+            return
+        found = _read(self._candidate)
+        best = float(self.content()["score"]) if self.path.exists() else -math.inf
+        if ended(found["trial"]) and found["score"] > best:
+            os.replace(self._candidate, self.path)
+        else:
+            self._candidate.unlink()
 
 
-def select(
-    search: Search, selection: PrivateSelection, best: BestTrial, validation_rows: int,
-    progress: Callable[[int], None] = lambda left: None,
-) -> None:  # fmt: skip
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
+    return found
+
+
+def select(search: Search, selection: PrivateSelection, best: BestTrial, data: Any) -> None:
     """Run all K trials; nothing ends the search early."""
     number = selection.number_of_trials(search.study)
+    best.settle(search.has_ended)
 
     def keep(trial: int, result: Result) -> None:
         params = search.study.trials[trial].params
-        best.offer(selection.score(result, validation_rows), result, params)
+        best.propose(trial, selection.score(result, data), result, params)
 
-    search.run(number, keep)
+    search.run(number, keep, lambda: best.settle(search.has_ended))
 
 
 def write_selection(
@@ -155,7 +190,7 @@ def write_selection(
     lines = [
         f"# Model selected over {title}",
         "",
-        f"**epsilon = {math.ceil(epsilon * 1e3) / 1e3:g} at delta = {delta:g}** for one example added to or removed "
+        f"**epsilon = {upper_text(epsilon)} at delta = {upper_text(delta)}** for one example added to or removed "
         "from the data, training and choice together.",
         "",
         f"A number of trials was drawn from the truncated negative binomial distribution with eta = {count.eta:g} "

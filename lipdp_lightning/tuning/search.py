@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..baselines.run import Prepared, Result, prepare
+from ..baselines.run import Prepared, Result, beside_training, prepare
+from ..bound_text import upper_text
 from ..privacy.ledger import LedgerEntry
 from .objectives import Objective
 from .space import Choice, Range, Space
@@ -15,7 +16,9 @@ from .storage import optuna
 
 # what settings that do not work raise; anything else is a bug and ends the search
 _UNSTABLE = (ValueError, ArithmeticError, RuntimeError, FileNotFoundError)
-_EVENTS, _ERROR, _METRICS, _CERTIFIED = "events", "error", "metrics", "certified"
+_EVENTS, _ERROR, _METRICS, _CERTIFIED, _VALUES, _BESIDE = (
+    *("events", "error", "metrics", "certified", "values", "beside training"),
+)
 
 
 class Search:
@@ -44,10 +47,22 @@ class Search:
     def complete(self) -> list[Any]:
         return [t for t in self.finished if t.state == optuna().trial.TrialState.COMPLETE]
 
+    def has_ended(self, number: int) -> bool:
+        """Whether the result of a trial is on record, so that it is not tried again."""
+        trial = self.study.get_trials(deepcopy=False)[number]
+        return trial.state == optuna().trial.TrialState.COMPLETE or _VALUES in trial.user_attrs
+
     def take_back_interrupted(self) -> int:
-        """Trials that a killed session left running count as failed, and their settings wait for another try."""
+        """Trials that a killed session left running count as failed, and their settings wait for another try.
+
+        Those whose result is on record have ended, and are not tried again. Returns the number of the others.
+        """
         running = optuna().trial.TrialState.RUNNING
-        left = self.study.get_trials(deepcopy=False, states=(running,))
+        known, left = [], []
+        for trial in self.study.get_trials(deepcopy=False, states=(running,)):
+            (known if _VALUES in trial.user_attrs else left).append(trial)
+        for trial in known:
+            self.study.tell(trial.number, trial.user_attrs[_VALUES])
         for trial in left:
             self.study._storage.set_trial_user_attr(trial._trial_id, _ERROR, "interrupted")
             self.study.tell(trial.number, state=optuna().trial.TrialState.FAIL)
@@ -55,12 +70,21 @@ class Search:
                 self.study.enqueue_trial(trial.params)
         return len(left)
 
-    def run(self, trials: int, keep: Callable[[int, Result], None] = lambda number, result: None) -> None:
-        """Until so many trials have ended, or been interrupted; ``keep`` sees every result."""
-        while len([t for t in self.finished if t.user_attrs.get(_ERROR) != "interrupted"]) < trials:
-            self._trial(keep)
+    def run(
+        self,
+        trials: int,
+        keep: Callable[[int, Result], None] = lambda number, result: None,
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Until so many trials have ended, or been interrupted.
 
-    def _trial(self, keep: Callable[[int, Result], None]) -> None:
+        ``keep`` sees every result before it is on record, and ``settle`` is called once it is: whatever depends on the
+        result beyond its trial belongs there, so that no killed session has looked at a trial that is tried again.
+        """
+        while len([t for t in self.finished if t.user_attrs.get(_ERROR) != "interrupted"]) < trials:
+            self._trial(keep, settle)
+
+    def _trial(self, keep: Callable[[int, Result], None], settle: Callable[[], None]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice of samplers to their programmers
             trial = self.study.ask(self._distributions)
@@ -78,8 +102,13 @@ class Search:
             return
         trial.set_user_attr(_METRICS, {k: v for k, v in result.metrics.items() if k.startswith("validation/")})
         keep(trial.number, result)
+        trial.set_user_attr(_VALUES, values)
+        settle()
         self.study.tell(trial, values)
-        shown = "  ".join(f"{o.name} {v:.4g}" for o, v in zip(self.objectives, values, strict=True))
+        shown = "  ".join(
+            f"{o.name} {upper_text(v) if o.metric is None else format(v, '.4g')}"
+            for o, v in zip(self.objectives, values, strict=True)
+        )
         self._say(f"{settings}  {shown}")
 
     @staticmethod
@@ -87,6 +116,7 @@ class Search:
         """Before the first step: what a trial that fails has released is then on record."""
         events = [dataclasses.asdict(event) for event in prepared.plan.events()]
         trial.set_user_attr(_EVENTS, events)
+        trial.set_user_attr(_BESIDE, beside_training(prepared.experiment.trainer))
         trial.set_user_attr(_CERTIFIED, prepared.plan.certified)
 
 
@@ -111,6 +141,11 @@ def events_of(trial: Any) -> tuple[LedgerEntry, ...] | None:
     """The ledger of a trial, whatever became of it; None if it never had a plan, and released nothing."""
     events = trial.user_attrs.get(_EVENTS)
     return None if events is None else tuple(LedgerEntry(**event) for event in events)
+
+
+def beside_of(trial: Any) -> float:
+    """The epsilon of a trial's releases that no ledger holds, of delta 0."""
+    return float(trial.user_attrs.get(_BESIDE, 0.0))
 
 
 def error_of(trial: Any) -> str:

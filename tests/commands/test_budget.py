@@ -34,9 +34,15 @@ def answer(capsys, arguments):
     return json.loads(capsys.readouterr().out)
 
 
-def test_reference_case_by_default_is_prv_and_add_remove(capsys):
+def test_reference_case_by_default_is_pld_and_add_remove(capsys):
     row = answer(capsys, f"{REFERENCE} --noise-multiplier 1.1")
     assert list(row) == KEYS
+    assert row["epsilon"] == row["epsilon_upper"] == pytest.approx(2.382, abs=1e-3)
+    assert (row["accountant"], row["adjacency"], row["steps"]) == ("pld", "add_remove", 14062)
+
+
+def test_reference_case_by_prv(capsys):
+    row = answer(capsys, f"{REFERENCE} --noise-multiplier 1.1 --accountant prv")
     assert row["epsilon"] == row["epsilon_upper"] == pytest.approx(2.392, abs=1e-3)
     assert row["epsilon_lower"] == pytest.approx(2.372, abs=1e-3)
     assert (row["accountant"], row["adjacency"], row["steps"]) == ("prv", "add_remove", 14062)
@@ -93,7 +99,11 @@ def test_table_says_relation_and_accountant(capsys):
 
 def test_fallback_is_told_on_stderr_and_in_the_json(capsys):
     assert (
-        budget("--dataset-size 100000 --batch-size 100 --steps 1000000 --delta 1e-6 --noise-multiplier 1 --json") == 0
+        budget(
+            "--dataset-size 100000 --batch-size 100 --steps 1000000 --delta 1e-6 --noise-multiplier 1 --json "
+            "--accountant prv"
+        )
+        == 0
     )
     captured = capsys.readouterr()
     assert json.loads(captured.out)["accountant"] == "pld"

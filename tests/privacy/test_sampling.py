@@ -1,7 +1,11 @@
 """Poisson samples and keyed splits; each check is also shown to reject a sampler that breaks it."""
 
+import ast
+import gc
 import math
+import sys
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +13,13 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from private_step import make_plan
 from scipy import stats
 
 from lipdp_lightning.privacy import sampling
-from lipdp_lightning.privacy.randomness import derive_key
-from lipdp_lightning.privacy.sampling import keyed_split, local_slice, poisson_sample
+from lipdp_lightning.privacy.randomness import CounterStream, derive_key, new_secret
+from lipdp_lightning.privacy.sampling import SampleCiphers, keyed_split, local_slice, poisson_sample
+from lipdp_lightning.training.draws import planned_draws
 
 SECRET = b"a fixed secret.."
 OTHER = b"another secret.."
@@ -142,13 +148,13 @@ def test_threshold_rounds_down(monkeypatch):
 
 def all_undecided(upper):
     """The words of a sample equal the upper half of the threshold; their lower halves are drawn as ever."""
-    drawn = sampling._words
-    first = sampling._cipher(SECRET, "sampling")
+    drawn, ciphers = sampling._words, SampleCiphers(SECRET)
 
     def words(cipher, step, start, count):
-        return np.full(count, upper, dtype=np.uint32) if cipher is first else drawn(cipher, step, start, count)
+        first = cipher is ciphers.upper
+        return np.full(count, upper, dtype=np.uint32) if first else drawn(cipher, step, start, count)
 
-    return words
+    return words, ciphers
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.9])
@@ -157,8 +163,9 @@ def test_what_the_upper_halves_leave_open_the_lower_ones_decide_at_the_rate(monk
     rate = (upper + share) / 2**32
     if rate == 0:
         return
-    monkeypatch.setattr(sampling, "_words", all_undecided(upper))
-    sample = poisson_sample(SECRET, 3, 20_000, rate)
+    words, ciphers = all_undecided(upper)
+    monkeypatch.setattr(sampling, "_words", words)
+    sample = poisson_sample(ciphers, 3, 20_000, rate)
     threshold = math.floor(Fraction(rate) * 2**64) % 2**32 / 2**32  # of what the float keeps of the rate
     assert stats.binomtest(len(sample), 20_000, threshold).pvalue > 1e-3
 
@@ -183,6 +190,33 @@ def test_the_words_are_those_of_aes_in_counter_mode():
             words = np.frombuffer(stream, dtype="<u4")
             expected.append((words < threshold).nonzero()[0] + block * sampling._BLOCK)
         assert np.array_equal(poisson_sample(SECRET, step, size, rate).numpy(), np.concatenate(expected))
+
+
+def test_nothing_that_outlives_a_run_holds_its_secret():
+    """A cache keyed by the secret keeps it in the process after the run, for whatever dumps or pickles the module."""
+    secret = new_secret()
+    before = sys.getrefcount(secret)
+    draw = planned_draws(secret, make_plan(), 1000, 0, 1, 1)
+    assert torch.equal(draw(2, 0), poisson_sample(secret, 2, 1000, make_plan().sample_rate))
+    noise = CounterStream(derive_key(secret, "noise")).normal(4)
+    assert torch.equal(noise, CounterStream(derive_key(secret, "noise")).normal(4))
+    del draw
+    gc.collect()
+    assert sys.getrefcount(secret) == before
+
+
+def test_no_cache_of_a_module_takes_a_secret():
+    """The arguments of a cached function stay in memory as long as the process."""
+    found = []
+    for path in sorted(Path(sampling.__file__).parents[1].rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            cached = any("cache" in ast.unparse(decorator) for decorator in node.decorator_list)
+            names = {a.arg for a in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]}
+            if cached and any(word in name for name in names for word in ("secret", "key", "cipher")):
+                found.append(f"{path.name}: {node.name}")
+    assert not found
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, math.nan])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.reproduce.calibrated import Setting, mean_of, numbers_of, panels, secret_of, select, stated
 from lipdp_lightning.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows
 from lipdp_lightning.reproduce.output import Output
@@ -129,8 +130,9 @@ def finish(rows: Rows, out: Output) -> str:
     return (
         f"Each of {RECORDS} records is a member by a fair coin; the network is a hidden layer of 64 on Gabor features, "
         "not the paper's CNN, and the attack is told half of the memberships and scored on the other half, both ways. "
-        f"It is the attack of `lipdp audit`. Epsilon {EPSILON:g} covers the members of the declared {RECORDS // 2}. An "
-        "AUC is evidence about these records; it bounds no epsilon. With so few records the private models are less "
+        f"It is the attack of `lipdp audit`. Epsilon {upper_text(EPSILON)} covers the members of the declared "
+        f"{RECORDS // 2}. An AUC is evidence about these records; it bounds no epsilon. "
+        "With so few records the private models are less "
         "accurate than in paper-003-table-2."
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.reproduce.calibrated import Setting, mean_of, moments_of, numbers_of, panels, secret_of, select
 from lipdp_lightning.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows
 from lipdp_lightning.reproduce.output import Output
@@ -141,8 +142,9 @@ def finish(rows: Rows, out: Output) -> str:
     out.figure(figure, "squared error along training on two regressions, four methods")
     return (
         "Targets are mapped onto [-1, 1] by their declared range, and a fifth of the rows, by a hash, is the test. A "
-        f"hidden layer of 32; epsilon {EPSILON:g}, PLD; plain gradient steps for wine, as in the paper's DP-GD but on "
-        "Poisson samples of half the rows, and Adam for California. The loss is half the squared error with outputs "
+        f"hidden layer of 32; epsilon {upper_text(EPSILON)}, PLD; plain gradient steps for wine, as in the paper's "
+        "DP-GD but on Poisson samples of half the rows, and Adam for California. The "
+        "loss is half the squared error with outputs "
         "projected onto [-1.5, 1.5], which gives it a Lipschitz constant, for every method. The paper's settings "
         "(appendix E.4) are not in its text. " + " ".join(_sentence(rows, data) for data in DATA)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.reproduce.calibrated import (
     SCORES,
     Setting,
@@ -125,8 +126,8 @@ def finish(rows: Rows, out: Output) -> str:
         "embeddings of norm 1. `word vectors` is the mean of 100-dimensional GloVe vectors, `hashed words` words and "
         "pairs of words hashed into 1024 places. Neither knows the order of words beyond pairs. The mix-up is local "
         "clipping for 95 % of the steps and global clipping for the rest, with one radius. A fifth of the rows, by a "
-        f"hash, is the test; epsilon {EPSILON:g} at delta {DELTA:g}, PLD. `data_modules.text.SNLI` reads SNLI itself, "
-        "and `SentenceEmbeddings` a model of sentence-transformers, where they are."
+        f"hash, is the test; epsilon {upper_text(EPSILON)} at delta {DELTA:g}, PLD. `data_modules.text.SNLI` reads "
+        "SNLI itself, and `SentenceEmbeddings` a model of sentence-transformers, where they are."
     )
 
 

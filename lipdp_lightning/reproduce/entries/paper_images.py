@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows
 from lipdp_lightning.reproduce.output import Output
 from lipdp_lightning.reproduce.summary import mean_and_deviation, number, summarize
@@ -247,7 +248,7 @@ def _front_at(data: str, epsilon: float) -> Claim:
         within = [r for r in rows if r["data"] == data and number(r["certified_epsilon"]) <= epsilon]
         return f"{100 * max(number(r['accuracy']) for r in within):.1f} %" if within else "not run"
 
-    return Claim(f"{data}, accuracy within epsilon {epsilon:g}", "a point of a plot, without a number", ours)
+    return Claim(f"{data}, accuracy within epsilon {upper_text(epsilon)}", "a point of a plot, without a number", ours)
 
 
 ENTRIES = (

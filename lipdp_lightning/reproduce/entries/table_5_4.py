@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.reproduce.correct_rows import error_of_difference
 from lipdp_lightning.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows
 from lipdp_lightning.reproduce.output import Output
@@ -227,7 +228,7 @@ def _claim(name: str, table: TabularSet) -> Claim:
 
     clipped, bounded, fixed = table.claimed
     published = f"DP-SGD {clipped:.3f}, Lip-DP-SGD {bounded:.3f}, Fix-Lip-DP-SGD {fixed:.3f}"
-    return Claim(f"{name}, epsilon {table.epsilon:g}", published, ours)
+    return Claim(f"{name}, epsilon {upper_text(table.epsilon)}", published, ours)
 
 
 ENTRY = Entry(

@@ -6,6 +6,7 @@ import itertools
 from functools import partial
 from typing import TYPE_CHECKING
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.reproduce import Cell, Claim, Entry, Options, Output, Row, Rows, number, summarize
 from lipdp_lightning.reproduce.drawing import lines, means_against
 from lipdp_lightning.reproduce.scored_data import TABLES, scored
@@ -228,7 +229,7 @@ def _curve(figure: str, dataset: str, epsilon: float, instances: int, share: flo
 
 
 def _certified(rows: Rows) -> str:
-    return f"{number(of(rows, THESIS)[0]['certified_epsilon']):.3g} certified for that noise, replace-one"
+    return f"{upper_text(number(of(rows, THESIS)[0]['certified_epsilon']), 3)} certified for that noise, replace-one"
 
 
 ENTRIES = (

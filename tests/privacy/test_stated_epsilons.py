@@ -1,0 +1,201 @@
+"""The epsilons that a run states, against exact ones: under way, for groups, for replace-one, over several branches."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exact_epsilons import Case, exact_epsilon, gaussian_epsilon, read_cases
+from small_runs import Crash, fit, make_module, make_plan
+
+from callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint
+from lipdp_lightning.mechanism.mechanism import Mechanism
+from lipdp_lightning.privacy import cross_check
+from lipdp_lightning.privacy.accountants import PrivacyBound, get_accountant
+from lipdp_lightning.privacy.budget import compute_budget
+from lipdp_lightning.privacy.calibrate import calibrate_noise, steps_for
+from lipdp_lightning.privacy.cross_check import AccountantDisagreementWarning, warn_of_disagreement
+from lipdp_lightning.privacy.curves import PldCurve, PrvCurve
+from lipdp_lightning.privacy.ledger import LedgerEntry
+from lipdp_lightning.privacy.plan import PrivacyPlan
+from lipdp_lightning.privacy.spending import Spending
+
+ROUNDING = 1 - 1e-6
+
+# ---- under way
+
+
+def full_batch(**options: Any) -> PrivacyPlan:
+    return make_plan(
+        **{"expected_batch_size": 60, "noise_multiplier": 25.0, "accountant": "pld", "steps": 40} | options
+    )
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(("adjacency", "shift"), [("add_remove", 1), ("replace_one", 2)])
+def test_every_epsilon_that_is_shown_is_at_least_the_exact_one(accountant: str, adjacency: str, shift: int) -> None:
+    """On the full batch t steps are one Gaussian; a replaced row moves the sum by two rows' worth."""
+    spending = Spending(full_batch(adjacency=adjacency, accountant=accountant), points=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for steps in (1, 2, 5, 6, 21, 39, 40, 41, 55):
+            exact = gaussian_epsilon(shift * math.sqrt(steps) / 25, 1e-3)
+            assert spending.shown(steps) >= exact * ROUNDING
+            assert spending.exactly(steps).epsilon >= exact * ROUNDING
+        exact = gaussian_epsilon(shift * math.sqrt(40) / 25, 1e-3)
+        loosest = 1.01 if accountant == "pld" else 1.35 if shift == 1 else 3.0
+        assert exact * ROUNDING <= spending.guarantee().epsilon <= loosest * exact
+
+
+def test_the_guarantee_under_replace_one_of_a_subsampled_run() -> None:
+    reference = next(c for c in read_cases() if c.adjacency == "replace_one" and c.steps == 14062)
+    plan = make_plan(
+        dataset_size=60000, expected_batch_size=256, noise_multiplier=1.1, steps=14062, delta=1e-5, accountant="pld",
+        adjacency="replace_one",
+    )  # fmt: skip
+    stated = Spending(plan).guarantee().epsilon
+    assert reference.epsilon * ROUNDING <= stated <= 1.01 * reference.epsilon
+    half = exact_epsilon(Case("replace_one", plan.sample_rate, 1.1, 7031, 1e-5))
+    assert half * ROUNDING <= Spending(plan).shown(7031) <= 1.02 * half
+
+
+def test_statistics_and_no_step_at_all() -> None:
+    plan = full_batch(preliminary=(("mean", 4.0),))
+    assert Spending(plan).shown(0) >= gaussian_epsilon(1 / 4, 1e-3) * ROUNDING
+    assert Spending(full_batch()).shown(0) == 0.0
+
+
+# ---- calibration
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+@pytest.mark.parametrize(("adjacency", "shift"), [("add_remove", 1), ("replace_one", 2)])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.filterwarnings("ignore::lipdp_lightning.privacy.cross_check.AccountantDisagreementWarning")
+def test_noise_for_a_group_protects_all_its_rows(rows: int, adjacency: str, shift: int, accountant: str) -> None:
+    """The rows of one unit may all point one way, and on the full batch all of them are there."""
+    noise, bound = calibrate_noise(2.0, 1e-4, 1.0, 10, accountant, adjacency, rows)
+    exact = gaussian_epsilon(rows * shift * math.sqrt(10) / noise, 1e-4)
+    assert exact <= bound.epsilon <= 2.0
+    assert exact > 0.15  # the group property is loose, but not without bounds
+    plan = PrivacyPlan.create(
+        dataset_size=100, expected_batch_size=100, steps=10, epsilon=2.0, delta=1e-4, accountant=accountant,
+        adjacency=adjacency, unit="group", max_examples_per_unit=rows,
+    )  # fmt: skip
+    assert gaussian_epsilon(rows * shift * math.sqrt(10) / plan.noise_multiplier, 1e-4) <= 2.0
+    steps = steps_for(2.0, 1e-4, 1.0, 200.0, accountant, adjacency, rows)
+    assert gaussian_epsilon(rows * shift * math.sqrt(steps) / 200, 1e-4) <= 2.0
+
+
+# ---- two accountants
+
+
+def calibrated_warnings(*arguments: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        calibrate_noise(*arguments)
+    return [str(w.message) for w in caught if w.category is AccountantDisagreementWarning]
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_accountants_that_agree_say_nothing(adjacency: str) -> None:
+    assert calibrated_warnings(3.0, 1e-5, 0.02, 200, "pld", adjacency) == []
+
+
+@pytest.mark.parametrize("share", [0.9, 1.1])
+def test_an_accountant_that_errs_is_contradicted(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """Discretised losses that are a tenth too small, or too large: both numbers are in the warning."""
+    right = PldCurve.delta_at
+    monkeypatch.setattr(PldCurve, "delta_at", lambda self, epsilon: right(self, epsilon / share))
+    (text,) = calibrated_warnings(3.0, 1e-5, 0.02, 200, "pld")
+    stated, other = (float(number) for number in re.findall(r"(\d+\.?\d*) by (?:pld|prv|rdp)", text))
+    assert stated / other == pytest.approx(share, rel=0.02)
+
+
+def test_what_counts_a_replacement_twice_says_what_that_costs() -> None:
+    (text,) = calibrated_warnings(3.0, 1e-5, 0.02, 200, "rdp", "replace_one")
+    assert "by rdp" in text and "by pld" in text and "two examples" in text and "HINT: accountant pld" in text
+    with pytest.warns(AccountantDisagreementWarning, match="two examples"):
+        compute_budget(1000, 10, 1e-5, steps=200, noise_multipliers=[1.0], accountant="prv", adjacency="replace_one")
+    with pytest.warns(AccountantDisagreementWarning, match="two examples"):
+        Spending(make_plan(adjacency="replace_one")).guarantee()
+
+
+def test_without_the_prv_package_everything_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "prv_accountant", None)
+    entry = LedgerEntry("subsampled_gaussian", 1.0, 0.02, 200)
+    with pytest.warns(UserWarning, match=r"prv-accountant cannot be imported .*: epsilon is from pld"):
+        bound = get_accountant("prv").epsilon([entry], 1e-5)
+    assert bound.accountant == "pld" and bound.epsilon == get_accountant("pld").epsilon([entry], 1e-5).epsilon
+    assert calibrated_warnings(3.0, 1e-5, 0.02, 200, "pld") == []
+    asked: list[str] = []
+    monkeypatch.setattr(cross_check, "get_accountant", lambda name: asked.append(name) or get_accountant(name))
+    warn_of_disagreement(bound, [entry], 1e-5)
+    assert asked == ["prv", "rdp"]
+
+
+def test_a_bracket_that_is_too_low_is_not_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, right = LedgerEntry("subsampled_gaussian", 1.0, 0.02, 200), PrvCurve.bracket
+    monkeypatch.setattr(PrvCurve, "bracket", lambda self, delta: tuple(0.99 * end for end in right(self, delta)))
+    with pytest.warns(UserWarning, match="lies below"):
+        assert get_accountant("prv").epsilon([entry], 1e-5).accountant == "pld"
+    monkeypatch.undo()
+    assert get_accountant("prv").epsilon([entry], 1e-5).accountant == "prv"
+
+
+def test_no_disagreement_over_nothing() -> None:
+    nothing = PrivacyBound(0.0, 0.0, 0.0, "pld", "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_disagreement(nothing, [], 1e-5)
+
+
+# ---- several branches
+
+
+def test_a_report_of_several_branches_states_what_all_of_them_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are counted where noise is added; on the full batch their exact epsilon is that of one Gaussian."""
+    released: list[int] = []
+    step = Mechanism.privatize_
+
+    def counting(self: Mechanism, *arguments: Any, **options: Any) -> Any:
+        released.append(1)
+        return step(self, *arguments, **options)
+
+    monkeypatch.setattr(Mechanism, "privatize_", counting)
+    plan = full_batch(steps=200)
+    run = tmp_path / "run"
+    run.mkdir()
+
+    def session(rate: float, crash: int | None, checkpoint: Path | None) -> Any:
+        keeper = ResumeCheckpoint(run / "checkpoints", every_n_steps=3)
+        ends = [] if crash is None else [Crash(crash)]
+        callbacks = (PrivacyAccountant(), *ends, keeper, PrivacyReport(run))
+        return fit(
+            plan, *callbacks, directory=run, checkpoint=checkpoint, module=make_module(rate=rate),
+            trainer_options={"max_steps": 20},
+        )  # fmt: skip
+
+    with pytest.raises(InterruptedError):
+        session(0.1, 8, None)
+    session(0.01, None, run / "checkpoints" / "last.ckpt")  # another learning rate: a branch with noise of its own
+    content = json.loads((run / "privacy_report.json").read_text())
+    exact = gaussian_epsilon(math.sqrt(len(released)) / 25, plan.delta)
+    alone = gaussian_epsilon(math.sqrt(20) / 25, plan.delta)
+    assert len(released) > 20 and content["steps_taken"] >= len(released)
+    assert content["epsilon_taken"] >= exact > 1.05 * alone
+    assert content["epsilon_taken"] == pytest.approx(
+        gaussian_epsilon(math.sqrt(content["steps_taken"]) / 25, plan.delta), rel=0.01
+    )
+    assert content["epsilon"] >= gaussian_epsilon(math.sqrt(200) / 25, plan.delta) * ROUNDING
+    page = (run / "privacy_report.md").read_text()
+    printed = re.search(r"steps taken account for epsilon = ([\d.]+),", page)
+    assert printed is not None and float(printed.group(1)) >= content["epsilon_taken"]
+    assert f"branches of this run count together: {content['steps_taken']} steps" in page
