@@ -26,7 +26,8 @@ from .held import HeldTensors
 from .losses import Loss
 from .registry import Rule, function_rule, module_rule
 from .rounded_norms import RoundedNorms
-from .shapes import MIXED, Number, argument_nodes, constant_of, depends_on_example, propagate_shapes
+from .shapes import MIXED, argument_nodes, constant_of, depends_on_example, propagate_shapes
+from .sizes import Number
 from .trace import CertificationError, Problem, altered, node_path, operation_name, trace, unsupported
 from .values import Bound, NormSource, Operation, Unbounded, Value, with_margin
 
@@ -125,9 +126,10 @@ class Certifier:
         args, kwargs = self._arguments(step, bounds)
         try:
             bound = step.rule(step.operation, *args, **kwargs)
-        except (TypeError, AttributeError, IndexError) as error:
+        except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+            what = (str(error) or type(error).__name__).splitlines()[0].partition(" HINT:")[0]
             raise Unbounded(
-                f"its rule does not take this call ({error})",
+                f"its rule does not take this call ({what})",
                 "call the operation in a plainer way, or register a rule",
             ) from error
         if len(bound.slots) != len(step.reads):

@@ -86,7 +86,7 @@ def _parameters_of(module: nn.Module | None) -> list[nn.Parameter]:
     return [p for p in module._parameters.values() if p is not None]  # the same for a leaf, in a tenth of the time
 
 
-_KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract, rules.structure.multiply)
+_KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract_from, rules.structure.multiply)
 
 
 def check_accumulation(rule: Rule | None, module: nn.Module | None, bound: Bound) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..registry import Target, rule
-from ..values import Bound, Operation, Unbounded, Value
+from ..values import Bound, Operation, Unbounded, Value, full_precision, public_number
 
 SELU = 1.758100
 GELU_ERF = 1.128905
@@ -60,7 +60,7 @@ for _bound, _targets in _SIMPLE:
 
 
 def _leaky(x: Value, slope: float) -> Bound:
-    constant = max(1.0, abs(slope))
+    constant = max(1.0, abs(public_number(slope)))
     return Bound(constant * x.norm, constant)
 
 
@@ -76,7 +76,7 @@ def leaky_relu(op: Operation, x: Value, negative_slope: float = 0.01, inplace: b
 
 
 def _elu(x: Value, alpha: float) -> Bound:
-    constant = max(1.0, abs(alpha))
+    constant = max(1.0, abs(public_number(alpha)))
     return Bound(constant * x.norm, constant)
 
 
@@ -99,7 +99,7 @@ def celu_module(op: Operation, x: Value) -> Bound:
 
 @rule(torch.celu, torch.celu_, F.celu, F.celu_)
 def celu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> Bound:
-    if not alpha > 0:
+    if not public_number(alpha) > 0:
         raise Unbounded(f"CELU with alpha={alpha}", "use a positive alpha")
     return Bound(x.norm, 1.0)
 
@@ -133,7 +133,7 @@ def hardtanh(op: Operation, x: Value, min_val: float = -1.0, max_val: float = 1.
 @rule(torch.clamp, torch.clip, torch.clamp_, torch.clip_, "clamp", "clamp_", "clip", "clip_")
 def clamp(op: Operation, x: Value, min: float | None = None, max: float | None = None) -> Bound:
     """The projection onto [min, max]: 1-Lipschitz; at zero it gives the point of the interval nearest to zero."""
-    if not all(limit is None or isinstance(limit, int | float) for limit in (min, max)):
+    if any(limit is not None and not (isinstance(limit, int | float) and limit == limit) for limit in (min, max)):
         raise Unbounded("its limits are not public numbers", "clamp to numbers")
     low = -math.inf if min is None else float(min)
     high = math.inf if max is None else float(max)
@@ -168,7 +168,7 @@ def hardsigmoid(op: Operation, x: Value, inplace: bool = False) -> Bound:
 
 def _softplus(x: Value, beta: float) -> Bound:
     # softplus(0) = ln 2 / beta; the slope lies in (0, 1) for every beta > 0
-    if not beta > 0:
+    if not public_number(beta) > 0:
         raise Unbounded(f"softplus with beta={beta}", "use a positive beta")
     return Bound(x.norm + math.sqrt(x.numel) * math.log(2.0) / beta, 1.0)
 
@@ -200,6 +200,7 @@ def softmax_module(op: Operation, x: Value) -> Bound:
 @rule(torch.softmax, F.softmax, "softmax")
 def softmax(op: Operation, x: Value, dim: int | None = None, **kwargs: Any) -> Bound:
     """Jacobian diag(p) - p p^T has norm at most 1/2; each distribution has norm at most 1."""
+    full_precision(*kwargs.values())
     inner = op.inner_dims(dim, len(x.shape))
     return Bound(math.sqrt(x.numel / x.shape[inner[0]]), 0.5)
 
