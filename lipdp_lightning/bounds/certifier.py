@@ -14,6 +14,7 @@ from .certificate import Certificate, NodeBound, UseBound
 from .checks import (
     LARGEST_BOUND,
     OPERATION_MARGIN,
+    SMALLEST_BOUND,
     check_accumulation,
     check_arguments,
     check_parameters,
@@ -190,7 +191,15 @@ class Certifier:
     def _overflows(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float]) -> list[Problem]:
         """Nodes whose values, or whose cotangents on the way to a parameter, might leave float32's range."""
         problems: list[Problem] = []
-        if all([b.norm < LARGEST_BOUND for b in bounds.values()] + [c < LARGEST_BOUND for c in cotangent.values()]):
+        small = [step.node for step in self._steps if 0 < bounds[step.node].norm < SMALLEST_BOUND]
+        for node in small:
+            reason = (
+                f"its values are at most {bounds[node].norm:.3g}, where float32 rounds them up by more than the margin"
+            )
+            problems.append(Problem(node_path(node), reason, "drop extreme constants"))
+        if not small and all(
+            [b.norm < LARGEST_BOUND for b in bounds.values()] + [c < LARGEST_BOUND for c in cotangent.values()]
+        ):
             return problems
         trained: set[fx.Node] = set()
         for step in self._steps:

@@ -77,7 +77,7 @@ def propagate_shapes(graph: fx.GraphModule, input_shape: tuple[int, ...]) -> Non
 
 
 def _misused(node: fx.Node, dtypes: set[torch.dtype]) -> list[Problem]:
-    """Numbers made from the batch size that reach an operation on examples, and values without a margin."""
+    """Numbers made from the batch size that reach an operation on examples, mixed keywords, and odd dtypes."""
     if node.op not in ("call_module", "call_function", "call_method") or not depends_on_example(node):
         return []
     problems = []
@@ -92,6 +92,10 @@ def _misused(node: fx.Node, dtypes: set[torch.dtype]) -> list[Problem]:
             "use a public constant, or name the batch size as the first dimension alone, as x.view(x.size(0), -1) does"
         )
         problems.append(Problem(node_path(node), reason, hint))
+    named = [value for value in node.kwargs.values() if any(map(depends_on_example, _nodes_in(value)))]
+    if len(named) > 1:
+        reason = "it reads several activations by keyword, in an order that its rule does not see"
+        problems.append(Problem(node_path(node), reason, "give them by position"))
     without = [d for d in dtypes if d.is_complex or (d.is_floating_point and d not in _WITH_MARGIN)]
     if without:
         reason = f"its output is of {without[0]}, for which no rule and no margin holds"
@@ -131,13 +135,17 @@ def depends_on_example(node: fx.Node) -> bool:
 
 def argument_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
     """The nodes in the argument slots, in order and with multiplicity; ``node.all_input_nodes`` lists each once."""
+    return _nodes_in((node.args, node.kwargs))
+
+
+def _nodes_in(value: Any) -> tuple[fx.Node, ...]:
     found: list[fx.Node] = []
 
     def keep(n: fx.Node) -> fx.Node:
         found.append(n)
         return n
 
-    fx.node.map_arg((node.args, node.kwargs), keep)
+    fx.node.map_arg(value, keep)
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ import torch
 from rule_checks import SLACK, Forward, bounds_of, jacobian_norm, largest_output, starts
 from torch import Tensor
 
-from lipdp_lightning.bounds import CertificationError, certify
+from lipdp_lightning.bounds import Bound, CertificationError, certify, rule
 
 Sum = Callable[[Any, Tensor, Any, float], Tensor]
 
@@ -20,7 +20,7 @@ FORMS: dict[str, Sum] = {
     "torch.add": lambda m, y, o, k: torch.add(y, o, alpha=k),
     "torch.sub": lambda m, y, o, k: torch.sub(y, o, alpha=k),
     "torch.subtract": lambda m, y, o, k: torch.subtract(y, o, alpha=k),
-    "keywords": lambda m, y, o, k: torch.sub(alpha=k, input=y, other=o),
+    "keywords": lambda m, y, o, k: torch.sub(y, alpha=k, other=o),
     "add": lambda m, y, o, k: y.add(o, alpha=k),
     "sub": lambda m, y, o, k: y.sub(other=o, alpha=k),
     "add_": lambda m, y, o, k: (2 * y).add_(o, alpha=k),
@@ -104,3 +104,35 @@ def test_operands_that_are_no_public_real_numbers_are_refused(function: Callable
     with pytest.raises(CertificationError) as refused:
         certify(model, (4,), 1.0, "binary_cross_entropy", compute_dtype=torch.float64)
     assert "HINT" in str(refused.value)
+
+
+def test_values_that_float32_rounds_up_are_refused() -> None:
+    """0.8e-45 becomes 1.4e-45, the smallest number there is, and the factors after it scale the error up."""
+    function = lambda m, x: x * 1e-45 * 1e30 * 1e15  # noqa: E731
+    x = torch.full((1, 4), 0.8)
+    assert float(function(None, x).norm()) > 1.7 * float(x.norm())
+    for tiny in (function, lambda m, x: x / 1e35 / 1e10 * 1e15 * 1e15 * 1e15):
+        with pytest.raises(CertificationError, match="rounds them up"):
+            certify(Forward(tiny), (4,), 1.0, "binary_cross_entropy")
+    certify(Forward(lambda m, x: x * 0), (4,), 1.0, "binary_cross_entropy")
+
+
+class Blend(torch.nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + 5 * y
+
+
+@rule(Blend)
+def blend(op: Any, x: Any, y: Any) -> Bound:
+    return Bound(x.norm + 5 * y.norm, (1.0, 5.0))
+
+
+def test_activations_by_keyword_keep_their_slots() -> None:
+    """A rule answers in the order of its arguments, which is not the order of keywords in a call."""
+    model: Any = Forward(lambda m, x: m.blend(y=m.inner(x), x=100 * x))
+    model.blend, model.inner = Blend(), torch.nn.Linear(4, 4)
+    with pytest.raises(CertificationError, match="by keyword"):
+        certify(model, (4,), 1.0, "binary_cross_entropy")
+    model.function = lambda m, x: m.blend(100 * x, y=m.inner(x))
+    certificate = certify(model, (4,), 1.0, "binary_cross_entropy")
+    assert certificate.groups[0].uses[0].cotangent_bound == pytest.approx(5 * certificate.loss_lipschitz, rel=1e-5)

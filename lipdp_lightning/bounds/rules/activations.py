@@ -59,7 +59,13 @@ for _bound, _targets in _SIMPLE:
     rule(*_targets)(_bound)
 
 
-def _leaky(x: Value, slope: float) -> Bound:
+def _has_gradient(slope: float, inplace: bool) -> None:
+    if inplace and public_number(slope) < 0:
+        raise Unbounded(f"in place with a negative slope, {slope}, it has no gradient", "drop inplace")
+
+
+def _leaky(x: Value, slope: float, inplace: bool) -> Bound:
+    _has_gradient(slope, inplace)
     constant = max(1.0, abs(public_number(slope)))
     return Bound(constant * x.norm, constant)
 
@@ -67,15 +73,16 @@ def _leaky(x: Value, slope: float) -> Bound:
 @rule(nn.LeakyReLU)
 def leaky_relu_module(op: Operation, x: Value) -> Bound:
     assert isinstance(op.module, nn.LeakyReLU)
-    return _leaky(x, op.module.negative_slope)
+    return _leaky(x, op.module.negative_slope, op.module.inplace)
 
 
 @rule(F.leaky_relu, F.leaky_relu_)
 def leaky_relu(op: Operation, x: Value, negative_slope: float = 0.01, inplace: bool = False) -> Bound:
-    return _leaky(x, negative_slope)
+    return _leaky(x, negative_slope, inplace or op.name.endswith("_"))
 
 
-def _elu(x: Value, alpha: float) -> Bound:
+def _elu(x: Value, alpha: float, inplace: bool) -> Bound:
+    _has_gradient(alpha, inplace)
     constant = max(1.0, abs(public_number(alpha)))
     return Bound(constant * x.norm, constant)
 
@@ -83,12 +90,18 @@ def _elu(x: Value, alpha: float) -> Bound:
 @rule(nn.ELU)
 def elu_module(op: Operation, x: Value) -> Bound:
     assert isinstance(op.module, nn.ELU)
-    return _elu(x, op.module.alpha)
+    return _elu(x, op.module.alpha, op.module.inplace)
 
 
-@rule(F.elu, F.elu_)
+@rule(F.elu)
 def elu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> Bound:
-    return _elu(x, alpha)
+    return _elu(x, alpha, inplace)
+
+
+@rule(F.elu_)
+def elu_in_place(op: Operation, x: Value, alpha: float = 1.0) -> Bound:
+    """torch takes a scale and an input scale here; they have no rule."""
+    return _elu(x, alpha, True)
 
 
 @rule(nn.CELU)
