@@ -152,16 +152,16 @@ def _from_schemas(name: str) -> dict[str, bool]:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: by position or by name."""
+    """One call; the first ``positional`` arguments are given by position, the others by name."""
 
     target: Target
     shape: tuple[int, ...]
     arguments: tuple[tuple[str, Any], ...]
-    by_name: bool
+    positional: int
 
     def __str__(self) -> str:
-        given = ", ".join(f"{k}={v!r}" for k, v in self.arguments)
-        return f"{name_of(self.target)}({given}) by {'name' if self.by_name else 'position'} on {self.shape}"
+        given = [f"{v!r}" if i < self.positional else f"{k}={v!r}" for i, (k, v) in enumerate(self.arguments)]
+        return f"{name_of(self.target)}({', '.join(given)}) on {self.shape}"
 
     def model(self) -> nn.Module:
         if isinstance(self.target, type):
@@ -180,7 +180,8 @@ class Call:
         first = () if "tensors" in given else (of,)
         function = getattr(of, self.target) if isinstance(self.target, str) else self.target
         first = () if isinstance(self.target, str) else first
-        out = function(*first, **given) if self.by_name else function(*first, *given.values())
+        named = dict(list(given.items())[self.positional :])
+        out = function(*first, *list(given.values())[: self.positional], **named)
         return out[0] if _gives_tuple(self.target) else out
 
 
@@ -219,22 +220,27 @@ def base_call(target: Target, accepted: Callable[[Call], bool]) -> Call | None:
     for names in (needed, needed + others[:1], needed + others[:2]):
         for shape in SHAPES:
             for values in itertools.islice(itertools.product(*(VALUES[name] for name in names)), 60):
-                by_name = isinstance(target, type) or names != needed
-                call = Call(target, shape, tuple(zip(names, values, strict=True)), by_name)
+                positional = 0 if isinstance(target, type) else len(needed)
+                call = Call(target, shape, tuple(zip(names, values, strict=True)), positional)
                 if accepted(call):
                     return call
     return None
 
 
 def variations(base: Call) -> Iterator[Call]:
-    """Each argument in turn with each of its values: by name, and by position after plain values of those before."""
+    """Each argument in turn with each of its values: as in the base call, by name, and by position."""
     given, order = dict(base.arguments), list(arguments_of(base.target))
     for place, name in enumerate(order):
         for value in VALUES[name]:
-            yield Call(base.target, base.shape, tuple({**given, name: value}.items()), True)
+            yield from _forms(base, {**given, name: value})
             if not isinstance(base.target, type):
                 before = {n: given.get(n, VALUES[n][0]) for n in order[:place]}
-                yield Call(base.target, base.shape, tuple({**before, name: value}.items()), False)
+                yield Call(base.target, base.shape, tuple({**before, name: value}.items()), place + 1)
+
+
+def _forms(base: Call, arguments: dict[str, Any]) -> Iterator[Call]:
+    for positional in {0, base.positional}:
+        yield Call(base.target, base.shape, tuple(arguments.items()), positional)
 
 
 def pairs(base: Call) -> Iterator[Call]:
@@ -242,5 +248,4 @@ def pairs(base: Call) -> Iterator[Call]:
     given = dict(base.arguments)
     for first, second in itertools.combinations(arguments_of(base.target), 2):
         for values in itertools.product(VALUES[first][:9], VALUES[second][:9]):
-            changed = {**given, first: values[0], second: values[1]}
-            yield Call(base.target, base.shape, tuple(changed.items()), True)
+            yield from _forms(base, {**given, first: values[0], second: values[1]})
