@@ -117,6 +117,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
             in_evaluation = _Tracer().trace(model)
         if _text(graph) != _text(in_evaluation):
             raise ValueError("it computes one thing in training and another in evaluation mode")
+        return fx.GraphModule(model, graph)  # which writes the graph as code, and so may fail on unusual calls
     except Exception as error:  # whatever a user's forward raises on proxies
         reason = (
             f"its forward cannot be traced ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
@@ -126,7 +127,6 @@ def trace(model: nn.Module) -> fx.GraphModule:
             "of its own (see CONTRIBUTING)"
         )
         raise CertificationError([Problem(type(model).__name__, reason, hint)]) from error
-    return fx.GraphModule(model, graph)
 
 
 def operation_name(node: fx.Node) -> str:

@@ -77,6 +77,7 @@ def test_trained_parameters_get_their_own_factor(name: str) -> None:
 @pytest.mark.parametrize(
     "function",
     [
+        lambda m, x: x.__add__(other=3.0),
         lambda m, x: torch.add(x, 3, x),
         lambda m, x: x.sub(3, x),
         lambda m, x: torch.add(x, x, alpha=x),
