@@ -14,6 +14,7 @@ from .certificate import Certificate, NodeBound, UseBound
 from .checks import (
     LARGEST_BOUND,
     OPERATION_MARGIN,
+    SMALLEST_BOUND,
     check_accumulation,
     check_arguments,
     check_parameters,
@@ -26,7 +27,8 @@ from .held import HeldTensors
 from .losses import Loss
 from .registry import Rule, function_rule, module_rule
 from .rounded_norms import RoundedNorms
-from .shapes import MIXED, Number, argument_nodes, constant_of, depends_on_example, propagate_shapes
+from .shapes import MIXED, argument_nodes, constant_of, depends_on_example, propagate_shapes
+from .sizes import Number
 from .trace import CertificationError, Problem, altered, node_path, operation_name, trace, unsupported
 from .values import Bound, NormSource, Operation, Unbounded, Value, with_margin
 
@@ -125,9 +127,10 @@ class Certifier:
         args, kwargs = self._arguments(step, bounds)
         try:
             bound = step.rule(step.operation, *args, **kwargs)
-        except (TypeError, AttributeError, IndexError) as error:
+        except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+            what = (str(error) or type(error).__name__).splitlines()[0].partition(" HINT:")[0]
             raise Unbounded(
-                f"its rule does not take this call ({error})",
+                f"its rule does not take this call ({what})",
                 "call the operation in a plainer way, or register a rule",
             ) from error
         if len(bound.slots) != len(step.reads):
@@ -188,7 +191,15 @@ class Certifier:
     def _overflows(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float]) -> list[Problem]:
         """Nodes whose values, or whose cotangents on the way to a parameter, might leave float32's range."""
         problems: list[Problem] = []
-        if all([b.norm < LARGEST_BOUND for b in bounds.values()] + [c < LARGEST_BOUND for c in cotangent.values()]):
+        small = [step.node for step in self._steps if 0 < bounds[step.node].norm < SMALLEST_BOUND]
+        for node in small:
+            reason = (
+                f"its values are at most {bounds[node].norm:.3g}, where float32 rounds them up by more than the margin"
+            )
+            problems.append(Problem(node_path(node), reason, "drop extreme constants"))
+        if not small and all(
+            [b.norm < LARGEST_BOUND for b in bounds.values()] + [c < LARGEST_BOUND for c in cotangent.values()]
+        ):
             return problems
         trained: set[fx.Node] = set()
         for step in self._steps:

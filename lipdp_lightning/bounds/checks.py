@@ -24,6 +24,9 @@ OPERATION_MARGIN = {torch.float64: 0.0, torch.float32: 2.0**-21, torch.bfloat16:
 # Below this, no value, square or partial sum of a float32 pass over a bounded input can overflow
 LARGEST_BOUND = 1e15
 
+# Below this, and above zero, rounding to multiples of float32's smallest number may exceed the margins
+SMALLEST_BOUND = 1e-30
+
 
 def check_arguments(model: nn.Module, input_bound: float, loss: Any, compute_dtype: torch.dtype) -> Loss:
     problems = []
@@ -86,7 +89,7 @@ def _parameters_of(module: nn.Module | None) -> list[nn.Parameter]:
     return [p for p in module._parameters.values() if p is not None]  # the same for a leaf, in a tenth of the time
 
 
-_KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract, rules.structure.multiply)
+_KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract_from, rules.structure.multiply)
 
 
 def check_accumulation(rule: Rule | None, module: nn.Module | None, bound: Bound) -> None:

@@ -1,59 +1,183 @@
-"""In-place operations: sound only where nothing else can see the tensor they overwrite."""
+"""In-place operations: sound only where nothing else can see the memory that they overwrite."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
-_IN_PLACE_FUNCTIONS = frozenset(
-    {
-        operator.iadd,
-        operator.isub,
-        operator.imul,
-        operator.itruediv,
-    }
-)
-_VIEWS = frozenset(
-    {"view", "reshape", "flatten", "chunk", "split", "getitem", "permute", "transpose", "squeeze", "unsqueeze",
-     "contiguous", "unbind", "unflatten", "swapaxes", "to", "float", "double", "tensor_split", "movedim", "expand",
-     "detach", "getattr", "pos", "pixel_shuffle", "pixel_unshuffle"}
-)  # fmt: skip
-_VIEW_MODULES = (
-    nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle
-)  # fmt: skip
-_KNOWN = ("torch.nn", "lipdp_lightning")
+from .registry import Rule, function_rule, module_rule
+
+_IN_PLACE_FUNCTIONS = frozenset({operator.iadd, operator.isub, operator.imul, operator.itruediv})
+_CALLS = ("call_module", "call_function", "call_method")
+_LIBRARY = __name__.partition(".")[0]
+
+Sharing = dict[fx.Node, set[fx.Node]]
 
 
-def _overwrites(node: fx.Node, module: nn.Module | None) -> bool:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in a value, a tuple of values or nested tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_in(part)
+
+
+def rule_of(node: fx.Node, module: nn.Module | None) -> Rule | None:
+    found = module_rule(type(module)) if module is not None else function_rule(node.target)
+    return found if callable(found) else None
+
+
+class MemoryInterpreter(fx.Interpreter):
+    """Runs a graph and finds, by trying, which nodes overwrite an argument and which may return an argument's memory.
+
+    A node is tried on its own arguments in every memory layout of :func:`_layouts`, and a module in both modes: whether
+    ``reshape``, ``contiguous`` or a dropout copies depends on them. An operation whose rule is not of this library
+    cannot be tried in all that it may do, and counts as one that returns the memory of every argument.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=True)
+        self.overwrites: Sharing = {}
+        self.shares: Sharing = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op in _CALLS:
+            self._observe(n, {read: self.env[read] for read in n.all_input_nodes})
+        return super().run_node(n)
+
+    def _observe(self, node: fx.Node, values: dict[fx.Node, Any]) -> None:
+        module = self.submodules.get(str(node.target)) if node.op == "call_module" else None
+        rule = rule_of(node, module)
+        holders = {read for read, value in values.items() if any(True for _ in tensors_in(value))}
+        shares, overwrites = self.shares.setdefault(node, set()), self.overwrites.setdefault(node, set())
+        tried = False
+        for layout, training in product(range(_LAYOUTS), _modes(module)):
+            try:
+                laid = {read: _laid_out(value, layout) for read, value in values.items()}
+                before = {read: versions(laid[read]) for read in holders}
+                result = self._try(node, laid, module, training)
+            except Exception:  # a layout or a mode that the operation does not take, such as a view of a transpose
+                continue
+            tried = True
+            memory = {_memory(t) for t in tensors_in(result)}
+            shares |= {read for read in holders if any(_memory(t) in memory for t in tensors_in(laid[read]))}
+            overwrites |= {read for read in holders if versions(laid[read]) != before[read]}
+        if not tried or (rule is not None and not _of_library(rule)):
+            shares |= holders
+
+    def _try(self, node: fx.Node, values: dict[fx.Node, Any], module: nn.Module | None, training: bool) -> Any:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        if module is None:
+            return getattr(self, node.op)(node.target, args, kwargs)
+        before = [(m, m.training) for m in module.modules()]
+        try:
+            module.train(training)
+            with torch.random.fork_rng(devices=[]):
+                return module(*args, **kwargs)
+        finally:
+            for part, mode in before:
+                part.training = mode
+
+
+_LAYOUTS = 3
+
+
+def _modes(module: nn.Module | None) -> tuple[bool, ...]:
+    """Evaluation, and training where it makes a difference."""
+    if module is None:
+        return (False,)
+    before = [(m, m.training) for m in module.modules()]
+    module.train(True)
+    differs = any(m.training != mode for m, mode in before)
+    for part, mode in before:
+        part.training = mode
+    return (False, True) if differs else (False,)
+
+
+def _laid_out(value: Any, layout: int) -> Any:
+    """Returns the value with its tensors copied: in order, with the second dimension last in memory, or reversed."""
+    if isinstance(value, tuple | list):
+        return type(value)(_laid_out(v, layout) for v in value)
+    if not isinstance(value, Tensor):
+        return value
+    order = list(range(value.dim()))
+    if layout == 1 and len(order) > 2:
+        order = [0, *order[2:], 1]
+    elif layout == 2:
+        order.reverse()
+    back = [order.index(d) for d in range(len(order))]
+    return value.detach().permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def versions(value: Any) -> list[int]:
+    return [t._version for t in tensors_in(value) if not t.is_inference()]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _of_library(rule: Rule) -> bool:
+    return rule.__module__.partition(".")[0] == _LIBRARY
+
+
+def may_overwrite(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether the node has a name, an option, a part or a rule by which it might overwrite an argument."""
+    rule = rule_of(node, module)
+    parts = () if module is None else module.modules()
+    inside = any(getattr(part, "inplace", False) for part in parts)
+    return overwriting(node, module) or inside or (rule is not None and not _of_library(rule))
+
+
+def overwriting(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether the node's name or options say that it overwrites an argument."""
     if node.op == "call_module":
         return bool(getattr(module, "inplace", False))
+    if node.op not in _CALLS:
+        return False
     # torch names what overwrites with a trailing underscore: relu_, add_, F.elu_
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         return True
-    return node.target in _IN_PLACE_FUNCTIONS or bool(node.kwargs.get("inplace", False))
+    if node.target in _IN_PLACE_FUNCTIONS or node.kwargs.get("out") is not None:
+        return True
+    return bool(node.kwargs.get("inplace", False))
 
 
-def _may_alias(node: fx.Node, module: nn.Module | None) -> bool:
-    if node.op == "call_module":
-        # a user's own module may return what it was given
-        return isinstance(module, _VIEW_MODULES) or not type(module).__module__.startswith(_KNOWN)
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return node.op in ("placeholder", "get_attr") or name in _VIEWS
+def _operand(node: fx.Node) -> object:
+    return node.args[0] if node.args else node.kwargs.get("input")
 
 
-def overwrites_shared_value(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Whether the node overwrites a tensor that another node reads, directly or through a view.
+def overwrites_outside(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether the node says that it overwrites the input, a buffer, a parameter or what ``out`` names."""
+    if not overwriting(node, module):
+        return False
+    operand = _operand(node)
+    return not isinstance(operand, fx.Node) or operand.op not in _CALLS or node.kwargs.get("out") is not None
+
+
+def overwrites_shared_memory(node: fx.Node, module: nn.Module | None, found: MemoryInterpreter) -> bool:
+    """Whether the node overwrites memory that another node reads, directly or through a view.
 
     The graph would then show that reader the old value, with the old bound.
     """
-    if node.op not in ("call_module", "call_function", "call_method"):
+    if overwrites_outside(node, module):
+        return True
+    operands = set(found.overwrites.get(node, ()))
+    operand = _operand(node)
+    if overwriting(node, module) and isinstance(operand, fx.Node):
+        operands.add(operand)
+    return not all(_exclusive(operand, node, found.shares) for operand in operands)
+
+
+def _exclusive(value: fx.Node, reader: fx.Node, shares: Sharing) -> bool:
+    """Whether nothing but ``reader`` reads the value, nor any memory that it may share."""
+    if value.op not in _CALLS or set(value.users) != {reader}:
         return False
-    if not _overwrites(node, modules.get(str(node.target)) if node.op == "call_module" else None):
-        return False
-    operand = node.args[0] if node.args else next(iter(node.all_input_nodes), None)
-    if not isinstance(operand, fx.Node):
-        return False
-    source = modules.get(str(operand.target)) if operand.op == "call_module" else None
-    return len(operand.users) > 1 or _may_alias(operand, source)
+    return all(_exclusive(source, value, shares) for source in shares[value])

@@ -25,14 +25,19 @@ class Refusal:
 
 _RULES: dict[Target, Rule] = {}
 _REFUSALS: dict[Target, Refusal] = {}
+_TAKES_BATCH_SIZE: set[Target] = set()
 
 
-def rule(*targets: Target) -> Callable[[R], R]:
+def rule(*targets: Target, takes_batch_size: bool = False) -> Callable[[R], R]:
     """Register a rule for module classes, functions (``torch.relu``) and tensor methods (``"relu"``).
 
     The rule takes the :class:`Operation` and then the operation's own arguments, with a :class:`Value`
     in place of every tensor that depends on an example, and returns a :class:`Bound`. A module's rule
     finds the module at ``op.module``. Rules of a subclass win over those of its parents.
+
+    Numbers made from the batch size, which is private, are refused before the rule sees them. With
+    ``takes_batch_size`` the rule receives them, as :class:`BatchNumber`, and must refuse each one that does more than
+    name the first dimension.
     """
 
     def register(function: R) -> R:
@@ -43,6 +48,8 @@ def rule(*targets: Target) -> Callable[[R], R]:
                     "register the subclass; two rules for one operation would leave open which one certifies."
                 )
             _RULES[target] = function
+            if takes_batch_size:
+                _TAKES_BATCH_SIZE.add(target)
         return function
 
     return register
@@ -88,6 +95,10 @@ def _computes_alike(kind: type, base: type) -> bool:
 
 def function_rule(target: Target) -> Rule | Refusal | None:
     return _RULES.get(target) or _REFUSALS.get(target)
+
+
+def takes_batch_size(target: Target) -> bool:
+    return target in _TAKES_BATCH_SIZE
 
 
 def registered() -> tuple[Target, ...]:

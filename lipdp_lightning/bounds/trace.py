@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .inplace import overwrites_shared_value
+from .inplace import overwrites_outside
 from .registry import function_rule, module_rule
+from .sizes import may_be_number
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
             in_evaluation = _Tracer().trace(model)
         if _text(graph) != _text(in_evaluation):
             raise ValueError("it computes one thing in training and another in evaluation mode")
+        return fx.GraphModule(model, graph)  # which writes the graph as code, and so may fail on unusual calls
     except Exception as error:  # whatever a user's forward raises on proxies
         reason = (
             f"its forward cannot be traced ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
@@ -125,7 +127,6 @@ def trace(model: nn.Module) -> fx.GraphModule:
             "of its own (see CONTRIBUTING)"
         )
         raise CertificationError([Problem(type(model).__name__, reason, hint)]) from error
-    return fx.GraphModule(model, graph)
 
 
 def operation_name(node: fx.Node) -> str:
@@ -164,8 +165,8 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
     problems = []
     modules = dict(graph.named_modules())
     for node in graph.graph.nodes:
-        if overwrites_shared_value(node, modules):
-            reason = f"{operation_name(node)} overwrites, in place, a value that is read elsewhere"
+        if overwrites_outside(node, modules[str(node.target)] if node.op == "call_module" else None):
+            reason = f"{operation_name(node)} overwrites, in place, the input or another value that is read elsewhere"
             problems.append(Problem(node_path(node), reason, "use the operation that returns a new tensor"))
         if node.op == "call_module":
             kind = type(modules[str(node.target)])
@@ -173,7 +174,7 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
             what = f"torch.nn.{kind.__qualname__}" if kind.__module__.startswith("torch.nn") else kind.__qualname__
         elif node.op in ("call_function", "call_method"):
             found, what = function_rule(node.target), operation_name(node)
-            if found is None and what in _SHAPE_ONLY:
+            if found is None and may_be_number(node):
                 continue
         else:
             continue
@@ -183,22 +184,3 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
         elif not callable(found):
             problems.append(Problem(node_path(node), f"{what}: {found.reason}", found.hint))
     return problems
-
-
-# Functions and methods that yield numbers for shapes; they carry no example's values.
-_SHAPE_ONLY = frozenset(
-    {
-        "size",
-        "dim",
-        "getattr",
-        "numel",
-        "floordiv",
-        "mod",
-        "prod",
-        "ndimension",
-        "getitem",
-        "mul",
-        "add",
-        "sub",
-    }
-)

@@ -42,13 +42,6 @@ class Constant:
     tensor: Tensor
 
 
-@dataclass(frozen=True)
-class BatchNumber:
-    """A number that changes with the batch size, such as ``x.shape[0]``; good for shapes alone."""
-
-    value: object
-
-
 @dataclass
 class ParameterUse:
     """One use of parameters that form a group.
@@ -140,19 +133,45 @@ class Operation:
         return math.prod(self.output_shape)
 
     def inner_dims(self, dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-        """Dimensions counted from the first one after the batch; refuses the batch dimension."""
-        if dims is None:
+        """Dimensions counted from the first one after the batch; refuses the batch dimension, and an empty list.
+
+        Where no dimension is named, torch reduces over all of them, rolls all of them, or does nothing.
+        """
+        listed = (dims,) if isinstance(dims, int) else () if dims is None else tuple(dims)
+        if not listed:
             raise Unbounded(
-                "it reduces over all dimensions, the batch among them", "name the dimensions, dim=1 or later"
+                "without a dimension it works over all dimensions, the batch among them",
+                "name the dimensions, dim=1 or later",
             )
-        listed = (dims,) if isinstance(dims, int) else tuple(dims)
+        if not all(isinstance(d, int) and not isinstance(d, bool) for d in listed):
+            raise Unbounded(f"its dimensions {listed} are not integers", "name the dimensions, dim=1 or later")
+        if not all(-rank - 1 <= d <= rank for d in listed):
+            raise Unbounded(f"dim {listed} is not one of {rank + 1} dimensions", "name a dimension that exists")
         positive = tuple(d % (rank + 1) for d in listed)
         if 0 in positive:
             raise Unbounded(
                 f"it works along dim {listed}, which includes the batch, and so mixes examples",
                 "use dimensions 1 and later only",
             )
+        if len(set(positive)) < len(positive):
+            raise Unbounded(f"dim {listed} names a dimension twice", "name each dimension once")
         return tuple(d - 1 for d in positive)
+
+
+def public_number(value: object) -> float:
+    """The value of an argument that must be a public, finite number; raises Unbounded for everything else."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise Unbounded(f"{value!r} is not a public, finite number", "give a number that is part of the code")
+    return float(value)
+
+
+def full_precision(*options: object) -> None:
+    """Casts below float32 round values up by more than the margins allow; integers have no gradient."""
+    for option in options:
+        if isinstance(option, torch.dtype) and option not in (torch.float32, torch.float64):
+            raise Unbounded(f"it casts to {option}", "compute in float32, or under the trainer's precision")
+        if isinstance(option, Value | Constant | Tensor):
+            raise Unbounded("it takes the dtype of another tensor", "name the dtype")
 
 
 def root_of_squares(values: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bounds.registry import rule
-from ..bounds.values import Bound, Operation, Unbounded, Value
+from ..bounds.values import Bound, Operation, Unbounded, Value, public_number
 from ..kernels.pairs import larger_first
 from ..kernels.precision import widened
 
@@ -79,6 +79,8 @@ def group_sort(op: Operation, x: Value) -> Bound:
 
 @rule(Householder)
 def householder(op: Operation, x: Value) -> Bound:
+    assert isinstance(op.module, Householder)
+    public_number(op.module.angle)
     _grouped(x, 2)
     return Bound(x.norm, 1.0)
 
@@ -86,6 +88,6 @@ def householder(op: Operation, x: Value) -> Bound:
 @rule(TemperedSigmoid)
 def tempered_sigmoid(op: Operation, x: Value) -> Bound:
     assert isinstance(op.module, TemperedSigmoid)
-    scale, offset = op.module.scale, op.module.offset
+    scale, offset = public_number(op.module.scale), public_number(op.module.offset)
     largest = max(abs(scale - offset), abs(offset))
-    return Bound(math.sqrt(x.numel) * largest, abs(scale * op.module.temperature) / 4)
+    return Bound(math.sqrt(x.numel) * largest, abs(scale * public_number(op.module.temperature)) / 4)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..registry import Target, rule
-from ..values import Bound, Operation, Unbounded, Value
+from ..values import Bound, Operation, Unbounded, Value, full_precision, public_number
 
 SELU = 1.758100
 GELU_ERF = 1.128905
@@ -59,36 +59,49 @@ for _bound, _targets in _SIMPLE:
     rule(*_targets)(_bound)
 
 
-def _leaky(x: Value, slope: float) -> Bound:
-    constant = max(1.0, abs(slope))
+def _has_gradient(slope: float, inplace: bool) -> None:
+    if inplace and public_number(slope) < 0:
+        raise Unbounded(f"in place with a negative slope, {slope}, it has no gradient", "drop inplace")
+
+
+def _leaky(x: Value, slope: float, inplace: bool) -> Bound:
+    _has_gradient(slope, inplace)
+    constant = max(1.0, abs(public_number(slope)))
     return Bound(constant * x.norm, constant)
 
 
 @rule(nn.LeakyReLU)
 def leaky_relu_module(op: Operation, x: Value) -> Bound:
     assert isinstance(op.module, nn.LeakyReLU)
-    return _leaky(x, op.module.negative_slope)
+    return _leaky(x, op.module.negative_slope, op.module.inplace)
 
 
 @rule(F.leaky_relu, F.leaky_relu_)
 def leaky_relu(op: Operation, x: Value, negative_slope: float = 0.01, inplace: bool = False) -> Bound:
-    return _leaky(x, negative_slope)
+    return _leaky(x, negative_slope, inplace or op.name.endswith("_"))
 
 
-def _elu(x: Value, alpha: float) -> Bound:
-    constant = max(1.0, abs(alpha))
+def _elu(x: Value, alpha: float, inplace: bool) -> Bound:
+    _has_gradient(alpha, inplace)
+    constant = max(1.0, abs(public_number(alpha)))
     return Bound(constant * x.norm, constant)
 
 
 @rule(nn.ELU)
 def elu_module(op: Operation, x: Value) -> Bound:
     assert isinstance(op.module, nn.ELU)
-    return _elu(x, op.module.alpha)
+    return _elu(x, op.module.alpha, op.module.inplace)
 
 
-@rule(F.elu, F.elu_)
+@rule(F.elu)
 def elu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> Bound:
-    return _elu(x, alpha)
+    return _elu(x, alpha, inplace)
+
+
+@rule(F.elu_)
+def elu_in_place(op: Operation, x: Value, alpha: float = 1.0) -> Bound:
+    """torch takes a scale and an input scale here; they have no rule."""
+    return _elu(x, alpha, True)
 
 
 @rule(nn.CELU)
@@ -99,7 +112,7 @@ def celu_module(op: Operation, x: Value) -> Bound:
 
 @rule(torch.celu, torch.celu_, F.celu, F.celu_)
 def celu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> Bound:
-    if not alpha > 0:
+    if not public_number(alpha) > 0:
         raise Unbounded(f"CELU with alpha={alpha}", "use a positive alpha")
     return Bound(x.norm, 1.0)
 
@@ -133,7 +146,7 @@ def hardtanh(op: Operation, x: Value, min_val: float = -1.0, max_val: float = 1.
 @rule(torch.clamp, torch.clip, torch.clamp_, torch.clip_, "clamp", "clamp_", "clip", "clip_")
 def clamp(op: Operation, x: Value, min: float | None = None, max: float | None = None) -> Bound:
     """The projection onto [min, max]: 1-Lipschitz; at zero it gives the point of the interval nearest to zero."""
-    if not all(limit is None or isinstance(limit, int | float) for limit in (min, max)):
+    if any(limit is not None and not (isinstance(limit, int | float) and limit == limit) for limit in (min, max)):
         raise Unbounded("its limits are not public numbers", "clamp to numbers")
     low = -math.inf if min is None else float(min)
     high = math.inf if max is None else float(max)
@@ -168,7 +181,7 @@ def hardsigmoid(op: Operation, x: Value, inplace: bool = False) -> Bound:
 
 def _softplus(x: Value, beta: float) -> Bound:
     # softplus(0) = ln 2 / beta; the slope lies in (0, 1) for every beta > 0
-    if not beta > 0:
+    if not public_number(beta) > 0:
         raise Unbounded(f"softplus with beta={beta}", "use a positive beta")
     return Bound(x.norm + math.sqrt(x.numel) * math.log(2.0) / beta, 1.0)
 
@@ -200,6 +213,7 @@ def softmax_module(op: Operation, x: Value) -> Bound:
 @rule(torch.softmax, F.softmax, "softmax")
 def softmax(op: Operation, x: Value, dim: int | None = None, **kwargs: Any) -> Bound:
     """Jacobian diag(p) - p p^T has norm at most 1/2; each distribution has norm at most 1."""
+    full_precision(*kwargs.values())
     inner = op.inner_dims(dim, len(x.shape))
     return Bound(math.sqrt(x.numel / x.shape[inner[0]]), 0.5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ..close_norm import close_norm, may_be_taken_anew
 from ..conv_norms import conv_norm
-from ..geometry import kappa
+from ..geometry import convolution_axes, kappa
 from ..norms import dense_norm
 from ..registry import rule
 from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value
@@ -106,9 +107,21 @@ def conv_bound(
     return _affine(op, x, weight, bias, norm, copies, positions)
 
 
+@lru_cache(maxsize=1024)
+def _sides(kernel: tuple[int, ...], stride: Any, dilation: Any, padding: Any) -> tuple[int, ...]:
+    """The widths that torch's convolutions hand to F.pad: the last axis first."""
+    axes = convolution_axes(kernel, stride, dilation, padding)
+    return tuple(side for axis in reversed(axes) for side in (axis.before, axis.after))
+
+
 @rule(nn.Conv1d, nn.Conv2d)
 def conv_module(op: Operation, x: Value) -> Bound:
     m: Any = op.module
+    if _sides(tuple(m.weight.shape[2:]), m.stride, m.dilation, m.padding) != tuple(m._reversed_padding_repeated_twice):
+        raise Unbounded(
+            f"its padding was changed to {m.padding} after it was made, and its forward pads by other widths",
+            "make a new convolution with this padding",
+        )
     return conv_bound(
         op, x, m.weight, m.bias,
         stride=m.stride, padding=m.padding, dilation=m.dilation, groups=m.groups, padding_mode=m.padding_mode,

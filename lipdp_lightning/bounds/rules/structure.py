@@ -11,23 +11,34 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..batch_numbers import BatchNumber, counts_examples
 from ..registry import rule
-from ..values import BatchNumber, Bound, Constant, Operation, ParameterUse, Unbounded, Value, root_of_squares
+from ..values import (
+    Bound,
+    Constant,
+    Operation,
+    ParameterUse,
+    Unbounded,
+    Value,
+    full_precision,
+    public_number,
+    root_of_squares,
+)
 
-Operand = Value | Constant | nn.Parameter | BatchNumber | float | int
+Operand = Value | Constant | nn.Parameter | float | int
 
 
-def _public_number(value: Any) -> float:
-    if isinstance(value, BatchNumber):
-        raise Unbounded(
-            "it computes with the batch size, which is private, so one example changes the result of all others",
-            "scale by a public constant; the engine divides by the expected batch size",
-        )
-    return float(value)
+def _real(constant: torch.Tensor) -> torch.Tensor:
+    """A constant in float64; a complex one would lose its imaginary part."""
+    if constant.is_complex():
+        raise Unbounded(f"it computes with a constant of {constant.dtype}", "compute with real numbers")
+    return constant.detach().double()
 
 
 def _constant_norm(op: Operation, constant: torch.Tensor) -> float:
     """Norm of a constant broadcast to one example's output."""
+    if constant.is_complex():
+        _real(constant)
     copies = max(1, op.output_numel // max(1, constant.numel()))
     return math.sqrt(copies) * op.norms.vector_norm(constant)
 
@@ -42,10 +53,10 @@ def _copies(op: Operation, value: Value) -> float:
     return math.sqrt(op.output_numel / value.numel) if value.numel else 0.0
 
 
-def _sum(op: Operation, a: Operand, b: Operand, scale: float) -> Bound:
-    """a + scale * b: norms add; a broadcast operand is copied."""
+def _sum(op: Operation, *terms: tuple[Operand, float]) -> Bound:
+    """The sum of operands, each times a factor: norms add; a broadcast operand is copied."""
     norm, slots, uses = 0.0, [], []
-    for operand, factor in ((a, 1.0), (b, scale)):
+    for operand, factor in terms:
         if isinstance(operand, Value):
             copies = factor * _copies(op, operand)
             norm += copies * operand.norm
@@ -58,40 +69,42 @@ def _sum(op: Operation, a: Operand, b: Operand, scale: float) -> Bound:
         elif isinstance(operand, Constant):
             norm += factor * _constant_norm(op, operand.tensor)
         else:
-            norm += factor * abs(_public_number(operand)) * math.sqrt(op.output_numel)
+            norm += factor * abs(public_number(operand)) * math.sqrt(op.output_numel)
     return Bound(norm, tuple(slots), tuple(uses))
 
 
-@rule(operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__radd__")
-def add(op: Operation, a: Operand, b: Operand, *, alpha: float = 1.0) -> Bound:
-    return _sum(op, a, b, abs(_public_number(alpha)))
-
-
 @rule(
-    operator.sub, operator.isub, torch.sub, torch.subtract, torch.rsub,
-    "sub", "sub_", "subtract", "__sub__", "__rsub__",
+    operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__radd__",
+    operator.sub, operator.isub, torch.sub, torch.subtract, "sub", "sub_", "subtract", "__sub__",
 )  # fmt: skip
-def subtract(op: Operation, a: Operand, b: Operand, *, alpha: float = 1.0) -> Bound:
-    return _sum(op, a, b, abs(_public_number(alpha)))
+def add(op: Operation, input: Operand, other: Operand, *, alpha: float = 1.0) -> Bound:
+    """input + alpha * other, or input - alpha * other."""
+    return _sum(op, (input, 1.0), (other, abs(public_number(alpha))))
+
+
+@rule(torch.rsub, "__rsub__")
+def subtract_from(op: Operation, input: Operand, other: Operand, *, alpha: float = 1.0) -> Bound:
+    """other - alpha * input: the factor belongs to the first operand."""
+    return _sum(op, (input, abs(public_number(alpha))), (other, 1.0))
 
 
 @rule(operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply", "__mul__", "__rmul__")
-def multiply(op: Operation, a: Operand, b: Operand) -> Bound:
-    if isinstance(a, Value) and isinstance(b, Value):
+def multiply(op: Operation, input: Operand, other: Operand) -> Bound:
+    if isinstance(input, Value) and isinstance(other, Value):
         raise Unbounded("a product of two activations is not Lipschitz", "gate with a bounded, fixed mask instead")
-    x, factor = (a, b) if isinstance(a, Value) else (b, a)
+    x, factor = (input, other) if isinstance(input, Value) else (other, input)
     assert isinstance(x, Value)
     copies = _copies(op, x)
     if isinstance(factor, nn.Parameter) and factor.requires_grad:
         # the gradient sums d * x over the outputs that share a factor, and these read each entry of x once
-        size = float(factor.detach().abs().max()) if factor.numel() else 0.0
+        size = float(_real(factor).abs().max()) if factor.numel() else 0.0
         return Bound(size * copies * x.norm, size * copies, (ParameterUse((factor,), x.norm),))
     if isinstance(factor, nn.Parameter):
         factor = Constant(factor)
     if isinstance(factor, Constant):
-        size = float(factor.tensor.double().abs().max()) if factor.tensor.numel() else 0.0
+        size = float(_real(factor.tensor).abs().max()) if factor.tensor.numel() else 0.0
     else:
-        size = abs(_public_number(factor))
+        size = abs(public_number(factor))
     return Bound(size * copies * x.norm, size * copies)
 
 
@@ -99,14 +112,14 @@ def multiply(op: Operation, a: Operand, b: Operand) -> Bound:
     operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide,
     "div", "div_", "divide", "true_divide", "__truediv__",
 )  # fmt: skip
-def divide(op: Operation, a: Operand, b: Operand) -> Bound:
-    if not isinstance(a, Value) or isinstance(b, Value | nn.Parameter):
+def divide(op: Operation, input: Operand, other: Operand) -> Bound:
+    if not isinstance(input, Value) or isinstance(other, Value | nn.Parameter):
         raise Unbounded("division by an activation or a parameter is not Lipschitz", "divide by a public constant")
-    smallest = float(b.tensor.double().abs().min()) if isinstance(b, Constant) else abs(_public_number(b))
+    smallest = float(_real(other.tensor).abs().min()) if isinstance(other, Constant) else abs(public_number(other))
     if smallest == 0:
         raise Unbounded("division by zero", "divide by a public constant that is not zero")
-    size = _copies(op, a) / smallest
-    return Bound(size * a.norm, size)
+    size = _copies(op, input) / smallest
+    return Bound(size * input.norm, size)
 
 
 @rule(
@@ -114,17 +127,8 @@ def divide(op: Operation, a: Operand, b: Operand) -> Bound:
     "neg", "neg_", "negative", "contiguous", "clone", "float", "double", "to",
 )  # fmt: skip
 def copy(op: Operation, x: Value, *args: Any, **kwargs: Any) -> Bound:
-    _full_precision(*args, *kwargs.values())
+    full_precision(*args, *kwargs.values())
     return Bound(x.norm, 1.0)
-
-
-def _full_precision(*options: Any) -> None:
-    """Casts below float32 round values up by more than the margins allow; integers have no gradient."""
-    for option in options:
-        if isinstance(option, torch.dtype) and option not in (torch.float32, torch.float64):
-            raise Unbounded(f"it casts to {option}", "compute in float32, or under the trainer's precision")
-        if isinstance(option, Value | Constant | torch.Tensor):
-            raise Unbounded("it takes the dtype of another tensor", "name the dtype")
 
 
 @rule("detach", torch.detach)
@@ -156,22 +160,25 @@ def unbind(op: Operation, x: Value, dim: int = 0) -> Bound:
 @rule(torch.chunk, torch.split, "chunk", "split", "tensor_split", torch.tensor_split)
 def split(op: Operation, x: Value, how: Any = None, dim: int = 0, **named: Any) -> Bound:
     """Disjoint parts of x; each is at most x, and their cotangents combine by root of squares."""
+    if how is not None and not all(isinstance(size, int) for size in (how if isinstance(how, Sequence) else (how,))):
+        raise Unbounded(
+            f"it splits at {how!r}, which are not public integers", "give the sizes or positions as integers"
+        )
     op.inner_dims(dim, len(x.shape))
     if sum(math.prod(shape) for shape in op.output_shapes) != x.numel:
         raise Unbounded("its parts overlap", "split at increasing, positive positions")
     return Bound(x.norm, 1.0, parts=(x.norm,) * len(op.output_shapes))
 
 
-@rule(
-    "view",
-    "reshape",
-    torch.reshape,
-    nn.Unflatten,
-    "unflatten",
-    "unsqueeze",
-    torch.unsqueeze,
-)
+@rule("view", "reshape", torch.reshape, takes_batch_size=True)
 def reshape(op: Operation, x: Value, *sizes: Any, **kwargs: Any) -> Bound:
+    """A new shape for the same numbers."""
+    _batch_first(*sizes, *kwargs.values())
+    return regroup(op, x, *sizes, **kwargs)
+
+
+@rule(nn.Unflatten, "unflatten", "unsqueeze", torch.unsqueeze)
+def regroup(op: Operation, x: Value, *sizes: Any, **kwargs: Any) -> Bound:
     """A new shape for the same numbers; that each example keeps its own is checked at two batch sizes."""
     if any(isinstance(size, torch.dtype) for size in (*sizes, *kwargs.values())):
         raise Unbounded("it reads the same bits as another dtype", "keep the dtype")
@@ -183,6 +190,16 @@ def reshape(op: Operation, x: Value, *sizes: Any, **kwargs: Any) -> Bound:
     return Bound(x.norm, 1.0)
 
 
+def _batch_first(*sizes: Any) -> None:
+    """Refuses the batch size, or a multiple of it, as any dimension but the first."""
+    listed = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+    if any(counts_examples(size) and (place or size != BatchNumber(1)) for place, size in enumerate(listed)):
+        raise Unbounded(
+            "it computes with the batch size, which is private, in another place than the first dimension",
+            "keep the batch as the first dimension: x.flatten(1), x.view(x.size(0), -1)",
+        )
+
+
 @rule("squeeze", torch.squeeze)
 def squeeze(op: Operation, x: Value, dim: Any = None) -> Bound:
     if dim is None:
@@ -191,7 +208,14 @@ def squeeze(op: Operation, x: Value, dim: Any = None) -> Bound:
     return Bound(x.norm, 1.0)
 
 
-@rule("expand", "repeat")
+@rule("expand", takes_batch_size=True)
+def expand(op: Operation, x: Value, *sizes: Any) -> Bound:
+    """Copies along dimensions of size 1."""
+    _batch_first(*sizes)
+    return repeat(op, x, *sizes)
+
+
+@rule("repeat")
 def repeat(op: Operation, x: Value, *sizes: Any) -> Bound:
     """Every entry is copied equally often."""
     copies = _copies(op, x)
@@ -221,7 +245,8 @@ def permute(op: Operation, x: Value, *order: Any, dims: Any = ()) -> Bound:
 
 @rule("transpose", torch.transpose, "swapaxes", torch.swapaxes)
 def transpose(op: Operation, x: Value, dim0: int, dim1: int) -> Bound:
-    op.inner_dims((dim0, dim1), len(x.shape))
+    for dim in (dim0, dim1):
+        op.inner_dims(dim, len(x.shape))
     return Bound(x.norm, 1.0)
 
 
@@ -235,7 +260,7 @@ def movedim(op: Operation, x: Value, source: Any, destination: Any) -> Bound:
 @rule("amax", "amin", torch.amax, torch.amin)
 def extreme(op: Operation, x: Value, dim: Any = (), keepdim: bool = False) -> Bound:
     """Each output is one entry; torch divides the gradient evenly among ties, which shortens it."""
-    op.inner_dims(dim if isinstance(dim, int) or dim else None, len(x.shape))
+    op.inner_dims(dim, len(x.shape))
     return Bound(x.norm, 1.0)
 
 
@@ -243,7 +268,7 @@ def extreme(op: Operation, x: Value, dim: Any = (), keepdim: bool = False) -> Bo
 def mean(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
     """Average over n entries: 1/sqrt(n)."""
     dim = kwargs.pop("axis", dim)
-    _full_precision(*kwargs.values())
+    full_precision(*kwargs.values())
     averaged = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
     return Bound(x.norm / math.sqrt(averaged), 1 / math.sqrt(averaged))
 
@@ -252,7 +277,7 @@ def mean(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwar
 def total(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
     """Sum over n entries: sqrt(n)."""
     dim = kwargs.pop("axis", dim)
-    _full_precision(*kwargs.values())
+    full_precision(*kwargs.values())
     summed = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
     return Bound(x.norm * math.sqrt(summed), math.sqrt(summed))
 
@@ -266,7 +291,10 @@ def flip(op: Operation, x: Value, *axes: Any, dims: Any = ()) -> Bound:
 
 @rule(torch.roll, "roll")
 def roll(op: Operation, x: Value, shifts: Any, dims: Any = None) -> Bound:
+    """A permutation along the named dimensions; along none, torch rolls the whole batch as one list of numbers."""
     op.inner_dims(dims, len(x.shape))
+    if not all(isinstance(shift, int) for shift in (shifts if isinstance(shifts, Sequence) else (shifts,))):
+        raise Unbounded(f"it rolls by {shifts!r}, which is not a public integer", "roll by a constant")
     return Bound(x.norm, 1.0)
 
 
@@ -275,11 +303,7 @@ def getitem(op: Operation, x: Value, index: Any) -> Bound:
     """A slice that leaves the batch alone selects part of each example."""
     parts = index if isinstance(index, tuple) else (index,)
     whole = slice(None)
-    if (
-        not parts
-        or parts[0] not in (whole, Ellipsis)
-        or not all(isinstance(p, int | slice | type(None) | type(...)) for p in parts)
-    ):
+    if not parts or parts[0] not in (whole, Ellipsis) or not all(map(_selects, parts)):
         raise Unbounded(
             f"indexing with {index!r} selects examples or copies entries",
             "start the index with ':' and use slices",
@@ -287,6 +311,13 @@ def getitem(op: Operation, x: Value, index: Any) -> Bound:
     if parts[0] is Ellipsis and len([p for p in parts if p is not None]) - 1 > len(x.shape):
         raise Unbounded(f"indexing with {index!r} reaches the batch dimension", "start the index with ':'")
     return Bound(x.norm, 1.0)
+
+
+def _selects(part: Any) -> bool:
+    """Whether a part of an index is a public integer, slice, None or Ellipsis."""
+    if isinstance(part, slice):
+        return all(p is None or isinstance(p, int) for p in (part.start, part.stop, part.step))
+    return part is None or part is Ellipsis or (isinstance(part, int) and not isinstance(part, bool))
 
 
 @rule(nn.PixelUnshuffle, nn.PixelShuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle)

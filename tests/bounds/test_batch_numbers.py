@@ -1,0 +1,178 @@
+"""The batch size as a number: good for naming the first dimension of a shape, refused everywhere else."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rule_checks import Forward
+from torch import Tensor, nn
+
+from lipdp_lightning.bounds import Bound, CertificationError, certify, rule
+
+Call = Callable[[Any, Tensor], Tensor]
+
+# n is a number made from the batch size; every one of these computes with it
+USES: dict[str, Callable[[Any, Tensor, Any], Tensor]] = {
+    "shift": lambda m, x, n: torch.roll(x, n, 1),
+    "shift in a tuple": lambda m, x, n: x.roll((1, n), (1, 2)),
+    "dim": lambda m, x, n: x.sum(n, keepdim=True),
+    "lower limit": lambda m, x, n: torch.clamp(x, min=n),
+    "upper limit": lambda m, x, n: x.clamp_max(n),
+    "slice end": lambda m, x, n: x[:, :n],
+    "slice start": lambda m, x, n: x[:, n:],
+    "slice step": lambda m, x, n: x[:, :: n + 1],
+    "index": lambda m, x, n: x[:, n // 64],
+    "ellipsis": lambda m, x, n: x[..., :n],
+    "pad": lambda m, x, n: F.pad(x, (0, n)),
+    "pad value": lambda m, x, n: F.pad(x, (1, 1), value=n),
+    "alpha": lambda m, x, n: torch.add(x, x, alpha=n),
+    "divisor": lambda m, x, n: x / n,
+    "factor": lambda m, x, n: x * n,
+    "term": lambda m, x, n: x + n,
+    "chunks": lambda m, x, n: x.chunk(n, 1)[0],
+    "split size": lambda m, x, n: x.split(n + 1, 1)[0],
+    "sections": lambda m, x, n: torch.tensor_split(x, (1, n), 1)[0],
+    "copies": lambda m, x, n: x.repeat(1, n, 1),
+    "expanded": lambda m, x, n: x[:, :, None].expand(-1, -1, n, -1),
+    "kernel": lambda m, x, n: F.avg_pool1d(x, n),
+    "stride": lambda m, x, n: F.max_pool1d(x, 2, n),
+    "output size": lambda m, x, n: F.adaptive_avg_pool1d(x, n),
+    "slope": lambda m, x, n: F.leaky_relu(x, n),
+    "beta": lambda m, x, n: F.softplus(x, n),
+    "shrinkage": lambda m, x, n: F.softshrink(x, n),
+    "swapped dims": lambda m, x, n: x.transpose(1, n // 64 + 1),
+    "later size": lambda m, x, n: x.reshape(-1, n, 12 // n) if isinstance(n, int) else x.reshape(-1, n, 4),
+    "table of constants": lambda m, x, n: x + m.table[n],
+    "argument of a module": lambda m, x, n: m.takes_number(x, n),
+    "member": lambda m, x, n: x.unbind(1)[n],
+}  # fmt: skip
+
+# each agrees at batches of 2 and 3, or is the batch size itself
+NUMBERS: dict[str, Callable[[Tensor], Any]] = {
+    "size": lambda x: x.size(0),
+    "shape": lambda x: x.shape[0],
+    "size by keyword": lambda x: x.size(dim=-3),
+    "numel": lambda x: x.numel(),
+    "quotient": lambda x: 1 + x.shape[0] // 4,
+    "remainder": lambda x: x.shape[0] % 1 + 1,
+    "of a slice": lambda x: 1 + x.shape[0:1][0] // 4,
+    "shape of a shape": lambda x: x.shape[-3:][-3] // 64 + 1,
+    "difference": lambda x: (x.shape[0] + 1) // 4 + 1 - x.shape[0] // 4,
+    "member by quotient": lambda x: x.shape[1:][x.shape[0] // 4],
+    "slice by quotient": lambda x: x.shape[1 + x.shape[0] // 4 :][0],
+    "negative": lambda x: -(-x.shape[0] // 8),
+    "half of the entries": lambda x: x.numel() // 24 // 4 + 1,
+}  # fmt: skip
+
+
+class TakesNumber(nn.Module):
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        return x * n
+
+
+@rule(TakesNumber)
+def takes_number(op: Any, x: Any, n: Any) -> Bound:
+    return Bound(x.norm, 1.0)
+
+
+def refusal(function: Call, shape: tuple[int, ...] = (4, 3)) -> str:
+    model = Forward(function)
+    model.register_buffer("table", torch.arange(64.0))
+    model.takes_number = TakesNumber()
+    with pytest.raises(CertificationError) as refused:
+        certify(model.double(), shape, 1.0, "binary_cross_entropy", compute_dtype=torch.float64)
+    message = str(refused.value)
+    assert message.count("HINT: ") == len(refused.value.problems) >= 1
+    return message
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("number", ["shape", "quotient", "half of the entries"])
+def test_the_batch_size_is_refused_wherever_it_is_not_a_shape(use: str, number: str) -> None:
+    refusal(lambda m, x: USES[use](m, x, NUMBERS[number](x)))
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("use", ["shift", "factor", "slice end", "later size"])
+def test_every_number_made_from_the_batch_size_is_found(use: str, number: str) -> None:
+    refusal(lambda m, x: USES[use](m, x, NUMBERS[number](x)))
+
+
+def test_the_refusal_names_the_batch_size() -> None:
+    for use in ("shift", "divisor", "slice end", "pad", "chunks", "argument of a module"):
+        assert "batch size" in refusal(lambda m, x, use=use: USES[use](m, x, x.shape[0]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: x.tanh() * x.requires_grad,
+        lambda m, x: x.tanh() * x.is_leaf,
+        lambda m, x: x.tanh() * x.nbytes,
+        lambda m, x: x.tanh() * x.data_ptr(),
+        lambda m, x: x.tanh() * x.is_contiguous(),
+        lambda m, x: x if x.shape[0] > 1 else 2 * x,
+        lambda m, x: x * min(x.shape[0], 2),
+        lambda m, x: x * max(x.shape[0], 4),
+        lambda m, x: x * torch.sym_max(x.shape[0], 4),
+        lambda m, x: x * (x.shape[0] > 7),
+        lambda m, x: x / len(x),
+        lambda m, x: x * x.shape.count(4),
+        lambda m, x: x * (x.shape == (2, 4, 3)),
+        lambda m, x: x.view(x.shape[0] // 4 + 1, -1, 4, 3)[0],
+        lambda m, x: x.view(-1, x.shape[0], 12)[0],
+        lambda m, x: x.reshape(4, x.shape[0], 3).permute(1, 0, 2),
+        lambda m, x: x.unflatten(1, (-1, x.shape[0] // 4 + 1)),
+        lambda m, x: x.unflatten(0, (x.shape[0] // 4 + 1, -1))[0],
+        lambda m, x: x.view(x.shape[0] * 4, 3),
+        lambda m, x: x.view(x.shape[::-1]),
+        lambda m, x: x.view_as(x),
+        lambda m, x: x.expand(x.shape[0] // 4 + 1, -1, -1, -1)[0],
+    ],
+)
+def test_other_ways_to_compute_with_the_batch_are_refused(function: Call) -> None:
+    refusal(function)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: x.view(x.shape[0], -1),
+        lambda m, x: x.view(x.size(0), 12),
+        lambda m, x: x.reshape((x.shape[0], 12)),
+        lambda m, x: torch.reshape(x, shape=(x.size(0), -1)),
+        lambda m, x: x.view(x.shape),
+        lambda m, x: x.view(size=x.size()),
+        lambda m, x: x.view(operator.add(x.shape, (1,))),
+        lambda m, x: x.view(-1, x.shape[1] * x.shape[2]),
+        lambda m, x: x.view(x.size(0), x.numel() // x.shape[0]),
+        lambda m, x: x.view((2 * x.shape[0]) // 2, -1),
+        lambda m, x: x.view(x.shape[-3], x.shape[-1], x.shape[1]),
+        lambda m, x: x[:, :, None].expand(x.shape[0], -1, 2, -1),
+        lambda m, x: x[:, None].expand(operator.add(x.shape[:1], (2, 4, 3))),
+        lambda m, x: x * x.shape[1] / x.size(-1),
+        lambda m, x: x[:, : x.shape[1] // 2],
+        lambda m, x: x * x.dim(),
+        lambda m, x: torch.roll(x, x.numel() // x.shape[0] // 4, 1),
+        lambda m, x: x.to(x.dtype).to(x.device) * x.ndim,
+    ],
+)
+def test_shapes_that_keep_examples_apart_are_certified(function: Call) -> None:
+    model = Forward(function).double()
+    certify(model, (4, 3), 1.0, "binary_cross_entropy", compute_dtype=torch.float64)
+
+
+def test_a_wrapped_function_does_not_pass_for_arithmetic_on_shapes() -> None:
+    def mul(x: Any, factor: float) -> Any:
+        return 1.0 * float(x.abs().sum() > 0) * factor
+
+    def forward(m: Any, x: Any) -> Any:
+        number = x.node.graph.call_function(mul, (x.node, 2.0))
+        return x * torch.fx.Proxy(number, x.tracer)
+
+    assert "mul has no rule" in refusal(forward)
