@@ -71,7 +71,7 @@ def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int,
     from .fit import held_out_metrics
 
     module, data = experiment.model, experiment.datamodule
-    checkpoint = read_checkpoint(directory.checkpoint, weights_only=True)
+    checkpoint = read_checkpoint(directory.checkpoint)
     check_fits(checkpoint, module)
     state, weights = evaluated_state(checkpoint)
     module.load_state_dict(state)

@@ -48,7 +48,19 @@ class ResumeState:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> ResumeState:
-        return cls(**{**saved, "branches": tuple(Branch(**b) for b in saved["branches"])})
+        """The state that :meth:`to_dict` gave; ValueError if it is anything else."""
+        try:
+            state = cls(**{**saved, "branches": tuple(_branch(b) for b in saved["branches"])})
+            right = (bytes, bytes, str, str | None, int, tuple, dict)
+            values = (state.secret, state.context, state.plan, state.directory, state.step, state.branches)
+            if any(not isinstance(v, kind) for v, kind in zip((*values, state.mechanism), right, strict=True)):
+                raise ValueError("a value of another type")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"the checkpoint's state of the budget cannot be read ({error}). HINT: restore the checkpoint from a "
+                "backup, or start a new run."
+            ) from error
+        return state
 
 
 class Branches:
@@ -190,18 +202,25 @@ def _name(secret: bytes, context: bytes) -> str:
     return hashlib.sha256(b"branch" + secret + context).hexdigest()[:16]
 
 
+def _branch(saved: dict[str, Any]) -> Branch:
+    branch = Branch(**saved)
+    if not isinstance(branch.id, str) or any(type(n) is not int for n in (branch.start, branch.reached)):
+        raise ValueError(f"{branch} is not a record")
+    if not 0 <= branch.start <= branch.reached:
+        raise ValueError(f"{branch} contradicts itself")
+    return branch
+
+
 def _read(path: Path | None) -> tuple[list[Branch], str]:
     """The branches on disk, and the digest of the plan that they belong to."""
     if path is None or not path.exists():
         return [], ""
     try:
         saved = json.loads(path.read_text())
-        branches = [Branch(**b) for b in saved["branches"]]
+        branches = [_branch(b) for b in saved["branches"]]
         for branch in branches:
-            if not isinstance(branch.id, str) or any(type(n) is not int for n in (branch.start, branch.reached)):
-                raise ValueError(f"{branch} is not a record")
-            if not 0 <= branch.start <= branch.reached or sum(b.id == branch.id for b in branches) > 1:
-                raise ValueError(f"{branch} contradicts itself or another")
+            if sum(b.id == branch.id for b in branches) > 1:
+                raise ValueError(f"{branch} contradicts another")
         return branches, str(saved.get("plan", ""))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

@@ -53,8 +53,7 @@ class CheckpointStrategy(ProcessStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        saved = checkpoint.get("lipdp")
-        self.restored = None if saved is None else ResumeState.from_dict(saved)
+        self.restored = ResumeState.from_dict(checkpoint["lipdp"]) if "lipdp" in checkpoint else None
         self._restored_statistics = checkpoint.get(STATISTICS)
         self._restored_norms = checkpoint.get("lipdp_norms")
         return checkpoint
