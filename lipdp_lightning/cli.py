@@ -58,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"lipdp {name}: {error}\n")
+        from .report.formats import clean_lines
+
+        sys.stderr.write(f"lipdp {name}: {clean_lines(error)}\n")
         return 2
 
 

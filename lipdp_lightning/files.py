@@ -8,6 +8,7 @@ old file or the new one, never a part of one.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import secrets
@@ -15,6 +16,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 OWNER_ONLY = 0o600
 EVERYONE = 0o666  # less the user's umask
@@ -130,3 +132,11 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 def read_text(path: Path) -> str:
     """The content of a file of UTF-8 text; ValueError or OSError as in :func:`read_bytes`."""
     return read_bytes(path, LARGEST_TEXT).decode("utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; ValueError or OSError as in :func:`read_bytes`, however deep it is nested."""
+    try:
+        return json.loads(read_text(path))
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error

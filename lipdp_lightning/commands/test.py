@@ -20,6 +20,12 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--run_dir", "--run-dir", required=True, help="directory of a run")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.add_argument(
+        "--trust_config",
+        "--trust-config",
+        action="store_true",
+        help="make what the run's config.yaml names, though the directory was copied here and it names code of others",
+    )
+    parser.add_argument(
         "--output", default=None, help="a directory for the diagrams and tables of the run's CalibrationMetrics"
     )
     return parser.parse_known_args(list(arguments))
@@ -31,16 +37,18 @@ def main(arguments: Sequence[str]) -> int:
     from ..report.words import SOURCES
     from ..training.run_directory import RunDirectory
     from .experiment import parse_experiment
+    from .foreign_code import check_named_code
     from .quiet import quiet
 
     directory = RunDirectory(own.run_dir)
-    record = directory.record()
-    if record is None or not directory.config.exists():
-        raise ValueError(f"{own.run_dir} is not a run directory. HINT: --run_dir names what lipdp fit has written.")
+    record = directory.require()
     if not directory.checkpoint.exists():
         raise ValueError(f"the run in {own.run_dir} has no checkpoint yet. HINT: lipdp fit with the same --run_dir.")
+    config = directory.configuration()
+    if not (own.trust_config or directory.made_here()):
+        check_named_code(config, directory.config)
     with quiet():
-        experiment = parse_experiment(["--config", str(directory.config), *rest], None, "off")
+        experiment = parse_experiment(["--config", config, *rest], None, "off")
         step, metrics, weights = _evaluate(experiment, directory, own.output)
     content = {
         "run_dir": str(directory.path), "status": record["status"], "step": step, "weights": weights,

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..files import read_text, write_bytes_atomically
+from ..files import read_json, write_bytes_atomically
 from .place import place_of
 from .randomness import derive_key
 
@@ -226,7 +226,7 @@ def _read(path: Path | None) -> tuple[list[Branch], str, bool]:
     if path is None or not path.exists():
         return [], "", False
     try:
-        saved = json.loads(read_text(path))
+        saved = read_json(path)
         if saved.get("format", FORMAT) != FORMAT:
             raise ValueError(f"it has format {saved['format']!r}, and this version reads {FORMAT}")
         branches = [_branch(b) for b in saved["branches"]]

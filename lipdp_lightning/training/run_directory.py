@@ -9,18 +9,20 @@ import secrets
 from pathlib import Path
 from typing import IO, Any
 
-from ..files import is_left_over, naming, read_text, remove_left_overs, write_bytes_atomically
+from ..files import is_left_over, naming, read_json, read_text, remove_left_overs, write_bytes_atomically
 from ..privacy.place import LOCK_FILE, place_of
+from ..run_names import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    FORMAT,
+    LAST,
+    LEDGER_FILE,
+    PLAN_FILE,
+    RUN_FILE,
+    STATISTICS_FILE,
+    STEPS_FILE,
+)
 
-FORMAT = 2  # of run.json, and of what it says is beside it
-RUN_FILE = "run.json"
-LEDGER_FILE = "ledger.json"
-STEPS_FILE = "steps.txt"
-STATISTICS_FILE = "statistics.npz"
-CONFIG_FILE = "config.yaml"
-PLAN_FILE = "plan.json"
-CHECKPOINTS = "checkpoints"
-LAST = "last.ckpt"
 # what claim() writes before run.json says that there is a run, in this order
 _FIRST = (LOCK_FILE, CONFIG_FILE, PLAN_FILE, STEPS_FILE)
 _WRITTEN_BY_FIT = "HINT: --run_dir names what lipdp fit has written."
@@ -68,12 +70,12 @@ class RunDirectory:
         """The content of run.json; None where there is none."""
         file = self.path / RUN_FILE
         try:
-            record = json.loads(read_text(file))
+            record = read_json(file)
             if not (isinstance(record, dict) and all(isinstance(record.get(k), str) for k in ("plan", "status"))):
                 raise ValueError("plan or status is missing")
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, OSError, RecursionError) as error:
+        except (ValueError, OSError) as error:
             raise ValueError(f"{file} cannot be read ({error}). HINT: restore it, or use another --run_dir.") from error
         if record.get("format") != FORMAT:
             raise ValueError(
@@ -85,26 +87,23 @@ class RunDirectory:
 
     def require(self) -> dict[str, Any]:
         """The record of a run that is there and is this user's; ValueError says what the path is instead."""
-        if problem := self._not_a_directory() or self._not_mine():
-            raise ValueError(f"--run_dir {self.path} {problem}")
+        if not self.path.is_dir():
+            what = "is a file" if os.path.lexists(self.path) else "does not exist"
+            raise ValueError(f"--run_dir {self.path} is not a run directory: it {what}. {_WRITTEN_BY_FIT}")
+        self.check_owner()
         record = self.record()
         if record is None:
             raise ValueError(f"--run_dir {self.path} is not a run directory: {self._instead()}")
         return record
 
-    def _not_a_directory(self) -> str:
-        if self.path.is_dir():
-            return ""
-        return f"{'is a file' if os.path.lexists(self.path) else 'does not exist'}. {_WRITTEN_BY_FIT}"
-
-    def _not_mine(self) -> str:
+    def check_owner(self) -> None:
+        """Refuse a directory that belongs to another user."""
         owner = os.stat(self.path).st_uid
-        if owner == os.geteuid():
-            return ""
-        return (
-            f"belongs to another user (uid {owner}), who decides what is in it. HINT: look at it, and copy it to a "
-            "directory of your own."
-        )
+        if owner != os.geteuid():
+            raise ValueError(
+                f"--run_dir {self.path} belongs to another user (uid {owner}), who decides what is in it. "
+                "HINT: look at it, and copy it to a directory of your own."
+            )
 
     def _names(self) -> list[str]:
         try:
@@ -132,6 +131,24 @@ class RunDirectory:
         steps = self.path / STEPS_FILE
         return not steps.exists() or steps.stat().st_size == 0
 
+    def configuration(self) -> str:
+        """The text of config.yaml."""
+        try:
+            return read_text(self.config)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.config} cannot be read ({error}). HINT: restore it from a backup.") from error
+
+    def content(self, name: str) -> dict[str, Any]:
+        """The content of one of the JSON files."""
+        file = self.path / name
+        try:
+            content = read_json(file)
+            if not isinstance(content, dict):
+                raise ValueError("it is no JSON object")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{file} cannot be read ({error}). HINT: restore it from a backup.") from error
+        return content
+
     def made_here(self) -> bool:
         """Whether the configuration in this directory was written by this user, here: it was not copied to it."""
         return (self.record() or {}).get("place") == place_of(self.path)
@@ -144,8 +161,7 @@ class RunDirectory:
             raise ValueError(
                 f"--run_dir {self.path} exists and is not a run directory. HINT: name a new or empty directory."
             )
-        if problem := self._not_mine():
-            raise ValueError(f"--run_dir {self.path} {problem}")
+        self.check_owner()
         record = self.record()
         if record is None:
             names = self._names()

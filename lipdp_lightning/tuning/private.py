@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from ..baselines.run import Prepared, Result, merged, prepare
+from ..files import OWNER_ONLY, read_bytes, write_bytes_atomically
 from ..privacy.ledger import LedgerEntry
 from ..privacy.randomness import CounterStream, derive_key, new_secret
 from ..report.atomic import write_all_atomically
@@ -104,8 +105,20 @@ class BestTrial:
             self._score = float(self.content()["score"])
 
     def content(self) -> dict[str, Any]:
-        found: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=False)
-        return found
+        """Score, settings and model; ValueError if the file holds anything else. No code that it names is run."""
+        try:
+            found = torch.load(io.BytesIO(read_bytes(self.path)), map_location="cpu", weights_only=True)
+            if not (
+                isinstance(found, dict) and isinstance(found["score"], float) and isinstance(found["params"], dict)
+            ):
+                raise ValueError("it holds no trial")
+            return {"score": found["score"], "params": found["params"], "model": dict(found["model"])}
+        except Exception as error:  # the unpickler can raise almost anything
+            reason = str(error).partition("\n")[0][:120]
+            raise ValueError(
+                f"{self.path} cannot be read ({reason}). HINT: it is the best trial so far; restore it from a backup, "
+                "or begin the search anew with another --out."
+            ) from error
 
     def offer(self, score: float, result: Result, params: Mapping[str, Any]) -> None:
         if not score > self._score:
@@ -115,10 +128,9 @@ class BestTrial:
         model: dict[str, Any] = {"state_dict": result.module.state_dict()}
         if strategy.statistics.values:
             model[STATISTICS] = dict(strategy.statistics.values)
-        temporary = self.path.with_suffix(".part")
-        with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-            torch.save({"score": score, "params": dict(params), "model": model}, file)
-        os.replace(temporary, self.path)
+        write_bytes_atomically(
+            self.path, _saved({"score": float(score), "params": dict(params), "model": model}), OWNER_ONLY
+        )
 
 
 def select(
@@ -167,6 +179,11 @@ def write_selection(
     for key, value in found["params"].items():
         lines.append(f"* `{key}`: {value}")
     write_all_atomically(out, {"selection.md": "\n".join(lines) + "\n", "best.yaml": settings})
-    torch.save(found["model"], out / "model.pt.part")
-    os.replace(out / "model.pt.part", out / "model.pt")
+    write_bytes_atomically(out / "model.pt", _saved(found["model"]))
     return epsilon
+
+
+def _saved(content: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
