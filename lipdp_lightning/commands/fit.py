@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import itertools
 import math
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..report.formats import clean_text
 from ..slurm import environment as slurm
 from ..slurm.signals import ignore, listen
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _OWN = "lipdp fit --config FILE [--run_dir DIR] [--wandb auto|online|offline|off] [--GROUP.KEY VALUE ...]"
 _LAST = "_last_weights"
+LOST = 1  # the exit code where another process of the run ended
 _LAUNCHED = "LIPDP_RUN_DIR"  # how the ranks that Lightning launches find the run directory of the first
 
 _HELP = f"""usage: {_OWN}
@@ -99,8 +102,11 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def train(experiment: Experiment, run_dir: Path) -> int:
-    """Train, evaluate, report: 0, also if the run goes on in a requeued job; 130 if the user interrupted it."""
+    """Train, evaluate, report: 0, also if the run goes on in a requeued job; 130 if the user interrupted it; 1 if
+    another of its processes ended."""
     from callbacks import Preempted, ResumeCheckpoint
+
+    from ..training.ranks import lost_process
 
     checkpoint = experiment.claim()
     trainer = experiment.trainer
@@ -121,6 +127,16 @@ def train(experiment: Experiment, run_dir: Path) -> int:
         if trainer.is_global_zero and slurm.job_id() is None:
             sys.stderr.write(hint)
         return int(stopped.code or 0)
+    except RuntimeError as error:
+        reason = lost_process(error) if trainer.world_size > 1 else None
+        if reason is None:
+            raise
+        sys.stderr.write(
+            f"lipdp fit: another process of this run ended, so rank {trainer.global_rank} ends too "
+            f"({clean_text(reason)}). Everything up to the last checkpoint is kept. "
+            f"HINT: look for what ended it; {hint}"
+        )
+        return LOST
     except SystemExit:
         if trainer.is_global_zero and trainer.interrupted:
             sys.stderr.write(f"stopped; {hint}")
@@ -135,7 +151,8 @@ def _leave_group(world_size: int) -> None:
     import torch
 
     if world_size > 1 and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+        with contextlib.suppress(RuntimeError):  # another process may be gone
+            torch.distributed.destroy_process_group()
 
 
 def held_out_metrics(trainer: Any, module: Any, data: Any) -> dict[str, float]:
