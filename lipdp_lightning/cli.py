@@ -58,9 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except (ValueError, OSError) as error:
-        from .report.formats import clean_lines
+        from .report.show import show
 
-        sys.stderr.write(f"lipdp {name}: {clean_lines(error)}\n")
+        show(f"lipdp {name}: {error}\n", sys.stderr)
         return 2
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import io
-import sys
 from base64 import b64encode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
 from ..files import write_bytes_atomically
-from ..report.formats import clean_text
+from ..report.show import show
 
 RELEASED_KEYS = (
     "format", "state_dict", "weights", "temperature", "statistics", "plan", "certificate", "privacy_report", "config",
@@ -31,10 +30,7 @@ def run(args: argparse.Namespace) -> int:
     report = release["privacy_report"]
     epsilon = "no epsilon is guaranteed" if report["epsilon"] is None else f"epsilon {report['epsilon']:.4g}"
     averaged = "" if release["weights"] == LAST_WEIGHTS else f" {release['weights']},"
-    sys.stdout.write(
-        f"{clean_text(target)}: {len(release['state_dict'])} tensors,{averaged} {epsilon} "
-        f"at delta {report['delta']:g}\n"
-    )
+    show(f"{target}: {len(release['state_dict'])} tensors,{averaged} {epsilon} at delta {report['delta']:g}\n")
     return 0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..report.formats import clean_text
+from ..report.show import show
 from ..slurm import environment as slurm
 from ..slurm.signals import ignore, listen
 
@@ -92,7 +92,7 @@ def _run(arguments: Sequence[str]) -> int:
         raise ValueError(" ".join(problems))
     directory = RunDirectory(own.run_dir if own.run_dir is not None else default_run_dir(rest))
     if slurm.restarted() and (directory.record() or {}).get("status") == "finished":
-        sys.stdout.write(f"the run in {directory.path} was finished before this job was requeued\n")
+        show(f"the run in {directory.path} was finished before this job was requeued\n")
         return 0
     with quiet():
         experiment = parse_experiment(rest, directory, own.wandb)
@@ -111,13 +111,13 @@ def train(experiment: Experiment, run_dir: Path) -> int:
     checkpoint = experiment.claim()
     trainer = experiment.trainer
     if checkpoint is not None and trainer.is_global_zero:
-        sys.stdout.write(f"continuing the run in {run_dir}\n")
+        show(f"continuing the run in {run_dir}\n")
     hint = f"continue with the same command and --run_dir {run_dir}\n"
     try:
         trainer.fit(experiment.model, datamodule=experiment.datamodule, ckpt_path=checkpoint, weights_only=False)
         if experiment.callback(ResumeCheckpoint).interrupted:
             if trainer.is_global_zero:
-                sys.stderr.write(f"interrupted at step {trainer.global_step}; {hint}")
+                show(f"interrupted at step {trainer.global_step}; {hint}", sys.stderr)
             return 130
         metrics = held_out_metrics(trainer, experiment.model, experiment.datamodule) | _of_last_weights(experiment)
         if trainer.is_global_zero:
@@ -125,21 +125,22 @@ def train(experiment: Experiment, run_dir: Path) -> int:
         return 0
     except Preempted as stopped:
         if trainer.is_global_zero and slurm.job_id() is None:
-            sys.stderr.write(hint)
+            show(hint, sys.stderr)
         return int(stopped.code or 0)
     except RuntimeError as error:
         reason = lost_process(error) if trainer.world_size > 1 else None
         if reason is None:
             raise
-        sys.stderr.write(
+        show(
             f"lipdp fit: another process of this run ended, so rank {trainer.global_rank} ends too "
-            f"({clean_text(reason)}). Everything up to the last checkpoint is kept. "
-            f"HINT: look for what ended it; {hint}"
+            f"({reason}). Everything up to the last checkpoint is kept. "
+            f"HINT: look for what ended it; {hint}",
+            sys.stderr,
         )
         return LOST
     except SystemExit:
         if trainer.is_global_zero and trainer.interrupted:
-            sys.stderr.write(f"stopped; {hint}")
+            show(f"stopped; {hint}", sys.stderr)
         raise
     finally:
         _close(experiment)
@@ -194,23 +195,23 @@ def _finish(experiment: Experiment, metrics: dict[str, float], run_dir: Path) ->
     facts = report.facts
     averaging = averaging_of(trainer)
     if averaging is not None and averaging.average.exists:
-        sys.stdout.write(f"{'weights':<22}averaged: {averaging.average}\n")
+        show(f"{'weights':<22}averaged: {averaging.average}\n")
     for name, value in metrics.items():
         if name.removesuffix(_LAST).endswith(("accuracy", "mae")):
-            sys.stdout.write(f"{name:<21} {value:.4f}\n")
+            show(f"{name:<21} {value:.4f}\n")
     if facts.certified:
         relation = f"at delta {plan.delta:g}, {plan.adjacency}"
-        sys.stdout.write(f"{'epsilon':<22}{_upwards(facts.epsilon)}  {relation}\n")
+        show(f"{'epsilon':<22}{_upwards(facts.epsilon)}  {relation}\n")
         if facts.stopped_early:
-            sys.stdout.write(
+            show(
                 f"{'':<22}that is the guarantee, of {facts.steps_planned} planned steps; the {facts.steps_taken} steps "
                 f"taken account for {_upwards(facts.epsilon_taken)}\n"
             )
     else:
-        sys.stdout.write("certified: false      no epsilon is guaranteed for this run\n")
-    sys.stdout.write(f"{'report':<22}{report.paths['report.html']}\n")
+        show("certified: false      no epsilon is guaranteed for this run\n")
+    show(f"{'report':<22}{report.paths['report.html']}\n")
     if facts.stopped_early:
-        sys.stdout.write(f"stopped before its last planned step; continue it with --run_dir {run_dir}\n")
+        show(f"stopped before its last planned step; continue it with --run_dir {run_dir}\n")
 
 
 def _upwards(bound: float) -> str:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from ..report.formats import clean_text
+from ..report.show import show
 
 _LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning_fabric", "torch.distributed")
 _MESSAGES = (
@@ -56,4 +56,4 @@ def _one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
     line: str | None = None,
 ) -> Any:  # fmt: skip
-    sys.stderr.write(f"warning: {clean_text(' '.join(str(message).split()))}\n")
+    show(f"warning: {' '.join(str(message).split())}\n", sys.stderr)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from ..files import FileNotWritten
-from ..report.formats import clean_text
+from ..report.show import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,5 +37,5 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError) as error:
         raise ValueError(f"{source} cannot be read: {error}. HINT: restore it from a backup.") from error
     for path in paths.values():
-        sys.stdout.write(f"{clean_text(path)}\n")
+        show(f"{path}\n")
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_bytes, read_json
-from ..report.formats import clean_text
+from ..report.show import show
 from ..run_names import FORMAT, LEDGER_FILE, PLAN_FILE, REPORT_FILE, RUN_FILE, STEPS_FILE
 
 
@@ -29,12 +29,12 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(rows, indent=1) + "\n")
         return 0
     if not rows:
-        sys.stdout.write(f"no runs in {clean_text(folder)}\n")
+        show(f"no runs in {folder}\n")
         return 0
     from ..report.tables import render_table
 
     headers = ("run", "state", "step", "planned", "epsilon", "delta", "metric", "value")
-    sys.stdout.write(render_table(headers, [tuple(r[h] for h in headers) for r in rows]) + "\n")
+    show(render_table(headers, [tuple(r[h] for h in headers) for r in rows]) + "\n")
     return 0
 
 

@@ -34,6 +34,7 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(arguments: Sequence[str]) -> int:
     """0; the run directory is left as it is."""
     own, rest = _split(arguments)
+    from ..report.show import show
     from ..report.words import SOURCES
     from ..training.run_directory import RunDirectory
     from .experiment import parse_experiment
@@ -58,11 +59,11 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(json.dumps(content, indent=1) + "\n")
     else:
         width = max(22, *(len(name) + 2 for name in metrics))
-        sys.stdout.write("".join(f"{name:<{width}}{value:.4f}\n" for name, value in metrics.items()))
-        sys.stdout.write(f"{'step':<22}{step}  ({record['status']})\n{'weights':<22}{weights}\n")
+        show("".join(f"{name:<{width}}{value:.4f}\n" for name, value in metrics.items()))
+        show(f"{'step':<22}{step}  ({record['status']})\n{'weights':<22}{weights}\n")
         if experiment.model.output_temperature != 1.0:
-            sys.stdout.write(f"{'temperature':<22}{experiment.model.output_temperature:.4f}\n")
-        sys.stdout.write(f"{'computed on':<22}{SOURCES['validation']}\n")
+            show(f"{'temperature':<22}{experiment.model.output_temperature:.4f}\n")
+        show(f"{'computed on':<22}{SOURCES['validation']}\n")
     return 0
 
 

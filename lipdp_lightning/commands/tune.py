@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+
+from ..report.show import show
 
 _OWN = (
     "lipdp tune --config FILE --out DIR [--space FILE] [--trials 20] [--sampler tpe|botorch|random] "
@@ -225,5 +226,4 @@ def _validation_rows(data: Any) -> int:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    show(f"{line}\n")
