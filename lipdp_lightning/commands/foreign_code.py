@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -49,9 +51,34 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _is_foreign(text: str) -> bool:
     """Whether a text is the import path of anything but known classes (a file's name may look like one)."""
-    if not _IMPORT_PATH.match(text) or text.startswith(_KNOWN):
+    if not _IMPORT_PATH.match(text):
         return False
+    if text.startswith(_KNOWN):
+        return not _defined_in_known(text)
     try:
         return find_spec(text.partition(".")[0]) is not None
     except (ImportError, ValueError):
         return True
+
+
+def _defined_in_known(text: str) -> bool:
+    """Whether what a path below a known package leads to is defined there: its modules import others, such as os."""
+    names = text.split(".")
+    found: Any = import_module(names[0])
+    for end, name in enumerate(names[1:], 2):
+        module = _module(".".join(names[:end])) if end < len(names) and isinstance(found, ModuleType) else None
+        found = getattr(found, name, None) if module is None else module
+        if found is None:
+            return True  # there is no such thing, so nothing is called
+        home = f"{found.__name__ if isinstance(found, ModuleType) else getattr(found, '__module__', '')}."
+        on_the_way = isinstance(found, ModuleType) and any(known.startswith(home) for known in _KNOWN)
+        if not (home.startswith(_KNOWN) or on_the_way):
+            return False
+    return not isinstance(found, ModuleType)
+
+
+def _module(name: str) -> ModuleType | None:
+    try:
+        return import_module(name)
+    except ImportError:
+        return None

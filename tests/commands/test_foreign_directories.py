@@ -16,6 +16,7 @@ import torch
 import yaml
 from command_runs import LONG, Outcome, fit, lipdp, snapshot
 
+from lipdp_lightning.commands.foreign_code import check_named_code
 from lipdp_lightning.training.checkpoint_io import read_checkpoint
 from lipdp_lightning.training.sealed import seal
 
@@ -100,6 +101,28 @@ def test_a_copied_configuration_does_not_choose_code(run_dir: Path, tmp_path: Pa
     assert outcome.code == 2 and not marker.exists() and outcome.err.count("\n") == 1
     assert ("subprocess.Popen" if form == "class" else "os.abort") in outcome.err
     assert str(run_dir / "config.yaml") in outcome.err and "--trust_config" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("subprocess.Popen", True), ("os.system", True), ("lipdp_lightning.files.os.system", True),
+        ("torch.nn.modules.module.torch.hub.load", True), ("lipdp_lightning.cli.sys.exit", True),
+        ("torch.optim.optimizer.torch.load", True), ("callbacks.report.importlib.import_module", True),
+        ("torch.load", True), ("builtins.exec", True), ("torch.nn.Linear", False), ("torch.optim.SGD", False),
+        ("torch.optim.lr_scheduler.StepLR", False), ("lipdp_lightning.models.MLP", False),
+        ("data_modules.Digits", False), ("callbacks.CalibrationMetrics", False),
+        ("lightning.pytorch.callbacks.LambdaCallback", False), ("validation/accuracy", False), ("1.5", False),
+        ("no_such_module_here.X", False), ("lipdp_lightning.nothing.here", False),
+    ],
+)  # fmt: skip
+def test_names_are_followed_to_where_they_are_defined(text: str, refused: bool) -> None:
+    """A module of ours imports others, and a path through it leads to them."""
+    if refused:
+        with pytest.raises(ValueError, match=r"names code outside.*HINT"):
+            check_named_code(yaml.safe_dump({"a": [{"class_path": text}]}), "config.yaml")
+    else:
+        check_named_code(yaml.safe_dump({"a": [{"class_path": text}]}), "config.yaml")
 
 
 def test_a_copied_configuration_of_known_classes_is_tested(run_dir: Path) -> None:
