@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lipdp_lightning.files import write_bytes_atomically
 from lipdp_lightning.report.atomic import write_all_atomically
 from lipdp_lightning.report.calibration import class_csv, class_table
 from lipdp_lightning.report.figure_style import figure_to_png
@@ -46,7 +47,7 @@ def show(loggers: Iterable[Any], directory: Path | None, result: Mapping[str, An
     folder = directory / FOLDER
     write_all_atomically(folder, {f"{stage}.json": content, f"{stage}.csv": class_csv(columns, rows)})
     for name, figure in figures.items():
-        (folder / f"{stage}_{name}.png").write_bytes(figure_to_png(figure))
+        write_bytes_atomically(folder / f"{stage}_{name}.png", figure_to_png(figure))
 
 
 def _picture(figure: Any) -> Any:

@@ -133,6 +133,11 @@ class PrivacyReport(Callback):
         ]
         if branches.count > 1:
             notes.append(f"{branches.count} branches of this run count together: {taken} steps")
+        if branches.copied:
+            notes.append(
+                "this run was continued from a copy of its directory, or from a backup, with a new secret: steps that "
+                "were taken in another copy are further releases on the same data, and the epsilon here leaves them out"
+            )
         if strategy.fixed_secret is not None:
             notes.append("the secret was fixed for a test: whoever knows it can remove the noise")
         for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from callbacks.accountant import _strategy
+from lipdp_lightning.files import remove_left_overs
 
 LAST = "last.ckpt"
 
@@ -57,6 +58,8 @@ class ResumeCheckpoint(Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         self.interrupted = False
+        if trainer.is_global_zero:
+            remove_left_overs(self.path.parent)  # parts of checkpoints hold the secret
         self.save(trainer)
         if threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGINT, self._on_signal)

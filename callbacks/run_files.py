@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import lightning
@@ -11,6 +10,7 @@ from lightning.pytorch.callbacks import Callback
 
 from callbacks.accountant import _strategy
 from callbacks.temperature_scaling import planned_beside_training
+from lipdp_lightning.report.show import show
 from lipdp_lightning.report.tables import certificate_table, plan_table
 from lipdp_lightning.training.facts import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
@@ -36,8 +36,7 @@ class RunFiles(Callback):
         if plan.certified:
             facts["epsilon"] = strategy.spending.guarantee().epsilon + planned_beside_training(trainer)
         shown = {k: v for k, v in facts.items() if v not in (None, (), [], False) or k == "certified"}
-        sys.stdout.write(f"{plan_table(shown)}\n\n{certificate_table(group_rows(mechanism))}\n\n")
-        sys.stdout.flush()
+        show(f"{plan_table(shown)}\n\n{certificate_table(group_rows(mechanism))}\n\n")
         hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)

@@ -58,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"lipdp {name}: {error}\n")
+        from .report.show import show
+
+        show(f"lipdp {name}: {error}\n", sys.stderr)
         return 2
 
 

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..bound_text import lower_text, upper_text
 from ..mechanism.noise import Sum
 from ..mechanism.scaling import StepNumbers
 from ..mechanism.step import Mechanism
-from ..bound_text import lower_text, upper_text
 from ..privacy.calibrate import privacy_bound
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key

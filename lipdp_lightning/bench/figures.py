@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import write_bytes_atomically
 from .contenders import CONTENDERS, DEFAULT, OURS, REFERENCE
 from .parts import ORDER
 from .rows import Row, grouped
@@ -91,7 +91,4 @@ def part_figure(rows: Sequence[Row], name_of_rows: str, contender: str) -> Figur
 def write_png(path: Path, figure: Figure) -> Path:
     from ..report.figure_style import figure_to_png
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(figure_to_png(figure, dots_per_inch=110))
-    os.replace(temporary, path)
-    return path
+    return write_bytes_atomically(path, figure_to_png(figure, dots_per_inch=110))

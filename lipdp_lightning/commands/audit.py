@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..report.show import show
 from .experiment import parse_experiment
 from .quiet import quiet
 
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     paths = write_audit(directory, report)
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{'':<40}\r")
-    sys.stdout.write(audit_json(report) if own.json else f"{terminal_text(report)}\nreport: {paths[HTML_NAME]}\n")
+    show(audit_json(report) if own.json else f"{terminal_text(report)}\nreport: {paths[HTML_NAME]}\n")
     return 1 if report.violations else 0
 
 

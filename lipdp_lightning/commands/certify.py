@@ -10,6 +10,7 @@ from typing import Any
 
 from ..audit.certificate_table import certificate_content, certificate_table
 from ..audit.ratios import AttackReport
+from ..report.show import show
 from ..report.tables import certificate_table as group_table
 from .experiment import parse_experiment
 
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
     else:
         groups = group_table(rows, title="Parameter groups: noise of the first step")
-        sys.stdout.write(f"{groups}\n\n{certificate_table(certificate, report)}\n")
+        show(f"{groups}\n\n{certificate_table(certificate, report)}\n")
     return 1 if report is not None and report.violations() else 0
 
 

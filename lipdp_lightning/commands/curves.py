@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..bound_text import upper_text
+from ..report.show import show
 
 if TYPE_CHECKING:
     from ..curves import CurveRelease, Grid, NoiseSource
@@ -106,8 +106,8 @@ def _write(args: Any, names: list[str], content: dict[str, Any], columns: Any, f
     spent = f"epsilon {upper_text(releases.epsilon, 6)}" + (
         f", delta {upper_text(releases.delta)}" if releases.delta else ""
     )
-    sys.stdout.write(f"{spent} ({args.adjacency}) spent on {', '.join(r.name for r in releases)}\n")
-    sys.stdout.writelines(f"{path}\n" for path in paths)
+    show(f"{spent} ({args.adjacency}) spent on {', '.join(r.name for r in releases)}\n")
+    show("".join(f"{path}\n" for path in paths))
 
 
 def _values(args: Any) -> tuple[FloatArray, Any]:
@@ -264,7 +264,7 @@ def _compare(args: Any) -> int:
         raise ValueError(f"--repeats {args.repeats} measures nothing. HINT: 100.")
     rows = [asdict(row) for row in compare_errors(args.levels, args.epsilon, args.delta, args.repeats)]
     _table([{k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows])
-    sys.stdout.write("\n")
+    show("\n")
     smoothing = [asdict(row) for row in compare_smoothing(args.levels, args.epsilon)]
     _table([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()} for row in smoothing])
     return 0
@@ -274,7 +274,7 @@ def _table(rows: list[dict[str, Any]]) -> None:
     cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     for row in cells:
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
+        show("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
 
 
 def _range_facts(grid: Grid, declared: bool) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
+import io
 from base64 import b64encode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
 from ..bound_text import upper_text
+from ..files import write_bytes_atomically
+from ..report.show import show
 
 RELEASED_KEYS = (
     "format", "state_dict", "weights", "temperature", "statistics", "plan", "certificate", "privacy_report", "config",
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     report = release["privacy_report"]
     epsilon = "no epsilon is guaranteed" if report["epsilon"] is None else f"epsilon {upper_text(report['epsilon'])}"
     averaged = "" if release["weights"] == LAST_WEIGHTS else f" {release['weights']},"
-    sys.stdout.write(
+    show(
         f"{target}: {len(release['state_dict'])} tensors,{averaged} {epsilon} at delta {upper_text(report['delta'])}\n"
     )
     return 0
@@ -42,6 +42,7 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
 
     The first is an allow-list, so that new private state is never released by default.
     """
+    from ..report.model import RunFacts
     from ..training.averaging import evaluated_state
     from ..training.checkpoint_io import read_checkpoint
     from ..training.predictions import read_temperature
@@ -49,6 +50,7 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
     from ..training.run_directory import RunDirectory
 
     directory = RunDirectory(source)
+    record = directory.require()
     report_file, plan_file = source / "privacy_report.json", source / "plan.json"
     missing = [str(f) for f in (directory.checkpoint, report_file, plan_file, directory.config) if not f.exists()]
     problems = [f"{file} is missing. HINT: export a run that lipdp fit has finished or stopped." for file in missing]
@@ -58,13 +60,17 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
         problems.append(f"{target.parent} is not a directory. HINT: create it first.")
     if problems:
         raise ValueError(" ".join(problems))
-    record, checkpoint = directory.record() or {}, read_checkpoint(directory.checkpoint)
+    checkpoint = read_checkpoint(directory.checkpoint)
     if record.get("status") not in ("finished", "stopped") or record.get("steps") != checkpoint["global_step"]:
         raise ValueError(
             f"the run in {source} is {record.get('status', 'unknown')}, and its report is not of the checkpoint's step "
             f"{checkpoint['global_step']}. HINT: let it end, or continue it with lipdp fit and stop it with Ctrl-C."
         )
-    report = json.loads(report_file.read_text())
+    report = directory.content(report_file.name)
+    try:
+        RunFacts.from_dict(report)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"{report_file} cannot be read: {error}. HINT: restore it from a backup.") from error
     prefix = "network."
     state, weights = evaluated_state(checkpoint)
     return {
@@ -73,10 +79,10 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
         "weights": weights,
         "temperature": float((read_temperature(source) or {}).get("temperature", 1.0)),
         "statistics": checkpoint.get(STATISTICS, {}),
-        "plan": json.loads(plan_file.read_text()),
+        "plan": directory.content(plan_file.name),
         "certificate": report.get("averaged_groups") or report["groups"],
         "privacy_report": report,
-        "config": directory.config.read_text(),
+        "config": directory.configuration(),
     }, checkpoint.get("lipdp", {}).get("secret", b"")
 
 
@@ -99,14 +105,11 @@ def _write(release: dict[str, Any], target: Path, secret: bytes) -> None:
     import torch
 
     assert set(release) == set(RELEASED_KEYS)
-    temporary = target.with_suffix(target.suffix + ".part")
-    try:
-        torch.save(release, temporary)
-        if found := traces(secret, temporary.read_bytes()):
-            raise ValueError(
-                f"the run's secret is in what would be released, {' and '.join(found)}; nothing was written. "
-                "HINT: look for it in config.yaml; a fixed_secret is an option for tests."
-            )
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    buffer = io.BytesIO()
+    torch.save(release, buffer)
+    if found := traces(secret, buffer.getvalue()):
+        raise ValueError(
+            f"the run's secret is in what would be released, {' and '.join(found)}; nothing was written. "
+            "HINT: look for it in config.yaml; a fixed_secret is an option for tests."
+        )
+    write_bytes_atomically(target, buffer.getvalue())

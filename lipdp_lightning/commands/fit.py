@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import itertools
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..bound_text import upper_text
+from ..report.show import show
 from ..slurm import environment as slurm
 from ..slurm.signals import ignore, listen
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _OWN = "lipdp fit --config FILE [--run_dir DIR] [--wandb auto|online|offline|off] [--GROUP.KEY VALUE ...]"
 _LAST = "_last_weights"
+LOST = 1  # the exit code where another process of the run ended
 _LAUNCHED = "LIPDP_RUN_DIR"  # how the ranks that Lightning launches find the run directory of the first
 
 _HELP = f"""usage: {_OWN}
@@ -89,7 +92,7 @@ def _run(arguments: Sequence[str]) -> int:
         raise ValueError(" ".join(problems))
     directory = RunDirectory(own.run_dir if own.run_dir is not None else default_run_dir(rest))
     if slurm.restarted() and (directory.record() or {}).get("status") == "finished":
-        sys.stdout.write(f"the run in {directory.path} was finished before this job was requeued\n")
+        show(f"the run in {directory.path} was finished before this job was requeued\n")
         return 0
     with quiet():
         experiment = parse_experiment(rest, directory, own.wandb)
@@ -99,19 +102,22 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def train(experiment: Experiment, run_dir: Path) -> int:
-    """Train, evaluate, report: 0, also if the run goes on in a requeued job; 130 if the user interrupted it."""
+    """Train, evaluate, report: 0, also if the run goes on in a requeued job; 130 if the user interrupted it; 1 if
+    another of its processes ended."""
     from callbacks import Preempted, ResumeCheckpoint
+
+    from ..training.ranks import lost_process
 
     checkpoint = experiment.claim()
     trainer = experiment.trainer
     if checkpoint is not None and trainer.is_global_zero:
-        sys.stdout.write(f"continuing the run in {run_dir}\n")
+        show(f"continuing the run in {run_dir}\n")
     hint = f"continue with the same command and --run_dir {run_dir}\n"
     try:
         trainer.fit(experiment.model, datamodule=experiment.datamodule, ckpt_path=checkpoint, weights_only=False)
         if experiment.callback(ResumeCheckpoint).interrupted:
             if trainer.is_global_zero:
-                sys.stderr.write(f"interrupted at step {trainer.global_step}; {hint}")
+                show(f"interrupted at step {trainer.global_step}; {hint}", sys.stderr)
             return 130
         metrics = held_out_metrics(trainer, experiment.model, experiment.datamodule) | _of_last_weights(experiment)
         if trainer.is_global_zero:
@@ -119,11 +125,22 @@ def train(experiment: Experiment, run_dir: Path) -> int:
         return 0
     except Preempted as stopped:
         if trainer.is_global_zero and slurm.job_id() is None:
-            sys.stderr.write(hint)
+            show(hint, sys.stderr)
         return int(stopped.code or 0)
+    except RuntimeError as error:
+        reason = lost_process(error) if trainer.world_size > 1 else None
+        if reason is None:
+            raise
+        show(
+            f"lipdp fit: another process of this run ended, so rank {trainer.global_rank} ends too "
+            f"({reason}). Everything up to the last checkpoint is kept. "
+            f"HINT: look for what ended it; {hint}",
+            sys.stderr,
+        )
+        return LOST
     except SystemExit:
         if trainer.is_global_zero and trainer.interrupted:
-            sys.stderr.write(f"stopped; {hint}")
+            show(f"stopped; {hint}", sys.stderr)
         raise
     finally:
         _close(experiment)
@@ -135,7 +152,8 @@ def _leave_group(world_size: int) -> None:
     import torch
 
     if world_size > 1 and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+        with contextlib.suppress(RuntimeError):  # another process may be gone
+            torch.distributed.destroy_process_group()
 
 
 def held_out_metrics(trainer: Any, module: Any, data: Any) -> dict[str, float]:
@@ -177,23 +195,23 @@ def _finish(experiment: Experiment, metrics: dict[str, float], run_dir: Path) ->
     facts = report.facts
     averaging = averaging_of(trainer)
     if averaging is not None and averaging.average.exists:
-        sys.stdout.write(f"{'weights':<22}averaged: {averaging.average}\n")
+        show(f"{'weights':<22}averaged: {averaging.average}\n")
     for name, value in metrics.items():
         if name.removesuffix(_LAST).endswith(("accuracy", "mae")):
-            sys.stdout.write(f"{name:<21} {value:.4f}\n")
+            show(f"{name:<21} {value:.4f}\n")
     if facts.certified:
         relation = f"at delta {upper_text(plan.delta)}, {plan.adjacency}"
-        sys.stdout.write(f"{'epsilon':<22}{upper_text(facts.epsilon, 5)}  {relation}\n")
+        show(f"{'epsilon':<22}{upper_text(facts.epsilon, 5)}  {relation}\n")
         if facts.stopped_early:
-            sys.stdout.write(
+            show(
                 f"{'':<22}that is the guarantee, of {facts.steps_planned} planned steps; the {facts.steps_taken} steps "
                 f"taken account for {upper_text(facts.epsilon_taken, 5)}\n"
             )
     else:
-        sys.stdout.write("certified: false      no epsilon is guaranteed for this run\n")
-    sys.stdout.write(f"{'report':<22}{report.paths['report.html']}\n")
+        show("certified: false      no epsilon is guaranteed for this run\n")
+    show(f"{'report':<22}{report.paths['report.html']}\n")
     if facts.stopped_early:
-        sys.stdout.write(f"stopped before its last planned step; continue it with --run_dir {run_dir}\n")
+        show(f"stopped before its last planned step; continue it with --run_dir {run_dir}\n")
 
 
 def _close(experiment: Experiment) -> None:

@@ -12,6 +12,8 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
 
+from ..files import naming
+
 
 class _KeepingWriter(ExperimentWriter):
     """Lightning's writer, but rows that an interrupted run has written stay."""
@@ -35,6 +37,11 @@ class RunCSVLogger(CSVLogger):
         if self._experiment is None:
             self._experiment = _KeepingWriter(log_dir=self.log_dir)
         return self._experiment
+
+    @rank_zero_only
+    def save(self) -> None:
+        with naming(Path(self.log_dir) / "metrics.csv", "The run's checkpoint is whole."):
+            super().save()
 
 
 assert issubclass(_KeepingWriter, _ExperimentWriter)

@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from ..report.show import show
+
 _LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning_fabric", "torch.distributed")
 _MESSAGES = (
     ".*srun.*",
@@ -54,4 +56,4 @@ def _one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
     line: str | None = None,
 ) -> Any:  # fmt: skip
-    sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")
+    show(f"warning: {' '.join(str(message).split())}\n", sys.stderr)

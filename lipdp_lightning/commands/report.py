@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from pathlib import Path
+import os
+
+from ..files import FileNotWritten
+from ..report.show import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,18 +15,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..files import read_json
     from ..report.model import RunFacts
     from ..report.write import JSON_NAME, write_report
+    from ..training.run_directory import RunDirectory
 
-    source = Path(args.run_dir) / JSON_NAME
-    if not source.is_file():
+    directory = RunDirectory(args.run_dir)
+    source = directory.path / JSON_NAME
+    if not os.path.lexists(source):
+        try:
+            directory.require()
+        except ValueError as error:
+            raise ValueError(f"there is no {source}: {error}") from error
         raise ValueError(f"there is no {source}. HINT: lipdp fit writes it when training ends or is stopped.")
+    directory.check_owner()
     try:
-        content = json.loads(source.read_text())
-        facts = RunFacts.from_dict(content)
-    except (ValueError, TypeError, AttributeError) as error:
+        facts = RunFacts.from_dict(read_json(source))
+        paths = write_report(args.output if args.output is not None else args.run_dir, facts)
+    except FileNotWritten:
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError) as error:
         raise ValueError(f"{source} cannot be read: {error}. HINT: restore it from a backup.") from error
-    paths = write_report(args.output if args.output is not None else args.run_dir, facts)
     for path in paths.values():
-        sys.stdout.write(f"{path}\n")
+        show(f"{path}\n")
     return 0

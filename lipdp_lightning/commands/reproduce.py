@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ..report.show import show
+
 if TYPE_CHECKING:
     from ..reproduce.catalogue import Listed
 
@@ -61,7 +63,7 @@ def _make(chosen: Sequence[Listed], args: argparse.Namespace) -> int:
             return 130
         _tell(str(made.page))
         for row in made.failed:
-            sys.stderr.write(f"lipdp reproduce: a cell of {listed.entry.name} failed: {row['error']}\n")
+            show(f"lipdp reproduce: a cell of {listed.entry.name} failed: {row['error']}\n", sys.stderr)
         failed += len(made.failed)
     if failed:
         sys.stderr.write(f"lipdp reproduce: {failed} failed. HINT: {out}/NAME.log has the details.\n")
@@ -78,8 +80,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _tell(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    show(f"{line}\n")
 
 
 def _list(known: Mapping[str, Listed]) -> None:

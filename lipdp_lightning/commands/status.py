@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from ..bound_text import upper_text
+from ..files import read_bytes, read_json
 from ..report.formats import is_number
+from ..report.show import show
+from ..run_names import FORMAT, LEDGER_FILE, PLAN_FILE, REPORT_FILE, RUN_FILE, STEPS_FILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,19 +26,19 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. HINT: lipdp status runs")
-    rows = [describe(file.parent) for file in sorted(folder.rglob("run.json"))]
+    rows = [describe(directory) for directory in run_directories(folder)]
     if args.json:
         sys.stdout.write(json.dumps(rows, indent=1) + "\n")
         return 0
     if not rows:
-        sys.stdout.write(f"no runs in {folder}\n")
+        show(f"no runs in {folder}\n")
         return 0
     from ..report.tables import render_table
 
     headers = ("run", "state", "step", "planned", "epsilon", "delta", "metric", "value")
     right = [False, False, True, True, True, True, False, True]
     cells = [tuple(_cell(row, header) for header in headers) for row in rows]
-    sys.stdout.write(render_table(headers, cells, right=right) + "\n")
+    show(render_table(headers, cells, right=right) + "\n")
     return 0
 
 
@@ -43,47 +48,78 @@ def _cell(row: dict[str, Any], header: str) -> Any:
     return upper_text(value) if header in ("epsilon", "delta") and is_number(value) else value
 
 
+def run_directories(folder: Path) -> list[Path]:
+    """Every directory below a folder that holds a run or what is left of one; folders that cannot be read are left."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders.sort()
+        if {RUN_FILE, LEDGER_FILE, STEPS_FILE} & {*files, *folders}:
+            found.append(Path(parent))
+    return found
+
+
 def describe(directory: Path) -> dict[str, Any]:
     """One run; files that are missing or cannot be read leave their columns empty."""
-    record, plan = _read(directory / "run.json"), _read(directory / "plan.json")
-    report, ledger = _read(directory / "privacy_report.json"), _read(directory / "ledger.json")
-    branches, state = ledger.get("branches", []), record.get("status", "unreadable")
-    reached = _released(directory) if state == "running" else max((b.get("reached", 0) for b in branches), default=None)
+    record, plan = _read(directory / RUN_FILE), _read(directory / PLAN_FILE)
+    report, ledger = _read(directory / REPORT_FILE), _read(directory / LEDGER_FILE)
+    state = _state(directory, record)
+    branches = ledger.get("branches")
+    ends = [b.get("reached") for b in branches if isinstance(b, dict)] if isinstance(branches, list) else []
+    reached = max((end for end in ends if _is_count(end)), default=None)
+    if state == "running":
+        state, reached = "running or interrupted", _released(directory)
     name, value = _metric(report)
     return {
         "run": str(directory),
-        "state": "running or interrupted" if state == "running" else state,
-        "step": record.get("steps", reached),
-        "planned": plan.get("steps"),
-        "epsilon": report.get("epsilon"),
-        "delta": plan.get("delta"),
+        "state": state,
+        "step": record["steps"] if _is_count(record.get("steps")) else reached,
+        "planned": plan["steps"] if _is_count(plan.get("steps")) else None,
+        "epsilon": _finite(report.get("epsilon")),
+        "delta": _finite(plan.get("delta")),
         "metric": name,
         "value": value,
     }
 
 
+def _state(directory: Path, record: dict[str, Any]) -> str:
+    if not os.path.lexists(directory / RUN_FILE):
+        return "incomplete"
+    state = record.get("status")
+    if not isinstance(state, str) or not state.isprintable():
+        return "unreadable"
+    return state if record.get("format") == FORMAT else f"{state}, of another version"
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _finite(value: Any) -> float | None:
+    return value if type(value) in (int, float) and abs(value) < math.inf else None
+
+
 def _released(directory: Path) -> int | None:
     """Steps that a running run has taken: the ledger reserves more."""
     try:
-        lines = (directory / "steps.txt").read_text(errors="replace").splitlines()
-    except OSError:
+        text = read_bytes(directory / STEPS_FILE).decode(errors="replace")
+    except (OSError, ValueError):
         return None
-    words = [line.split() for line in lines if not line.startswith("diverged")]
+    words = [line.split() for line in text.splitlines() if not line.startswith("diverged")]
     steps = [found[1] for found in words if len(found) == 3]
-    return max((int(step) + 1 for step in steps if step.isdigit()), default=0)
+    return max((int(step) + 1 for step in steps if step.isdecimal() and len(step) < 19), default=0)
 
 
 def _metric(report: dict[str, Any]) -> tuple[str | None, float | None]:
-    metrics = report.get("metrics", {})
+    metrics = report.get("metrics")
     for name in ("test/accuracy", "validation/accuracy", "test/mae", "validation/mae"):
-        if name in metrics:
-            return name, metrics[name]
+        if isinstance(metrics, dict) and name in metrics:
+            return name, _finite(metrics[name])
     return None, None
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text())
+        content = read_json(file)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

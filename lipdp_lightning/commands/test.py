@@ -20,6 +20,12 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--run_dir", "--run-dir", required=True, help="directory of a run")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.add_argument(
+        "--trust_config",
+        "--trust-config",
+        action="store_true",
+        help="make what the run's config.yaml names, though the directory was copied here and it names code of others",
+    )
+    parser.add_argument(
         "--output", default=None, help="a directory for the diagrams and tables of the run's CalibrationMetrics"
     )
     return parser.parse_known_args(list(arguments))
@@ -28,19 +34,22 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(arguments: Sequence[str]) -> int:
     """0; the run directory is left as it is."""
     own, rest = _split(arguments)
+    from ..report.show import show
     from ..report.words import SOURCES
     from ..training.run_directory import RunDirectory
     from .experiment import parse_experiment
+    from .foreign_code import check_named_code
     from .quiet import quiet
 
     directory = RunDirectory(own.run_dir)
-    record = directory.record()
-    if record is None or not directory.config.exists():
-        raise ValueError(f"{own.run_dir} is not a run directory. HINT: --run_dir names what lipdp fit has written.")
+    record = directory.require()
     if not directory.checkpoint.exists():
         raise ValueError(f"the run in {own.run_dir} has no checkpoint yet. HINT: lipdp fit with the same --run_dir.")
+    config = directory.configuration()
+    if not (own.trust_config or directory.made_here()):
+        check_named_code(config, directory.config)
     with quiet():
-        experiment = parse_experiment(["--config", str(directory.config), *rest], None, "off")
+        experiment = parse_experiment(["--config", config, *rest], None, "off")
         step, metrics, weights = _evaluate(experiment, directory, own.output)
     content = {
         "run_dir": str(directory.path), "status": record["status"], "step": step, "weights": weights,
@@ -50,11 +59,11 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(json.dumps(content, indent=1) + "\n")
     else:
         width = max(22, *(len(name) + 2 for name in metrics))
-        sys.stdout.write("".join(f"{name:<{width}}{value:.4f}\n" for name, value in metrics.items()))
-        sys.stdout.write(f"{'step':<22}{step}  ({record['status']})\n{'weights':<22}{weights}\n")
+        show("".join(f"{name:<{width}}{value:.4f}\n" for name, value in metrics.items()))
+        show(f"{'step':<22}{step}  ({record['status']})\n{'weights':<22}{weights}\n")
         if experiment.model.output_temperature != 1.0:
-            sys.stdout.write(f"{'temperature':<22}{experiment.model.output_temperature:.4f}\n")
-        sys.stdout.write(f"{'computed on':<22}{SOURCES['validation']}\n")
+            show(f"{'temperature':<22}{experiment.model.output_temperature:.4f}\n")
+        show(f"{'computed on':<22}{SOURCES['validation']}\n")
     return 0
 
 
@@ -71,7 +80,7 @@ def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int,
     from .fit import held_out_metrics
 
     module, data = experiment.model, experiment.datamodule
-    checkpoint = read_checkpoint(directory.checkpoint, weights_only=True)
+    checkpoint = read_checkpoint(directory.checkpoint)
     check_fits(checkpoint, module)
     state, weights = evaluated_state(checkpoint)
     module.load_state_dict(state)

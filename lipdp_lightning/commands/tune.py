@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 import yaml
 
 from ..bound_text import upper_text
+from ..report.show import show
 
 _OWN = (
     "lipdp tune --config FILE --out DIR [--space FILE] [--trials 20] [--sampler tpe|botorch|random] "
@@ -223,5 +223,4 @@ def validation_kind(data: Any) -> str:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    show(f"{line}\n")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
 import math
 import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from lipdp_lightning.curves.noise import FloatArray
+from lipdp_lightning.files import flush_directory, naming, open_new, temporary_name
 
 
 def read_texts(path: str | Path, columns: Sequence[str], delimiter: str = ",") -> list[list[str]]:
@@ -83,19 +84,23 @@ def write_new(directory: str | Path, contents: Mapping[str, bytes]) -> list[Path
     """Write files that do not exist yet; none appears before all of them are on the disk."""
     check_new(directory, contents)
     root = Path(directory)
-    root.mkdir(parents=True, exist_ok=True)
     staged: dict[Path, Path] = {}
     try:
+        with naming(root):
+            root.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            temporary = root / f".{name}.{os.getpid()}.{secrets.token_hex(6)}.tmp"
+            temporary = temporary_name(root / name)
             staged[temporary] = root / name
-            with open(temporary, "xb") as stream:
+            with naming(root / name), open(open_new(temporary), "wb") as stream:
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
         for temporary, target in staged.items():
-            os.replace(temporary, target)
+            with naming(target):
+                os.replace(temporary, target)
     finally:
         for temporary in staged:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    flush_directory(root)
     return list(staged.values())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +36,7 @@ from lipdp_lightning.curves.parties.memory import new_session
 from lipdp_lightning.privacy.randomness import new_secret
 from lipdp_lightning.report.atomic import write_all_atomically
 from lipdp_lightning.report.figure_style import label_axes, legend, new_figure
+from lipdp_lightning.report.show import show
 
 BANK_RECORDS = 45211  # parties in the thesis's experiment: rows of the Bank data
 MODEL = "model of section 6.4"
@@ -286,5 +286,5 @@ def run(args: argparse.Namespace) -> int:
         axes=axes,
         processes=args.processes,
     )
-    sys.stdout.writelines(f"{path}\n" for path in paths)
+    show("".join(f"{path}\n" for path in paths))
     return 0

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..files import OWNER_ONLY, read_json, write_bytes_atomically
 from .extractor import FeatureExtractor
 
 _FORMAT = 1
@@ -52,7 +53,7 @@ class KeptRows:
 
     def __getitem__(self, rows: slice) -> Tensor:
         # the mapping ends with the slice: what was read does not stay in this process's memory
-        return torch.from_numpy(np.array(np.load(self.path, mmap_mode="r")[rows]))
+        return torch.from_numpy(np.array(np.load(self.path, mmap_mode="r", allow_pickle=False)[rows]))
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,7 @@ def _compute(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    beside = directory / f".{name}.json.part"
-    with open(os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as file:
-        json.dump(asdict(contents), file, indent=1)
-    os.replace(beside, directory / f"{name}.json")
+    write_bytes_atomically(directory / f"{name}.json", json.dumps(asdict(contents), indent=1).encode(), OWNER_ONLY)
 
 
 def _open(directory: Path, name: str, extractor: FeatureExtractor, source: Source) -> KeptRows:
@@ -176,7 +174,7 @@ def _alike(stored: Any, found: list[float]) -> bool:
 
 def _read_contents(path: Path) -> dict[str, Any]:
     try:
-        contents = json.loads(path.read_text())
+        contents = read_json(path)
     except ValueError:
         return {}
     return contents if isinstance(contents, dict) else {}
@@ -187,7 +185,7 @@ def _damage(data: Path, shape: list[int], sha256: str) -> str | None:
     if not data.exists():
         return "it is missing"
     try:
-        kept = np.load(data, mmap_mode="r")
+        kept = np.load(data, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         return f"it is truncated or damaged ({str(error).splitlines()[0]})"
     if list(kept.shape) != shape or kept.dtype != np.float32:

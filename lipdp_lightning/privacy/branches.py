@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..files import read_json, write_bytes_atomically
+from .place import place_of
 from .randomness import derive_key
 
+FORMAT = 2  # of the file
 RESERVED_AT_ONCE = 50  # steps; what a changed resume after a crash may count too much, at most
 
 
@@ -48,7 +50,27 @@ class ResumeState:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> ResumeState:
-        return cls(**{**saved, "branches": tuple(Branch(**b) for b in saved["branches"])})
+        """The state that :meth:`to_dict` gave; ValueError if it has other fields, or branches that are none."""
+        try:
+            return cls(**{**saved, "branches": tuple(_branch(b) for b in saved["branches"])})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unreadable(error) from error
+
+    def checked(self) -> ResumeState:
+        """This state; ValueError if a value is of another type than a checkpoint of ours has."""
+        kinds = (bytes, bytes, str, str | None, int, tuple, dict)
+        values = (self.secret, self.context, self.plan, self.directory, self.step, self.branches, self.mechanism)
+        wrong = [f"{value!r:.40}" for value, kind in zip(values, kinds, strict=True) if not isinstance(value, kind)]
+        if wrong:
+            raise _unreadable(f"{wrong[0]} has another type")
+        return self
+
+
+def _unreadable(reason: object) -> ValueError:
+    return ValueError(
+        f"the checkpoint's state of the budget cannot be read ({reason}). HINT: restore the checkpoint from a backup, "
+        "or start a new run."
+    )
 
 
 class Branches:
@@ -56,7 +78,7 @@ class Branches:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._known, self._recorded_plan = _read(path)
+        self._known, self._recorded_plan, self.copied = _read(path)
         self._current: Branch | None = None
         self._before = 0
         self._plan = ""
@@ -80,6 +102,7 @@ class Branches:
                     "that nobody accounts for. HINT: resume with the plan of the run, or start a new run directory."
                 )
         self._recorded_plan = plan
+        self.copied |= restored is not None and restored.directory not in (None, self._directory())
         self._merge(restored)
         start = restored.step if restored is not None else 0
         same = restored is not None and restored.context == context and restored.directory == self._directory()
@@ -97,6 +120,14 @@ class Branches:
                 "repeats its noise and costs nothing."
             )
         self._write()  # before any checkpoint names the branch: one that is not on record then means a lost record
+
+    def taken_here(self, restored: ResumeState) -> range:
+        """The steps that a checkpoint's branch has taken in this directory before it was written."""
+        if restored.directory is None or restored.directory != self._directory():
+            return range(0)
+        name = _name(restored.secret, restored.context)
+        start = next((b.start for b in restored.branches if b.id == name), restored.step)
+        return range(start, restored.step)
 
     def _find(self, name: str) -> Branch | None:
         return next((b for b in self._known if b.id == name), None)
@@ -167,43 +198,43 @@ class Branches:
 
     def _directory(self) -> str | None:
         """Identity of the run directory; a copy of it has another."""
-        return None if self._path is None else str(os.stat(self._path.parent).st_ino)
+        return None if self._path is None else place_of(self._path.parent)
 
     def _write(self) -> None:
         if self._path is None:
             return
-        text = json.dumps({"plan": self._plan, "branches": [asdict(b) for b in self._known]}, indent=1)
-        temporary = self._path.with_suffix(".tmp")
-        with open(temporary, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # or a power failure may bring the old record back
-        finally:
-            os.close(directory)
+        branches = [asdict(b) for b in self._known]
+        record = {"format": FORMAT, "plan": self._plan, "copied": self.copied, "branches": branches}
+        write_bytes_atomically(self._path, json.dumps(record, indent=1).encode())
 
 
 def _name(secret: bytes, context: bytes) -> str:
     return hashlib.sha256(b"branch" + secret + context).hexdigest()[:16]
 
 
-def _read(path: Path | None) -> tuple[list[Branch], str]:
-    """The branches on disk, and the digest of the plan that they belong to."""
+def _branch(saved: dict[str, Any]) -> Branch:
+    branch = Branch(**saved)
+    if not isinstance(branch.id, str) or any(type(n) is not int for n in (branch.start, branch.reached)):
+        raise ValueError(f"{branch} is not a record")
+    if not 0 <= branch.start <= branch.reached:
+        raise ValueError(f"{branch} contradicts itself")
+    return branch
+
+
+def _read(path: Path | None) -> tuple[list[Branch], str, bool]:
+    """The branches on disk, the digest of the plan that they belong to, and whether they were copied from elsewhere."""
     if path is None or not path.exists():
-        return [], ""
+        return [], "", False
     try:
-        saved = json.loads(path.read_text())
-        branches = [Branch(**b) for b in saved["branches"]]
+        saved = read_json(path)
+        if saved.get("format", FORMAT) != FORMAT:
+            raise ValueError(f"it has format {saved['format']!r}, and this version reads {FORMAT}")
+        branches = [_branch(b) for b in saved["branches"]]
         for branch in branches:
-            if not isinstance(branch.id, str) or any(type(n) is not int for n in (branch.start, branch.reached)):
-                raise ValueError(f"{branch} is not a record")
-            if not 0 <= branch.start <= branch.reached or sum(b.id == branch.id for b in branches) > 1:
-                raise ValueError(f"{branch} contradicts itself or another")
-        return branches, str(saved.get("plan", ""))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if sum(b.id == branch.id for b in branches) > 1:
+                raise ValueError(f"{branch} contradicts another")
+        return branches, str(saved.get("plan", "")), bool(saved.get("copied"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path}: the record of released steps cannot be read ({error}). HINT: restore it from a backup; without "
             "it nobody knows what this run has spent."

@@ -17,7 +17,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lipdp_lightning.files import write_bytes_atomically
 from lipdp_lightning.privacy.grid import round_to_grid_
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.privacy.randomness import CounterStream, derive_key
@@ -181,17 +181,7 @@ def _write(path: Path, values: Mapping[str, Tensor], plan: PrivacyPlan) -> None:
     arrays[_CONTENTS] = np.frombuffer(json.dumps(contents).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "wb") as file:
-        file.write(buffer.getvalue())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    write_bytes_atomically(path, buffer.getvalue())
 
 
 def _read(path: Path | None, plan: PrivacyPlan) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lipdp_lightning.bound_text import upper_text
 
-__all__ = ["clean_text", "format_bound", "format_cell", "format_number", "is_number", "plain_value"]
+__all__ = ["clean_lines", "clean_text", "format_bound", "format_cell", "format_number", "is_number", "plain_value"]
 
 MISSING = "-"
 NO_BREAK_SPACES = "\u00a0\u202f"
@@ -48,6 +48,11 @@ def format_bound(value: Any, digits: int = 4) -> str:
 def clean_text(value: Any) -> str:
     """One line of printable text: control characters (line breaks, terminal escapes) become spaces."""
     return "".join(char if char.isprintable() or char in NO_BREAK_SPACES else " " for char in str(value))
+
+
+def clean_lines(value: Any) -> str:
+    """Printable text of any number of lines: what :func:`clean_text` does to each of them."""
+    return "\n".join(clean_text(line) for line in str(value).split("\n"))
 
 
 def format_cell(value: Any) -> str:

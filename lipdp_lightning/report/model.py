@@ -255,5 +255,6 @@ def report_dict(facts: RunFacts) -> dict[str, Any]:
 
 
 def report_json(facts: RunFacts) -> str:
-    """``privacy_report.json``: strict JSON, no NaN and no Infinity."""
-    return json.dumps(report_dict(facts), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    """``privacy_report.json``: strict JSON, no NaN and no Infinity; what is not visible is escaped."""
+    text = json.dumps(report_dict(facts), indent=2, allow_nan=False, ensure_ascii=False)
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text) + "\n"

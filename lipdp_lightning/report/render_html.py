@@ -16,7 +16,7 @@ from lipdp_lightning.report.contents import (
     version_table,
 )
 from lipdp_lightning.report.figure_style import figure_to_svg
-from lipdp_lightning.report.formats import clean_text, format_bound, format_number
+from lipdp_lightning.report.formats import clean_lines, clean_text, format_bound, format_number
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.page_style import STYLE
 from lipdp_lightning.report.plots import LAYER_PLOTS, TRAINING_PLOTS, Plot, epsilon_against_steps
@@ -228,7 +228,7 @@ def render_html(facts: RunFacts) -> str:
         _footer(facts),
     ]
     mark = "" if facts.certified else "NOT PRIVATE: "
-    return (
+    page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -236,3 +236,4 @@ def render_html(facts: RunFacts) -> str:
         + "\n".join(part for part in body if part)
         + "\n</main>\n</body>\n</html>\n"
     )
+    return clean_lines(page)  # as a whole: figures hold names too

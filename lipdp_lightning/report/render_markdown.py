@@ -15,7 +15,7 @@ from lipdp_lightning.report.contents import (
     release_table,
     version_table,
 )
-from lipdp_lightning.report.formats import clean_text, format_bound
+from lipdp_lightning.report.formats import clean_lines, clean_text, format_bound
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.words import (
     NO_GUARANTEE,
@@ -98,4 +98,5 @@ def render_markdown(facts: RunFacts) -> str:
     section("Versions", version_table(facts))
     if not facts.certified:
         blocks.append(f"**{NO_GUARANTEE}**")
-    return "\n\n".join(blocks) + "\n"
+    # as a whole: the configuration is quoted as it is, and a terminal or an editor may show this file
+    return clean_lines("\n\n".join(blocks)) + "\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,20 +25,15 @@ class Output:
         """Write the figure as PNG and SVG; `part` tells several of one entry apart, `alt` says what is seen."""
         import matplotlib
 
+        from lipdp_lightning.files import write_bytes_atomically
         from lipdp_lightning.report.atomic import write_atomically
         from lipdp_lightning.report.figure_style import figure_to_png
 
         suffix = f"-{part}" if part else ""
         picture = self.path(f"{suffix}.png")
-        _write_bytes(picture, figure_to_png(figure))
+        write_bytes_atomically(picture, figure_to_png(figure))
         drawing = io.StringIO()
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": self.name}):
             figure.savefig(drawing, format="svg", metadata={"Date": None}, facecolor=figure.get_facecolor())
         write_atomically(self.path(f"{suffix}.svg"), drawing.getvalue())
         self.figures.append((picture.name, alt))
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)

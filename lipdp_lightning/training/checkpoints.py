@@ -15,6 +15,7 @@ from .averaging import WeightAverage
 from .processes import ProcessStrategy
 from .release import STATISTICS
 from .resume import apply_changes, check_fits
+from .step_record import StepRecord
 
 
 class CheckpointStrategy(ProcessStrategy):
@@ -22,6 +23,7 @@ class CheckpointStrategy(ProcessStrategy):
 
     mechanism: Mechanism | None
     branches: Branches
+    record: StepRecord
     statistics: Statistics
     restored: ResumeState | None
     average: WeightAverage | None
@@ -45,6 +47,7 @@ class CheckpointStrategy(ProcessStrategy):
             # bounds of later steps scale noise that is drawn from a fixed key: a replay must have the same
             checkpoint["lipdp_norms"] = self._norms.state()
             if self.is_global_zero:  # the only one that writes, and that needs to see the run directory
+                self.record.flush()  # a power failure must not leave a checkpoint ahead of it
                 checkpoint["lipdp"] = self.branches.state(step, self.mechanism.state()).to_dict()
             checkpoint["lipdp_optimizers"] = self.configured
         if self.statistics.values:  # released, and part of the model: no input can be prepared without them
@@ -53,8 +56,7 @@ class CheckpointStrategy(ProcessStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        saved = checkpoint.get("lipdp")
-        self.restored = None if saved is None else ResumeState.from_dict(saved)
+        self.restored = ResumeState.from_dict(checkpoint["lipdp"]).checked() if "lipdp" in checkpoint else None
         self._restored_statistics = checkpoint.get(STATISTICS)
         self._restored_norms = checkpoint.get("lipdp_norms")
         return checkpoint

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..files import read_json
 
 TEMPERATURE_FILE = "temperature.json"
 
@@ -63,11 +64,11 @@ def read_temperature(directory: str | Path | None) -> dict[str, Any] | None:
     if file is None or not file.exists():
         return None
     try:
-        content = json.loads(file.read_text())
+        content = read_json(file)
         value = content["temperature"]
         if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
             raise ValueError(f"temperature {value!r} is not positive")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OSError) as error:
         raise ValueError(
             f"{file} cannot be read ({error}). HINT: restore it from a backup; without it the run's probabilities are "
             "others, and a second fit on private rows would spend its epsilon again."

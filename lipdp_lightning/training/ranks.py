@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,6 +11,12 @@ from typing import Any, TypeVar
 import torch
 
 Result = TypeVar("Result")
+# what gloo, NCCL and the store of torch.distributed say when the other side of a connection is gone
+_GONE = re.compile(
+    r"connection (closed|reset|refused|was likely closed)|closed by peer|broken pipe|gloo|nccl|tcpstore|socket|"
+    r"timed out|remote process",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -102,3 +109,12 @@ class Ranks:
 
 def _listed(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks))
+
+
+def lost_process(error: BaseException) -> str | None:
+    """What a collective operation says of a process that is gone, in one line; None if the error is another one."""
+    distributed = isinstance(error, torch.distributed.DistError) if hasattr(torch.distributed, "DistError") else False
+    text = " ".join(str(error).split())
+    if not distributed and not (type(error) is RuntimeError and _GONE.search(text)):
+        return None
+    return text[:200]

@@ -9,15 +9,23 @@ import secrets
 from pathlib import Path
 from typing import IO, Any
 
-RUN_FILE = "run.json"
-LEDGER_FILE = "ledger.json"
-STEPS_FILE = "steps.txt"
-STATISTICS_FILE = "statistics.npz"
-CONFIG_FILE = "config.yaml"
-PLAN_FILE = "plan.json"
-LOCK_FILE = "lock"
-CHECKPOINTS = "checkpoints"
-LAST = "last.ckpt"
+from ..files import is_left_over, naming, read_json, read_text, remove_left_overs, write_bytes_atomically
+from ..privacy.place import LOCK_FILE, place_of
+from ..run_names import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    FORMAT,
+    LAST,
+    LEDGER_FILE,
+    PLAN_FILE,
+    RUN_FILE,
+    STATISTICS_FILE,
+    STEPS_FILE,
+)
+
+# what claim() writes before run.json says that there is a run, in this order
+_FIRST = (LOCK_FILE, CONFIG_FILE, PLAN_FILE, STEPS_FILE)
+_WRITTEN_BY_FIT = "HINT: --run_dir names what lipdp fit has written."
 
 
 class RunDirectory:
@@ -61,23 +69,106 @@ class RunDirectory:
     def record(self) -> dict[str, Any] | None:
         """The content of run.json; None where there is none."""
         file = self.path / RUN_FILE
-        if not file.exists():
-            return None
         try:
-            record = json.loads(file.read_text())
-            if not (isinstance(record, dict) and "plan" in record and "status" in record):
+            record = read_json(file)
+            if not (isinstance(record, dict) and all(isinstance(record.get(k), str) for k in ("plan", "status"))):
                 raise ValueError("plan or status is missing")
-        except ValueError as error:
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, OSError) as error:
             raise ValueError(f"{file} cannot be read ({error}). HINT: restore it, or use another --run_dir.") from error
+        if record.get("format") != FORMAT:
+            raise ValueError(
+                f"{self.path} is a run directory of another version of this package: it has format "
+                f"{str(record.get('format'))[:20]}, and this version reads {FORMAT}. HINT: use the version that made "
+                "it, or start a new run with another --run_dir."
+            )
         return record
+
+    def require(self) -> dict[str, Any]:
+        """The record of a run that is there and is this user's; ValueError says what the path is instead."""
+        if not self.path.is_dir():
+            what = "is a file" if os.path.lexists(self.path) else "does not exist"
+            raise ValueError(f"--run_dir {self.path} is not a run directory: it {what}. {_WRITTEN_BY_FIT}")
+        self.check_owner()
+        record = self.record()
+        if record is None:
+            raise ValueError(f"--run_dir {self.path} is not a run directory: {self._instead()}")
+        return record
+
+    def check_owner(self) -> None:
+        """Refuse a directory that belongs to another user."""
+        owner = os.stat(self.path).st_uid
+        if owner != os.geteuid():
+            raise ValueError(
+                f"--run_dir {self.path} belongs to another user (uid {owner}), who decides what is in it. "
+                "HINT: look at it, and copy it to a directory of your own."
+            )
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.path))
+        except OSError as error:
+            raise ValueError(
+                f"--run_dir {self.path} cannot be read: {error.strerror}. HINT: make it readable for this user."
+            ) from error
+
+    def _instead(self) -> str:
+        names = self._names()
+        if not names:
+            return f"it is empty. {_WRITTEN_BY_FIT}"
+        if self._begun(names):
+            return "lipdp fit began to make one and did not get to the first step. HINT: run lipdp fit again."
+        if {LEDGER_FILE, STEPS_FILE, CHECKPOINTS} & set(names):
+            return f"it holds parts of a run, and {RUN_FILE} is missing. HINT: restore it from a backup."
+        return f"it holds {', '.join(names[:3])}{' and more' if names[3:] else ''}. {_WRITTEN_BY_FIT}"
+
+    def _begun(self, names: list[str]) -> bool:
+        """Whether these are what a :meth:`claim` that did not end leaves, and nothing else; no step was taken then."""
+        kept = [name for name in names if not is_left_over(name)]
+        if any(name not in _FIRST for name in kept) or (kept and LOCK_FILE not in kept):
+            return False
+        steps = self.path / STEPS_FILE
+        return not steps.exists() or steps.stat().st_size == 0
+
+    def configuration(self) -> str:
+        """The text of config.yaml."""
+        try:
+            return read_text(self.config)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.config} cannot be read ({error}). HINT: restore it from a backup.") from error
+
+    def content(self, name: str) -> dict[str, Any]:
+        """The content of one of the JSON files."""
+        file = self.path / name
+        try:
+            content = read_json(file)
+            if not isinstance(content, dict):
+                raise ValueError("it is no JSON object")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{file} cannot be read ({error}). HINT: restore it from a backup.") from error
+        return content
+
+    def made_here(self) -> bool:
+        """Whether the configuration in this directory was written by this user, here: it was not copied to it."""
+        return (self.record() or {}).get("place") == place_of(self.path)
 
     def check(self, plan_digest: str) -> bool:
         """Whether to continue an unfinished run of the same plan; refuses what must not be continued."""
+        if not os.path.lexists(self.path):
+            return False
+        if not self.path.is_dir():
+            raise ValueError(
+                f"--run_dir {self.path} exists and is not a run directory. HINT: name a new or empty directory."
+            )
+        self.check_owner()
         record = self.record()
         if record is None:
-            if self.path.exists() and (not self.path.is_dir() or any(f.name != LOCK_FILE for f in self.path.iterdir())):
+            names = self._names()
+            if names and not self._begun(names):
                 raise ValueError(
-                    f"--run_dir {self.path} exists and is not a run directory. HINT: name a new or empty directory."
+                    f"--run_dir {self.path} exists and is not a run directory: {self._instead()} "
+                    "A new run takes a new or empty directory."
                 )
             return False
         if record["status"] == "finished":
@@ -100,18 +191,28 @@ class RunDirectory:
         """
         if self._lock is None:
             self.check(plan_digest)
-            self.path.mkdir(parents=True, exist_ok=True)
+            with naming(self.path, "Nothing was written."):
+                self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
+        remove_left_overs(self.path)
         continued = self.check(plan_digest)  # again: another process may have finished the run meanwhile
-        if not continued:
-            _replace(self.config, config)
-            _replace(self.path / PLAN_FILE, json.dumps(plan, indent=1))
+        if not continued:  # a death in between leaves what the next claim takes up: see _begun
+            write_bytes_atomically(self.config, config.encode("utf-8", "backslashreplace"))
+            write_bytes_atomically(self.path / PLAN_FILE, json.dumps(plan, indent=1).encode())
+            write_bytes_atomically(self.steps, b"")
+        elif not self.steps.exists():
+            raise ValueError(
+                f"{self.steps} is missing: without it, a step that is repeated with other numbers would not be "
+                "noticed. HINT: restore it from a backup, or start a new run with another --run_dir."
+            )
         self.mark("running", plan_digest)
         return continued
 
     def mark(self, status: str, plan_digest: str, **facts: Any) -> None:
-        record = {"status": status, "plan": plan_digest, "id": self.id, **facts}
-        _replace(self.path / RUN_FILE, json.dumps(record, indent=1))
+        before = self.record() or {}
+        place = before.get("place", "") if before else place_of(self.path)
+        record = {"format": FORMAT, "status": status, "plan": plan_digest, "id": self.id, "place": place, **facts}
+        write_bytes_atomically(self.path / RUN_FILE, json.dumps(record, indent=1).encode())
 
     def release(self) -> None:
         """Let another process, or another Trainer of this one, take the directory."""
@@ -120,7 +221,9 @@ class RunDirectory:
             self._lock = None
 
     def _take_lock(self) -> None:
-        lock = open(self.path / LOCK_FILE, "w")  # noqa: SIM115 - held until the process ends
+        with naming(self.path / LOCK_FILE, "Nothing was written."):
+            # not truncated: the times of this file tell the directory from a copy
+            lock = open(self.path / LOCK_FILE, "a")  # noqa: SIM115 - held until the process ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -129,9 +232,3 @@ class RunDirectory:
                 f"another process is training in {self.path}. HINT: wait for it, or use another --run_dir."
             ) from error
         self._lock = lock
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

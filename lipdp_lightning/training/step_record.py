@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
+
+from ..files import flush_directory, naming, read_bytes
+from ..privacy.randomness import derive_key
 
 _LINE = re.compile(r"^([0-9a-f]{16}) (\d+) ([0-9a-f]{32})$")
 _DIVERGED = "diverged"
+# what a death in the middle of a line leaves of it; a power failure may leave zeros
+_FRAGMENT = re.compile(r"^(\0*|[0-9a-f]{0,16}|[0-9a-f]{16} \d*|[0-9a-f]{16} \d+ [0-9a-f]{0,32}|[diverg]*)\0*$")
+_DIVERGENCE = re.compile(r"^diverged( [0-9a-f]{0,16}( \d*)?)?\0*$")
 
 
 def _owners_alone(path: str, flags: int) -> int:
@@ -27,29 +33,42 @@ class StepRecord:
     Norms are kept by cheap updates that depend on when they were last exact; a checkpoint therefore holds what
     they were last exact at.
 
-    Lines are flushed to the operating system and survive the process's death. The digests are keyed
-    by the secret and tell nothing without it; whoever has the secret can subtract the noise anyway. The file is its
-    owner's alone, like the checkpoint that holds the secret.
+    Lines are flushed to the operating system and survive the process's death; they are flushed to the disk before
+    a checkpoint is written, so that every step before a checkpoint is on record. The digests are keyed by the secret
+    and tell nothing without it; whoever has the secret can subtract the noise anyway. The file is its owner's alone,
+    like the checkpoint that holds the secret.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[tuple[str, int], str] = {}
         self._torn = False
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
         self.divergences = 0
         if path is not None and path.exists():
             self._read(path)
 
     def _read(self, path: Path) -> None:
-        text = path.read_text(errors="replace")
+        try:
+            text = read_bytes(path).decode("utf-8")
+        except (OSError, ValueError) as error:
+            raise _damaged(path, str(error)) from error
         self._torn = bool(text) and not text.endswith("\n")  # a torn last line: its step was not released
-        for line in text.splitlines():
-            found = _LINE.match(line)
-            if line.startswith(_DIVERGED):
-                self.divergences += 1
-            elif found:
+        for number, line in enumerate(text.split("\n"), 1):
+            if found := _LINE.match(line):
                 self._known[found[1], int(found[2])] = found[3]
+            elif _DIVERGENCE.match(line):
+                self.divergences += 1
+            elif not _FRAGMENT.match(line):
+                raise _damaged(path, f"line {number} is none that a run writes")
+
+    def require(self, branch: str, steps: range) -> None:
+        """Refuse a record that lacks steps which the branch has taken before its checkpoint was written."""
+        missing = [step for step in steps if (branch, step) not in self._known]
+        if self._path is None or not missing:
+            return
+        there = f"lacks {len(missing)} of them, step {missing[0]} the first" if self._path.exists() else "is missing"
+        raise _damaged(self._path, f"{len(steps)} steps were taken before the checkpoint, and the record {there}")
 
     def take(self, branch: str, step: int, digest: str) -> None:
         """Put a step on record before its release, or check it against what is there."""
@@ -65,20 +84,41 @@ class StepRecord:
                 "changed since, or software, hardware or a callback is not deterministic. HINT: run the same command "
                 "again; it continues from the last checkpoint with a new secret, and the ledger counts both branches."
             )
-        self._known[branch, step] = digest
         self._write(f"{branch} {step} {digest}")
+        self._known[branch, step] = digest
 
     def _write(self, line: str) -> None:
         if self._path is None:
             return
-        if self._file is None:  # it stays open: opening it takes longer than the rest of a step's record
-            self._file = open(self._path, "a", opener=_owners_alone)  # noqa: SIM115
-        self._file.write(("\n" if self._torn else "") + line + "\n")
-        self._file.flush()
-        self._torn = False
+        with naming(self._path, "The step was not taken, and the last checkpoint is whole."):
+            if self._file is None:  # it stays open: opening it takes longer than the rest of a step's record
+                self._file = open(self._path, "ab", buffering=0, opener=_owners_alone)  # noqa: SIM115
+            left, self._torn = f"{self._torn * chr(10)}{line}\n".encode(), True
+            while left:  # no buffer: what could not be written must not be written by a later attempt
+                left = left[self._file.write(left) :]
+            self._torn = False
+
+    def flush(self) -> None:
+        """Flush the lines to the disk."""
+        if self._file is not None and self._path is not None:
+            with naming(self._path, "The last checkpoint is whole."):
+                os.fsync(self._file.fileno())
+            flush_directory(self._path.parent)
 
     def close(self) -> None:
         """The next line opens the file again."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def name_on_record(secret: bytes) -> str:
+    """How the steps that were released with a secret are called in the record."""
+    return derive_key(secret, "branch on record")[:8].hex()
+
+
+def _damaged(path: Path, problem: str) -> ValueError:
+    return ValueError(
+        f"{path}: the record of steps cannot be relied on: {problem}. Without it, a step that is repeated with other "
+        "numbers would not be noticed. HINT: restore it from a backup, or start a new run with another --run_dir."
+    )

@@ -34,7 +34,7 @@ from .padding import padding_multiple
 from .partial_sums import PartialSums
 from .release import settle_statistics
 from .resume import hyperparameters
-from .step_record import StepRecord
+from .step_record import StepRecord, name_on_record
 from .views import Views, views_of
 
 
@@ -182,7 +182,7 @@ class PrivateStrategy(CheckpointStrategy):
         trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
         self._micro_batches, self._partial_sums, self._private_step = 0, PartialSums(module), -1
         self._live = LiveChecks(module)
-        self._branch = derive_key(self._secret, "branch on record")[:8].hex()
+        self._branch = name_on_record(self._secret)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
         self._spares_collections = spare_collections()
 
@@ -193,6 +193,8 @@ class PrivateStrategy(CheckpointStrategy):
 
         def opened() -> Branches:
             secret, fixed = self.fixed_secret or new_secret(), self.fixed_secret is not None
+            if self.restored is not None:
+                self.record.require(name_on_record(self.restored.secret), self.branches.taken_here(self.restored))
             self.branches.open(self.restored, context, plan, steps, secret, fixed)
             return self.branches
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import write_bytes_atomically
 from ..report.atomic import write_atomically
 from .objectives import Objective
 
@@ -63,9 +63,7 @@ def write_figure(out: Path, name: str, figure: Figure) -> None:
 
     from ..report.figure_style import figure_to_png
 
-    temporary = out / f".{name}.{os.getpid()}.tmp"
-    temporary.write_bytes(figure_to_png(figure))
-    os.replace(temporary, out / f"{name}.png")
+    write_bytes_atomically(out / f"{name}.png", figure_to_png(figure))
     drawing = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(drawing, format="svg", metadata={"Date": None}, facecolor=figure.get_facecolor())

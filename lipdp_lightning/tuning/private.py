@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,9 @@ import torch
 import yaml
 
 from ..baselines.run import Prepared, Result, merged, prepare
-from ..privacy.grid import grid_shift
 from ..bound_text import upper_text
+from ..files import OWNER_ONLY, read_bytes, write_bytes_atomically
+from ..privacy.grid import grid_shift
 from ..privacy.ledger import LedgerEntry
 from ..privacy.randomness import CounterStream, derive_key, new_secret
 from ..report.atomic import write_all_atomically
@@ -130,6 +131,7 @@ class BestTrial:
         self._candidate = path.with_name(f"candidate-{path.name}")
 
     def content(self) -> dict[str, Any]:
+        """Score, settings and model; ValueError if the file holds anything else. No code that it names is run."""
         return _read(self.path)
 
     def propose(self, trial: int, score: float, result: Result, params: Mapping[str, Any]) -> None:
@@ -138,10 +140,8 @@ class BestTrial:
         model: dict[str, Any] = {"state_dict": result.module.state_dict()}
         if strategy.statistics.values:
             model[STATISTICS] = dict(strategy.statistics.values)
-        temporary = self._candidate.with_suffix(".part")
-        with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-            torch.save({"trial": trial, "score": score, "params": dict(params), "model": model}, file)
-        os.replace(temporary, self._candidate)
+        found = {"trial": trial, "score": float(score), "params": dict(params), "model": model}
+        write_bytes_atomically(self._candidate, _saved(found), OWNER_ONLY)
 
     def settle(self, ended: Callable[[int], bool]) -> None:
         """Compare what was proposed last, if it was and its trial is on record as ended."""
@@ -156,8 +156,24 @@ class BestTrial:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
-    return found
+    """Returns the trial in a file; ValueError if the file holds anything else. No code that it names is run."""
+    try:
+        found = torch.load(io.BytesIO(read_bytes(path)), map_location="cpu", weights_only=True)
+        if not (
+            isinstance(found, dict)
+            and isinstance(found["trial"], int)
+            and isinstance(found["score"], float)
+            and isinstance(found["params"], dict)
+        ):
+            raise ValueError("it holds no trial")
+        kept = {name: found[name] for name in ("trial", "score", "params")}
+        return {**kept, "model": dict(found["model"])}
+    except Exception as error:  # the unpickler can raise almost anything
+        reason = str(error).partition("\n")[0][:120]
+        raise ValueError(
+            f"{path} cannot be read ({reason}). HINT: it is the best trial so far; restore it from a backup, "
+            "or begin the search anew with another --out."
+        ) from error
 
 
 def select(search: Search, selection: PrivateSelection, best: BestTrial, data: Any) -> None:
@@ -204,6 +220,11 @@ def write_selection(
     for key, value in found["params"].items():
         lines.append(f"* `{key}`: {value}")
     write_all_atomically(out, {"selection.md": "\n".join(lines) + "\n", "best.yaml": settings})
-    torch.save(found["model"], out / "model.pt.part")
-    os.replace(out / "model.pt.part", out / "model.pt")
+    write_bytes_atomically(out / "model.pt", _saved(found["model"]))
     return epsilon
+
+
+def _saved(content: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()

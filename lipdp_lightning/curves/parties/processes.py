@@ -195,9 +195,8 @@ class ProcessSession:
         """A server that cannot be reached is left out; whether enough are left is decided at the opening."""
         try:
             connection = socket.create_connection((HOST, port), timeout=self.setting.link_seconds)
-            connection.settimeout(self.setting.seconds)
             self._links[server] = call(connection, self._identities[ANALYST], server_name(server), self.setting.session)
-        except (OSError, LinkClosed):
+        except (OSError, ProtocolError):
             return
 
     def _wait_for_parties(self) -> None:
@@ -221,8 +220,9 @@ class ProcessSession:
         for server, link in sorted(self._links.items()):
             try:
                 link.send(SEAL)
-                _, bits = link.receive(STATUS)
-            except LinkClosed:
+                _, bits = link.receive(STATUS, most=-(-setting.parties // 8))
+                link.wait_at_most(setting.seconds)  # an answer is more work than that
+            except ProtocolError:
                 continue
             there = np.unpackbits(np.frombuffer(bits, np.uint8), count=setting.parties, bitorder="little")
             lost = np.flatnonzero(there == 0).tolist()

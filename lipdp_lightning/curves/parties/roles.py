@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import select
 import signal
 import socket
+import threading
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -35,6 +37,8 @@ from lipdp_lightning.curves.parties.transport import (
     call,
 )
 from lipdp_lightning.privacy.randomness import new_secret
+
+_TICK = 0.05  # seconds between two looks at who has taken too long
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def deliver(setting: Setting, identity: Identity, server: int, port: int, messag
     connection.settimeout(setting.link_seconds)
     link = call(connection, identity, server_name(server), setting.session)
     link.send(DATA, message)
-    link.receive(RECEIVED)
+    link.receive(RECEIVED, most=0)
     link.close()
     return link
 
@@ -109,6 +113,8 @@ class Server:
     traffic: Traffic = field(default_factory=Traffic)
     opening: tuple[int, ...] = ()
     view: ServerView | None = None
+    sealed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)  # callers are answered at the same time
 
     def __post_init__(self) -> None:
         scale = noise_scale(self.setting.statistic.cost, self.setting.epsilon)
@@ -119,15 +125,28 @@ class Server:
         """One party's message. One of another length does not count, and of two that arrived none does: the shares
         of two tries have other coins, and a sum of both would be nonsense."""
         index = int(link.peer.partition(" ")[2])
-        _, message = link.receive(DATA)
-        if index in self.heard:
-            self.messages.pop(index, None)
-        elif len(message) == self.setting.protocol.message_bytes(self.index, self.setting.statistic):
-            self.messages[index] = message
+        length = self.setting.protocol.message_bytes(self.index, self.setting.statistic)
+        _, message = link.receive(DATA, most=length)
+        with self.lock:
+            if self.sealed:
+                raise LinkClosed(f"{link.peer} came after the seal.")
+            accepted = index not in self.heard and len(message) == length
+            if accepted:
+                self.messages[index] = message
+            else:
+                self.messages.pop(index, None)
+            self.heard.add(index)
+        if accepted:
             link.send(RECEIVED)
-        self.heard.add(index)
-        self.traffic.merge(server_name(self.index), PARTIES, link.sent)
+        with self.lock:
+            self.traffic.merge(server_name(self.index), PARTIES, link.sent)
         link.close()
+
+    def seal(self) -> bytes:
+        """One bit per party, whose message is here; no message is taken from now on."""
+        with self.lock:
+            self.sealed = True
+            return self.status()
 
     def status(self) -> bytes:
         """One bit per party: its message is here."""
@@ -186,32 +205,76 @@ def run_server(setting: Setting, identity: Identity, index: int, report: Connect
 
 
 def collect_messages(server: Server, listener: socket.socket) -> Link:
-    """Take calls until the analyst seals the session, which must happen in time."""
-    setting = server.setting
-    analyst: Link | None = None
+    """Take calls until the analyst seals the session, which must happen in time.
+
+    Every caller is answered by a thread of its own and has `link_seconds` for its whole message, so that one who is
+    silent, slow or sends nonsense delays nobody else. Of more callers than a session can have, the oldest goes.
+    """
+    setting, callers = server.setting, _Callers(server)
     deadline = time.monotonic() + setting.seconds
-    calls = 4 * setting.parties + 16  # more than that is no session of this kind
-    while calls and time.monotonic() < deadline:
-        waiting: list[socket.socket | Link] = [listener] if analyst is None else [listener, analyst]
-        ready, _, _ = select.select(waiting, [], [], max(0.0, deadline - time.monotonic()))
-        if analyst is not None and analyst in ready:
-            analyst.receive(SEAL)
-            analyst.send(STATUS, server.status())
-            return analyst
-        if listener in ready:
-            calls -= 1
-            connection, _ = listener.accept()
-            connection.settimeout(setting.link_seconds)
-            try:
-                link = answer(connection, server.identity, setting.session)
-                if link.peer == ANALYST and analyst is None:
-                    connection.settimeout(setting.seconds)
-                    analyst = link
-                elif link.peer.startswith("party"):
-                    server.take(link)
-            except ProtocolError:
-                connection.close()  # a caller that broke off, or lied about who it is: its message does not count
+    try:
+        while time.monotonic() < deadline:
+            waiting = [listener] if callers.analyst is None else [listener, callers.analyst]
+            ready, _, _ = select.select(waiting, [], [], _TICK)
+            if callers.analyst is not None and callers.analyst in ready:
+                callers.analyst.receive(SEAL, most=0)
+                callers.analyst.send(STATUS, server.seal())
+                return callers.analyst
+            if listener in ready:
+                connection, _ = listener.accept()
+                callers.answer(connection)
+            callers.turn_away()
+    finally:
+        callers.turn_away(everyone=True)
     raise LinkClosed("the analyst did not seal the session in time.")
+
+
+class _Callers:
+    """Connections that are being answered, and the analyst once it has shown who it is."""
+
+    def __init__(self, server: Server) -> None:
+        self.analyst: Link | None = None
+        self._server, self._lock = server, threading.Lock()
+        self._most = 4 * server.setting.parties + 16  # more than that is no session of this kind
+        self._since: dict[socket.socket, float] = {}
+
+    def answer(self, connection: socket.socket) -> None:
+        connection.settimeout(self._server.setting.link_seconds)
+        with self._lock:
+            self._since[connection] = time.monotonic()
+        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        setting = self._server.setting
+        try:
+            link = answer(connection, self._server.identity, setting.session)
+            if link.peer == ANALYST:
+                with self._lock:
+                    first = self.analyst is None
+                    if first:
+                        self._since.pop(connection, None)  # it may take its time
+                        connection.settimeout(setting.seconds)
+                        self.analyst = link
+                if not first:
+                    connection.close()
+            elif link.peer.startswith("party"):
+                self._server.take(link)
+        except (ProtocolError, OSError):
+            connection.close()  # a caller that broke off, or lied about who it is: its message does not count
+        finally:
+            with self._lock:
+                self._since.pop(connection, None)
+
+    def turn_away(self, everyone: bool = False) -> None:
+        """End the connections whose time is over, and the oldest where there are too many."""
+        with self._lock:
+            late = time.monotonic() - self._server.setting.link_seconds
+            surplus = len(self._since) - self._most
+            for number, (connection, since) in enumerate(list(self._since.items())):
+                if everyone or number < surplus or since < late:
+                    del self._since[connection]
+                    with contextlib.suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
 
 
 def serve_analyst(server: Server, analyst: Link) -> None:

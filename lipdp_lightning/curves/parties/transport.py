@@ -14,6 +14,7 @@ A link that failed once is closed: nothing after a forged frame is read.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -79,11 +80,15 @@ class Link:
         else:
             self.sent.frames(1, len(payload))
 
-    def receive(self, *expected: int) -> tuple[int, bytes]:
-        """The next frame's kind and payload; its kind must be one of those expected."""
+    def wait_at_most(self, seconds: float) -> None:
+        """How long each header and each payload may take to arrive from now on."""
+        self._connection.settimeout(seconds)
+
+    def receive(self, *expected: int, most: int = LARGEST_FRAME - TAG_BYTES) -> tuple[int, bytes]:
+        """The next frame's kind and payload; its kind must be one of those expected, its payload at most so long."""
         header = read_exactly(self._connection, HEADER_BYTES, self.peer)
         size, kind = int.from_bytes(header[:4], "big"), header[4]
-        if not TAG_BYTES <= size <= LARGEST_FRAME:
+        if not TAG_BYTES <= size <= most + TAG_BYTES:
             self.close()
             raise TamperedMessage(f"{self.peer} announced a frame of {size} bytes: not one of this protocol.")
         sealed = read_exactly(self._connection, size, self.peer)
@@ -111,16 +116,22 @@ class Link:
 
 
 def read_exactly(connection: socket.socket, size: int, peer: str) -> bytes:
-    """That many bytes; a link that ends before them raises LinkClosed."""
-    parts = bytearray()
-    while len(parts) < size:
-        try:
+    """That many bytes, all of them within the connection's time-out; a link that ends before raises LinkClosed."""
+    patience, parts = connection.gettimeout(), bytearray()
+    deadline = None if patience is None else time.monotonic() + patience
+    try:
+        while len(parts) < size:
+            if deadline is not None and parts:  # or who sends byte by byte would be waited for each time anew
+                connection.settimeout(max(1e-3, deadline - time.monotonic()))
             part = connection.recv(min(size - len(parts), 1 << 16))
-        except OSError as error:  # a time-out is one
-            raise LinkClosed(f"{peer} is silent or gone: {error}.") from error
-        if not part:
-            raise LinkClosed(f"{peer} closed the link in the middle of a message, or before one.")
-        parts += part
+            if not part:
+                raise LinkClosed(f"{peer} closed the link in the middle of a message, or before one.")
+            parts += part
+            if deadline is not None and len(parts) < size and time.monotonic() > deadline:
+                raise LinkClosed(f"{peer} is too slow.")
+        connection.settimeout(patience)
+    except OSError as error:  # a time-out is one
+        raise LinkClosed(f"{peer} is silent or gone: {error}.") from error
     return bytes(parts)
 
 
@@ -163,7 +174,7 @@ def call(connection: socket.socket, identity: Identity, peer: str, session: byte
     link = Link(connection, peer, send_key, receive_key)
     link.sent.handshake, link.received.handshake = len(hello), len(reply)
     link.send(CONFIRM)
-    link.receive(CONFIRM)
+    link.receive(CONFIRM, most=0)
     return link
 
 
@@ -185,7 +196,7 @@ def answer(connection: socket.socket, identity: Identity, session: bytes) -> Lin
         raise LinkClosed(f"{peer} is gone: {error}.") from error
     link = Link(connection, peer, send_key, receive_key)
     link.sent.handshake, link.received.handshake = len(reply), len(hello)
-    link.receive(CONFIRM)
+    link.receive(CONFIRM, most=0)
     link.send(CONFIRM)
     return link
 

@@ -1,0 +1,84 @@
+"""Which code a run's stored configuration may name when the run was not made in this place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+# parts of installed packages that build networks, data, optimizers and measures
+_KNOWN = (
+    "lipdp_lightning.", "data_modules.", "callbacks.", "torch.nn.", "torch.optim.", "lightning.pytorch.callbacks.",
+)  # fmt: skip
+_IMPORT_PATH = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
+
+
+def check_named_code(text: str, path: object) -> None:
+    """Refuse a stored configuration that names code outside this package, torch and Lightning.
+
+    Whoever wrote the file chooses which classes and functions of this machine are called, and with which arguments.
+    """
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} cannot be read ({reason}). HINT: restore it from a backup.") from error
+    named = sorted({name for name in _strings(content) if _is_foreign(name)})
+    if named:
+        more = " and more" if named[5:] else ""
+        raise ValueError(
+            f"this run directory was copied here, and its {path} names code outside this package: "
+            f"{', '.join(named[:5])}{more}. HINT: read the file; if you trust all that it names, add --trust_config."
+        )
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            yield from _strings(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def _is_foreign(text: str) -> bool:
+    """Whether a text is the import path of anything but known classes (a file's name may look like one)."""
+    if not _IMPORT_PATH.match(text):
+        return False
+    if text.startswith(_KNOWN):
+        return not _defined_in_known(text)
+    try:
+        return find_spec(text.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return True
+
+
+def _defined_in_known(text: str) -> bool:
+    """Whether what a path below a known package leads to is defined there: its modules import others, such as os."""
+    names = text.split(".")
+    found: Any = import_module(names[0])
+    for end, name in enumerate(names[1:], 2):
+        module = _module(".".join(names[:end])) if end < len(names) and isinstance(found, ModuleType) else None
+        found = getattr(found, name, None) if module is None else module
+        if found is None:
+            return True  # there is no such thing, so nothing is called
+        home = f"{found.__name__ if isinstance(found, ModuleType) else getattr(found, '__module__', '')}."
+        on_the_way = isinstance(found, ModuleType) and any(known.startswith(home) for known in _KNOWN)
+        if not (home.startswith(_KNOWN) or on_the_way):
+            return False
+    return not isinstance(found, ModuleType)
+
+
+def _module(name: str) -> ModuleType | None:
+    try:
+        return import_module(name)
+    except ImportError:
+        return None

@@ -1,0 +1,142 @@
+"""Files that are complete or not there, errors that name them, and reading what somebody else may have written.
+
+Every writer of the project ends here. A file is written under a temporary name in its own directory, flushed to the
+disk, and renamed over the target; then the directory is flushed. A reader, or a job killed at any moment, finds the
+old file or the new one, never a part of one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+OWNER_ONLY = 0o600
+EVERYONE = 0o666  # less the user's umask
+LARGEST_TEXT = 1 << 26  # bytes; no file of text that this project writes comes near
+
+_LEFT_OVER = re.compile(r"^\..+\.\d+\.[0-9a-f]{8,12}\.(tmp|part)$")
+_HINTS = {
+    errno.ENOSPC: "make room on its file system",
+    errno.EDQUOT: "make room in the quota of its file system",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+    errno.EACCES: "make it writable for this user, or name another place",
+    errno.EPERM: "make it writable for this user, or name another place",
+    errno.EROFS: "its file system is read-only; name another place",
+}
+
+
+class FileNotWritten(OSError):
+    """A file could not be written; the message names it and says what is safe."""
+
+    def __str__(self) -> str:
+        return str(self.args[-1])
+
+
+@contextmanager
+def naming(path: str | Path, safe: str = "What was there before is unchanged.") -> Iterator[None]:
+    """Turn the operating system's error inside the block into one that names ``path`` and says what is safe."""
+    try:
+        yield
+    except FileNotWritten:
+        raise
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno is not None else str(error)
+        fix = _HINTS.get(error.errno or 0, "look at the place it is to be written to")
+        message = f"{path} cannot be written: {reason}. {safe} HINT: {fix}, then run the same command again."
+        raise FileNotWritten(error.errno, message) from error
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside ``path`` that no other process uses; :func:`remove_left_overs` knows it again."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(6)}.tmp")
+
+
+def open_new(path: Path, mode: int = EVERYONE) -> int:
+    """A descriptor of a file that did not exist, with its permissions from the first byte on."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+
+def flush_directory(directory: Path) -> None:
+    """Flush the names in a directory, or a power failure may bring back a file that was renamed over."""
+    with suppress(OSError):  # some file systems cannot open or flush a directory: the rename is atomic all the same
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_bytes_atomically(path: str | Path, content: bytes, mode: int = EVERYONE) -> Path:
+    """Replace ``path`` by one rename; nothing is left of it if that fails.
+
+    Raises:
+        FileNotWritten: the disk is full, the file too large or the place not writable.
+    """
+    target = Path(path)
+    temporary = temporary_name(target)
+    with naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(open_new(temporary, mode), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+    flush_directory(target.parent)
+    return target
+
+
+def remove_left_overs(directory: Path) -> None:
+    """Remove the temporary files of writers that were killed; whoever calls this holds the directory's lock."""
+    with suppress(OSError):
+        for entry in list(directory.iterdir()):
+            if _LEFT_OVER.match(entry.name) and not entry.is_dir():
+                with suppress(OSError):
+                    entry.unlink()
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a file of that name is what a killed writer leaves."""
+    return _LEFT_OVER.match(name) is not None
+
+
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+        ValueError: it is a directory, a pipe or a device, which might never end, or is larger than ``most``.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path} is not a regular file")
+        if most is not None and found.st_size > most:
+            raise ValueError(f"{path} has {found.st_size} bytes, more than {most}")
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """The content of a file of UTF-8 text; ValueError or OSError as in :func:`read_bytes`."""
+    return read_bytes(path, LARGEST_TEXT).decode("utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; ValueError or OSError as in :func:`read_bytes`, however deep it is nested."""
+    try:
+        return json.loads(read_text(path))
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
