@@ -140,7 +140,7 @@ def train(
     callbacks: Sequence[Callback],
     **options: Any,
 ) -> None:
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)  # every process of a run does so
     torch.manual_seed(0)
     watching = [
         PrivacyAccountant(1), GradientNoiseMonitor(1), PrivacyReport(directory), *callbacks,
@@ -149,12 +149,13 @@ def train(
     chosen = {"logger": SeenLogger(scribe), "log_every_n_steps": 1} | options.pop("trainer", {})
     chosen |= {"limit_val_batches": 1.0, "check_val_every_n_epoch": 1}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        fit(
+        _, trainer = fit(
             plan, *watching, module=module, data=data, directory=directory, trainer_options=chosen, scribe=scribe,
             strategy_kind=strategy, **options,
         )  # fmt: skip
     scribe.show("printed", printed.getvalue())
-    show_files(scribe, directory)
+    if trainer.is_global_zero:
+        show_files(scribe, directory)
 
 
 def show_files(scribe: Scribe, directory: Path) -> None:
