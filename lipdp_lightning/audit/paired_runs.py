@@ -53,7 +53,9 @@ class Scribe:
         return Transcript(tuple(self._releases), tuple(self._shown))
 
 
-def paired_runs(run: Callable[[Scribe], None], absent: int, plan: PrivacyPlan, rows: int, secret: bytes) -> Comparison:
+def paired_runs(
+    run: Callable[[Scribe], None], absent: int, plan: PrivacyPlan, rows: int, secret: bytes, steps: int | None = None
+) -> Comparison:
     """Train on the whole data set and without one example, and compare.
 
     Args:
@@ -62,22 +64,25 @@ def paired_runs(run: Callable[[Scribe], None], absent: int, plan: PrivacyPlan, r
         plan: what is trained under.
         rows: number of rows of the whole data set.
         secret: the fixed secret of both runs.
+        steps: how many of the plan's steps are taken; None for all.
     """
     first = Scribe()
     run(first)
     second = Scribe(first.transcript(), absent)
     run(second)
-    return compare(first.transcript(), second.transcript(), touched_releases(absent, plan, rows, secret))
+    return compare(
+        first.transcript(), second.transcript(), touched_releases(absent, plan, rows, secret, steps or plan.steps)
+    )
 
 
-def touched_releases(absent: int, plan: PrivacyPlan, rows: int, secret: bytes) -> set[str]:
+def touched_releases(absent: int, plan: PrivacyPlan, rows: int, secret: bytes, steps: int) -> set[str]:
     """Names of the releases that a row takes part in: all statistics, and the steps whose sample it is in."""
-    steps = {
+    drawn = {
         step_name(step)
-        for step in range(plan.steps)
+        for step in range(steps)
         if bool((poisson_sample(secret, step, rows, plan.sample_rate) == absent).any())
     }
-    return steps | {statistic_name(label) for label, _ in plan.preliminary}
+    return drawn | {statistic_name(label) for label, _ in plan.preliminary}
 
 
 def step_name(step: int) -> str:
