@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,14 +188,36 @@ class HalfTheSensitivity(TranscribedStrategy):
 
 
 class StopsAfterRows(Callback):
-    """Ends training when forty rows were seen."""
+    """Ends training when fifty-five rows were seen."""
 
     def __init__(self) -> None:
         self.rows = 0
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.rows += len(batch[0])
-        trainer.should_stop = self.rows >= 40
+        trainer.should_stop = self.rows >= 55
+
+
+class RaisesAfterRows(StopsAfterRows):
+    """An error that is raised for some data and not for others, or later."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if trainer.should_stop:
+            raise RuntimeError(f"{self.rows} rows are too many")
+
+
+class Warns(Callback):
+    """A line in the log of the process for every empty batch."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if not len(batch[0]):
+            logging.getLogger("my training").warning("an empty batch")
+
+
+class WritesToStandardError(Callback):
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        sys.stderr.write(f"{len(batch[0])} rows\n")
 
 
 class WritesTheRows(Callback):
@@ -226,5 +250,8 @@ BROKEN: dict[str, BrokenRun] = {
     "random numbers by the batch": BrokenRun("torch's generator", {"module": of_kind(DrawsByTheBatch)}),
     "an eighth of the noise": BrokenRun("times the sensitivity", {"strategy": HalfTheSensitivity}),
     "the end of training follows the data": BrokenRun("releases", {"callbacks": lambda: [StopsAfterRows()]}),
+    "an error that follows the data": BrokenRun("error is", {"callbacks": lambda: [RaisesAfterRows()]}),
+    "a warning when a batch is empty": BrokenRun("logging is", {"callbacks": lambda: [Warns()]}),
+    "sizes on standard error": BrokenRun("standard error is", {"callbacks": lambda: [WritesToStandardError()]}),
     "a file of the drawn rows": BrokenRun("drawn.txt", {"callbacks": lambda: [WritesTheRows()]}),
 }

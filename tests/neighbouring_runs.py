@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +149,28 @@ def train(
     ]  # fmt: skip
     chosen = {"logger": SeenLogger(scribe), "log_every_n_steps": 1} | options.pop("trainer", {})
     chosen |= {"limit_val_batches": 1.0, "check_val_every_n_epoch": 1}
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with captured(scribe):
         _, trainer = fit(
             plan, *watching, module=module, data=data, directory=directory, trainer_options=chosen, scribe=scribe,
             strategy_kind=strategy, **options,
         )  # fmt: skip
-    scribe.show("printed", printed.getvalue())
     if trainer.is_global_zero:
         show_files(scribe, directory)
+
+
+@contextlib.contextmanager
+def captured(scribe: Scribe) -> Iterator[None]:
+    """Put on record what is printed and logged, also where the run ends with an error."""
+    printed, errors, logged = io.StringIO(), io.StringIO(), io.StringIO()
+    handler = logging.StreamHandler(logged)
+    logging.getLogger().addHandler(handler)
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+            yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        for name, stream in (("printed", printed), ("standard error", errors), ("logging", logged)):
+            scribe.show(name, stream.getvalue())
 
 
 def show_files(scribe: Scribe, directory: Path) -> None:
