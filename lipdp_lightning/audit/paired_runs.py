@@ -65,14 +65,30 @@ def paired_runs(
         rows: number of rows of the whole data set.
         secret: the fixed secret of both runs.
         steps: how many of the plan's steps are taken; None for all.
+
+    Raises:
+        Exception: what both runs raise, at the same point and in the same words. An error that follows the data is
+            seen by whoever runs the training, and is a fault.
     """
     first = Scribe()
-    run(first)
+    error = _error_of(run, first)
     second = Scribe(first.transcript(), absent)
-    run(second)
-    return compare(
-        first.transcript(), second.transcript(), touched_releases(absent, plan, rows, secret, steps or plan.steps)
-    )
+    _error_of(run, second)
+    touched = touched_releases(absent, plan, rows, secret, plan.steps if steps is None else steps)
+    found = compare(first.transcript(), second.transcript(), touched)
+    if error is not None and not found.faults:
+        raise error
+    return found
+
+
+def _error_of(run: Callable[[Scribe], None], scribe: Scribe) -> Exception | None:
+    """What ends the run, which is then part of what it shows."""
+    try:
+        run(scribe)
+    except Exception as error:
+        scribe.show("error", f"{type(error).__name__}: {error}")
+        return error
+    return None
 
 
 def touched_releases(absent: int, plan: PrivacyPlan, rows: int, secret: bytes, steps: int) -> set[str]:

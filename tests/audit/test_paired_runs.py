@@ -25,9 +25,10 @@ from neighbouring_runs import (
     row_of_choice,
     samples,
 )  # fmt: skip
-from small_runs import make_module
+from small_runs import SECRET, make_module
 
 from callbacks import AugmentationMultiplicity, ParameterAveraging
+from lipdp_lightning.audit.paired_runs import Scribe, paired_runs
 from lipdp_lightning.audit.transcript import Release, Transcript, compare
 from lipdp_lightning.augmentations import HorizontalFlip, ShiftedCrop
 
@@ -129,3 +130,19 @@ def test_other_releases_or_other_shown_things_are_faults() -> None:
     assert fault == "y is 2 with the example and 3 without."
     (fault,) = faults(first, Transcript(first.releases, (("x", "1"), ("z", "2"))))
     assert "'y' with the example and 'z' without" in fault
+
+
+def test_an_error_of_one_run_is_a_fault_and_one_of_both_is_raised() -> None:
+    def run(scribe: Scribe) -> None:
+        if raises(scribe):
+            raise RuntimeError("a row is too large")
+
+    def raises(scribe: Scribe) -> bool:
+        return scribe.absent is None or both
+
+    both = False
+    found = paired_runs(run, 1, pair_plan(), ROWS, SECRET)
+    assert found.faults and "'error' with the example and nothing more without" in found.faults[0]
+    both = True
+    with pytest.raises(RuntimeError, match="too large"):
+        paired_runs(run, 1, pair_plan(), ROWS, SECRET)
