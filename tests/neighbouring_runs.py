@@ -163,6 +163,8 @@ def captured(scribe: Scribe) -> Iterator[None]:
     """Put on record what is printed and logged, also where the run ends with an error."""
     printed, errors, logged = io.StringIO(), io.StringIO(), io.StringIO()
     handler = logging.StreamHandler(logged)
+    # processes find each other once, and train twice
+    handler.addFilter(lambda record: not record.getMessage().startswith("Initializing distributed"))
     logging.getLogger().addHandler(handler)
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
