@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key
 from ..training.module import PrivateModule
 from ..training.strategy import PrivateStrategy
+from .brief_training import train_briefly
 from .canaries import score_plot
 from .findings import Finding, verdict
 from .statistics import best_guesses, one_run_epsilon, one_run_p_value
@@ -143,15 +143,7 @@ def canary_run(
     coins = torch.randint(2, (count,), generator=generator) * 2 - 1
     steps = min(plan.steps, most_steps)
     kind = strategy(plan, coins, fixed_secret=derive_key(SECRET, "one run", seed)[:16])
-    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    options |= {"enable_model_summary": False, "num_sanity_val_steps": 0, "limit_val_batches": 0}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = lightning.Trainer(
-            accelerator="cpu", devices=1, max_steps=steps, max_epochs=-1, use_distributed_sampler=False, strategy=kind,
-            **options,
-        )  # fmt: skip
-        trainer.fit(own, datamodule=data)
+    train_briefly(own, data, kind, steps)
     return OneRun(coins.numpy(), kind.scores.numpy(), kind.steps_seen)
 
 

@@ -22,6 +22,7 @@ from .blackbox import black_box_questions, our_implementation
 from .canaries import gradient_canary, run_finding, run_scores, step_finding, step_scores
 from .composition import composition_finding, deep_subject, depth_finding
 from .findings import Finding, strict, verdict
+from .neighbouring_runs import neighbouring_finding
 from .neighbours import Worst, interaction_finding, neighbours_finding, search_neighbours
 from .noise import noise_finding, noise_sample
 from .one_run import canary_run, one_run_finding
@@ -186,6 +187,8 @@ class Questions:
         if plan.switch_to is not None:
             chosen["after the switch"] = lambda share: self._switched()
         chosen["accounting"] = lambda share: accounting_finding(plan, self.claimed)
+        if self.effort.runs:
+            chosen["neighbouring runs"] = lambda share: self._neighbouring_runs()
         return chosen
 
     def _certificate(self) -> Finding:
@@ -209,6 +212,10 @@ class Questions:
         found = neighbours_finding(subject, self._search(subject))
         subject.close()
         return dataclasses.replace(found, name="after the switch")
+
+    def _neighbouring_runs(self) -> Finding:
+        module, example = plain_copy(self.module), self.worst.pair[1]
+        return neighbouring_finding(module, self.plan, self.data, self.subject, example, self.seed)
 
     # ---- statistical
 

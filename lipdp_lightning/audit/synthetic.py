@@ -15,10 +15,18 @@ MOST_ROWS = 512
 
 def made_up_data(subject: Subject, like: Any, seed: int = 0) -> Any:
     """A data module of random rows; the sampler sees fewer rows than declared, at the plan's rate."""
-    from data_modules.base import PrivateDataModule
+    return rows_like(like, *made_up_rows(subject, like, seed))
 
-    size = min(like.dataset_size, MOST_ROWS)
-    x, y, _ = subject.examples(size, seed)
+
+def made_up_rows(subject: Subject, like: Any, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and labels of the rows that ``made_up_data`` holds."""
+    x, y, _ = subject.examples(min(like.dataset_size, MOST_ROWS), seed)
+    return x, y
+
+
+def rows_like(like: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+    """A data module of these rows, with the declarations of another."""
+    from data_modules.base import PrivateDataModule
 
     class MadeUp(PrivateDataModule):
         input_shape = tuple(like.input_shape)

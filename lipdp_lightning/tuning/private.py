@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

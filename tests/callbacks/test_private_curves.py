@@ -90,12 +90,17 @@ def test_a_second_run_over_the_same_directory_draws_nothing_new(tmp_path: Path) 
 
 
 def test_other_secrets_give_other_curves(tmp_path: Path) -> None:
+    """The diagram is compared, since clamped numbers such as the AUC are often equal at this budget.
+
+    Its bins have noise of their own, and all of them are equal with a probability below 1e-9.
+    """
     found = []
     for name in ("a", "b"):
         curves = PrivateValidationCurves(0.5, tmp_path / name, levels=5)
         fit(make_plan(), curves, data=TwoBlobs(), module=two_class_module())
-        found.append(curves.content["results"]["auc"])
-    assert found[0] != found[1] and "fixed" not in " ".join(curves.report_notes())
+        found.append(curves.content["results"])
+    assert found[0]["reliability"] != found[1]["reliability"]
+    assert "fixed" not in " ".join(curves.report_notes())
 
 
 def test_an_unfinished_run_releases_nothing(tmp_path: Path) -> None:

@@ -81,9 +81,10 @@ def test_shares_of_sums_open_once() -> None:
 
 
 def test_two_sessions_have_different_noise() -> None:
+    """The noise has a scale of millions: one of the four counts is equal in fewer than one of 10^6 runs."""
     releases = []
     for _ in range(2):
-        with ProcessSession(AdditiveSharing(2), STATISTIC, RECORDS, 0.01, seconds=PATIENT) as session:
+        with ProcessSession(AdditiveSharing(2), STATISTIC, RECORDS, 1e-6, seconds=PATIENT) as session:
             releases.append(session.query())
     assert not np.any(releases[0] == releases[1])
 

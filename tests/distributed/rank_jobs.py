@@ -545,3 +545,19 @@ def calibration(world: World) -> dict[str, Any]:
     metric.update(logits[share], labels[share])
     sums = {name: value.tolist() for name, value in metric.compute().items()}
     return {"sums": sums, "seen": seen, "logged": after, "temperature": module.output_temperature}
+
+
+# ---- neighbouring data sets
+
+
+def neighbours(world: World, folder: str, broken: str = "", mode: str = "distributed", **plan: Any) -> dict[str, Any]:
+    """What a run on a data set and one without a row, given what the first released, differ in as this rank sees it."""
+    from broken_runs import BROKEN
+    from neighbouring_runs import compared, pair_plan
+
+    chosen = BROKEN.get(broken)
+    plan |= {} if chosen is None else chosen.plan
+    options = {} if chosen is None else dict(chosen.options)
+    options |= {"noise_mode": mode, "trainer": world.trainer_options()}
+    found = compared(Path(folder), pair_plan(**plan), **options)
+    return {"faults": found.faults, "moved": found.moved, "says": "" if chosen is None else chosen.says}
