@@ -12,10 +12,11 @@ from ..audit.certificate_table import certificate_content, certificate_table
 from ..audit.ratios import AttackReport
 from ..report.tables import certificate_table as group_table
 from .experiment import parse_experiment
+from .option_parser import OptionParser
 
 
 def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="lipdp certify",
         description="Print the certificate of a configuration's model after projection. Other options override "
         "keys of the configuration, as in lipdp fit.",
