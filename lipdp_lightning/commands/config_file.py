@@ -16,16 +16,18 @@ LONGEST_NUMBER = 300
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:
-    """Returns the files that the arguments name as configurations."""
-    spaced = [b for a, b in itertools.pairwise(arguments) if a in ("--config", "-c")]
-    return spaced + [a.partition("=")[2] for a in arguments if a.startswith(("--config=", "-c="))]
+    """Returns the files that the arguments name as configurations; what holds YAML itself is no file."""
+    named = [b for a, b in itertools.pairwise(arguments) if a in ("--config", "-c")]
+    named += [a.partition("=")[2] for a in arguments if a.startswith(("--config=", "-c="))]
+    return [name for name in named if "\n" not in name and ": " not in name]
 
 
-def check_config_file(path: str | Path) -> None:
+def check_config_file(path: str | Path, what: str = "configuration") -> None:
     """Checks that a file is one YAML mapping of moderate size, in which no key is given twice.
 
     Args:
         path: the file.
+        what: what it is to hold, for the message.
 
     Raises:
         ValueError: with the reason and the line, where there is one.
@@ -34,35 +36,35 @@ def check_config_file(path: str | Path) -> None:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
-        raise _refusal(path, _yaml_problem(text, error), "two spaces for each level, and `key: value`") from None
-    if root is None:
-        raise _refusal(path, "it is empty", "start from configs/quickstart.yaml")
+        problem = f"is not YAML, {_yaml_problem(text, error)}"
+        raise _refusal(path, problem, "two spaces for each level, and `key: value`") from None
     if not isinstance(root, yaml.MappingNode):
-        raise _refusal(path, "it is no mapping of keys to values", "start from configs/quickstart.yaml")
+        kind = "it is empty" if root is None else "it is no mapping of keys to values"
+        raise _refusal(path, f"holds no {what}: {kind}", "start from configs/quickstart.yaml")
     if problems := list(dict.fromkeys(_problems(root))):
-        raise _refusal(path, "; ".join(problems[:5]), "give each key once, with one value")
+        raise _refusal(path, f"holds no {what}: {'; '.join(problems[:5])}", "give each key once, with one value")
 
 
 def _refusal(path: str | Path, problem: str, hint: str) -> ValueError:
-    return ValueError(f"the configuration {shortened(str(path), 120)} cannot be used: {problem}. HINT: {hint}.")
+    return ValueError(f"{shortened(str(path), 120)} {problem}. HINT: {hint}.")
 
 
 def _text(path: Path) -> str:
     if not path.exists():
-        raise _refusal(path, "there is no such file", "check the path; configs/ holds examples")
+        raise _refusal(path, "cannot be read: there is no such file", "check the path; configs/ holds examples")
     if not path.is_file():
-        raise _refusal(path, "it is no file", "name a YAML file; configs/ holds examples")
+        raise _refusal(path, "cannot be read: it is no file", "name a YAML file; configs/ holds examples")
     with path.open("rb") as file:
         data = file.read(LARGEST_FILE + 1)
     if len(data) > LARGEST_FILE:
-        raise _refusal(path, f"it is larger than {LARGEST_FILE >> 20} MB", "a configuration holds no data")
+        raise _refusal(path, f"cannot be read: it is larger than {LARGEST_FILE >> 20} MB", "a configuration holds no data")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise _refusal(path, f"line {line} is not UTF-8 text", "save the file as UTF-8") from None
+        raise _refusal(path, f"is not YAML: line {line} is not UTF-8 text", "save the file as UTF-8") from None
     if "\0" in text:
-        raise _refusal(path, "it holds zero bytes and is no text", "name a YAML file; configs/ holds examples")
+        raise _refusal(path, "is not YAML: it holds zero bytes and is no text", "name a YAML file; configs/ holds examples")
     return text
 
 

@@ -231,6 +231,8 @@ class Experiment(LightningCLI):
         strategy = self.trainer.strategy
         assert isinstance(strategy, PrivateStrategy)
         strategy.check(self.trainer, self.model, self.datamodule)
+        if self.plan.certified:
+            strategy.spending.guarantee()  # raises where no accountant has a bound
         checkpoint = self._directory.checkpoint if unfinished and self._directory.checkpoint.exists() else None
         if checkpoint is not None:
             check_fits(read_checkpoint(checkpoint), self.model, optimizers_of(self.model)[0])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..slurm.script import Array, Job, render
+from .config_file import check_config_file
 
 # option -> what sbatch itself reads when the script does not say
 _SITE_OPTIONS = {
@@ -150,14 +151,8 @@ def _sane(job: Job) -> Job:
 def _yaml(path: str, what: str) -> dict[str, Any]:
     import yaml
 
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path} is not YAML: {' '.join(str(error).split())[:200]}. HINT: see slurm/README.md."
-        ) from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no {what}. HINT: see slurm/README.md.")
+    check_config_file(path, what)
+    content: dict[str, Any] = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
     return content
 
 

@@ -208,7 +208,7 @@ class Joint(Scaling):
     def _factors(self, batch: int, device: torch.device) -> Tensor:
         if any([norms.shape != (batch,) for norms in self._norms]):
             raise ValueError(
-                f"a layer was given {[len(norms) for norms in self._norms]} rows in a batch of {batch} examples, and "
+                "a layer was given another number of rows than the batch has examples, and "
                 "their norms cannot be told apart. HINT: keep the batch as the first dimension of every tensor."
             )
         if self._norms and read_by_loops(*self._norms):

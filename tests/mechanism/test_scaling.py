@@ -179,7 +179,7 @@ def test_joint_factors_are_the_same_by_a_loop_and_by_torch() -> None:
 
 
 def test_norms_of_other_rows_than_the_examples_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"given \[3, 3, 1\] rows in a batch of 3 examples"):
+    with pytest.raises(ValueError, match=r"^\D*another number of rows than the batch has examples\D*$"):
         recorded([[1.0] * 3, [1.0] * 3, [1.0]], torch.float32)
 
 
