@@ -92,11 +92,16 @@ def _named(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     for file in config_files(arguments):
         with open(file, encoding="utf-8-sig") as stream:
             yield from class_paths(yaml.safe_load(stream))
+    for option, value in itertools.pairwise(arguments):
+        if option == "--config" and "\n" in value:
+            yield from class_paths(yaml.safe_load(value))
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for option, value in itertools.pairwise(words):
         key = option.removeprefix("--")
         if option.startswith("--") and _PATH.fullmatch(value):
             yield key, value
+        if key == "config":
+            continue
         for path in _INSIDE.findall(value):
             yield key, path
 

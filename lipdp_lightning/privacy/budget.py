@@ -134,9 +134,12 @@ def _problems_of_query(
     given = (("epsilon", epsilons), ("noise multiplier", noise_multipliers), ("statistic's noise", statistics))
     for name, values in given:
         wrong = [value for value in values if not (value > 0 and math.isfinite(value))]
-        wrong = wrong or [value for value in values if not SMALLEST <= value <= LARGEST]
         if wrong:
             problems.append(f"{name} {wrong[0]} is not a positive finite number.\nHINT: usual values are 0.5 to 10.")
+        elif wrong := [value for value in values if not SMALLEST <= value <= LARGEST]:
+            problems.append(
+                f"{name} {wrong[0]} is outside [{SMALLEST:.0e}, {LARGEST:.0e}].\nHINT: usual values are 0.5 to 10."
+            )
     if accountant not in ACCOUNTANTS:
         problems.append(f"accountant {accountant!r} is unknown.\nHINT: one of {', '.join(ACCOUNTANTS)}")
     if adjacency not in ADJACENCIES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -84,7 +85,8 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
             unfit = output_problems(module.loss, shape, data)
             problems += unfit or rehearsal_problems(trainer, module, strategy.plan, data)
     if problems:
-        problems = list(dict.fromkeys(problems))
+        texts = [re.sub(r"\s*\n\s*HINT:", " HINT:", problem) for problem in problems]
+        problems = list(dict.fromkeys(line for text in texts for line in text.splitlines()))
         lines = "\n".join(f"  - {p}" for p in problems)
         raise ValueError(f"this set-up cannot be trained privately, {len(problems)} problem(s):\n{lines}")
 

@@ -45,6 +45,12 @@ def output_problems(loss: Loss, shape: tuple[int, ...], data: Any) -> list[str]:
     return list(checks[task](loss, shape, classes, data))
 
 
+def refuse_outputs(loss: Loss, shape: tuple[int, ...], data: Any) -> None:
+    """Raises ValueError with `output_problems`, if there are any."""
+    if problems := output_problems(loss, shape, data):
+        raise ValueError("\n".join(problems))
+
+
 def _class_scores(loss: Loss, shape: tuple[int, ...], classes: int | None, data: Any) -> Iterator[str]:
     least, name = max(2, int(classes or 2)), type(data).__name__
     if len(shape) != 1:
