@@ -14,7 +14,6 @@ from ..report.tables import certificate_table as group_table
 from .experiment import parse_experiment
 from .option_parser import OptionParser
 
-
 MOST_STARTS = 100_000
 
 

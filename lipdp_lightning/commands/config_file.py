@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import yaml
 
 from .one_line import one_line, shortened
 
-LARGEST_FILE = 4 << 20
+LARGEST_FILE = 1 << 20
 MOST_VALUES = 100_000
 LONGEST_NUMBER = 300
+# the time that a YAML parser takes grows with the square of the depth
+_DEEP = re.compile(r"(?:[\[{]\s*){100}")
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:
@@ -33,6 +36,8 @@ def check_config_file(path: str | Path, what: str = "configuration") -> None:
         ValueError: with the reason and the line, where there is one.
     """
     text = _text(Path(path))
+    if _DEEP.search(text):
+        raise _refusal(path, f"holds no {what}: it is nested too deeply", "start from configs/quickstart.yaml")
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
@@ -57,14 +62,18 @@ def _text(path: Path) -> str:
     with path.open("rb") as file:
         data = file.read(LARGEST_FILE + 1)
     if len(data) > LARGEST_FILE:
-        raise _refusal(path, f"cannot be read: it is larger than {LARGEST_FILE >> 20} MB", "a configuration holds no data")
+        raise _refusal(
+            path, f"cannot be read: it is larger than {LARGEST_FILE >> 20} MB", "a configuration holds no data"
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _refusal(path, f"is not YAML: line {line} is not UTF-8 text", "save the file as UTF-8") from None
     if "\0" in text:
-        raise _refusal(path, "is not YAML: it holds zero bytes and is no text", "name a YAML file; configs/ holds examples")
+        raise _refusal(
+            path, "is not YAML: it holds zero bytes and is no text", "name a YAML file; configs/ holds examples"
+        )
     return text
 
 

@@ -10,8 +10,8 @@ _GENERAL_HINT = "HINT: `lipdp {command} --help` lists the options."
 
 
 def one_line(text: str) -> str:
-    """Returns the text without line breaks, and without repeated spaces."""
-    return " ".join(text.split())
+    """Returns the text without line breaks, repeated spaces and addresses of objects."""
+    return " ".join(re.sub(r"<(?:\w+\.)*(\w+) object at 0x[0-9a-f]+>", r"\1", text).split())
 
 
 def shortened(text: str, longest: int = LONGEST_VALUE) -> str:

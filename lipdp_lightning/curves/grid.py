@@ -6,7 +6,6 @@ the smallest and largest value) publish two records exactly, and no noise on the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np

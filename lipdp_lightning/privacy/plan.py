@@ -130,7 +130,9 @@ class PrivacyPlan:
         if epsilon is not None and not (epsilon > 0 and math.isfinite(epsilon)):
             problems.append(f"epsilon {epsilon} is not a positive finite number.\nHINT: epsilon=3")
         elif epsilon is not None and epsilon < SMALLEST_EPSILON:
-            problems.append(f"epsilon {epsilon} is below {SMALLEST_EPSILON:.0e}: noise drowns any model.\nHINT: epsilon=3")
+            problems.append(
+                f"epsilon {epsilon} is below {SMALLEST_EPSILON:.0e}: noise drowns any model.\nHINT: epsilon=3"
+            )
         if (epochs is None) == (steps is None):
             problems.append("epochs and steps: exactly one is needed, the other follows.\nHINT: epochs=60")
         if epochs is not None and not (epochs > 0 and math.isfinite(epochs)):

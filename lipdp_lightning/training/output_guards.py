@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import lightning
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..bounds.losses import Loss
 from ..privacy.plan import PrivacyPlan
@@ -108,7 +109,7 @@ def rehearsal_problems(trainer: lightning.Trainer, module: PrivateModule, plan: 
     finally:
         for part, mode in training.items():
             part.training = mode
-    return _step_sizes(module)
+    return _step_sizes(module) + _schedule_problems(module)
 
 
 def _rehearse(
@@ -130,6 +131,25 @@ def _rehearse(
             )
         trained = [t for t in tensors.values() if t.requires_grad]
         torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+
+
+def _schedule_problems(module: PrivateModule) -> list[str]:
+    """Whether a schedule that was just made can be moved twice; one that follows a metric is left out."""
+    try:
+        made = module.configure_optimizers()
+        chosen = made.get("lr_scheduler") if isinstance(made, dict) else None
+        schedule = chosen.get("scheduler") if isinstance(chosen, dict) else chosen
+        if not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
+            return []
+        if not isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a schedule before its optimizer
+                schedule.step()
+                schedule.step()
+    except Exception as error:
+        message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return [f"the schedule fails when it moves, {message}. HINT: check lr_scheduler.init_args."]
+    return []
 
 
 def _nothing(rows: int) -> None:

@@ -8,7 +8,10 @@ from types import TracebackType
 
 _PACKAGES = tuple(
     str(folder) + "/"
-    for folder in (Path(__file__).resolve().parents[1], *(Path(__file__).resolve().parents[2] / n for n in ("callbacks",)))
+    for folder in (
+        Path(__file__).resolve().parents[1],
+        *(Path(__file__).resolve().parents[2] / n for n in ("callbacks",)),
+    )
 )
 _SHOWN = (ValueError, AssertionError)
 

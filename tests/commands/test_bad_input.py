@@ -8,15 +8,28 @@ import re
 import resource
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from bad_configs import CLASSES, COMMANDS, FILES, KEYS, MODULES, NUMBERS, OUTPUTS, TABLES, TRAINER
+from bad_configs import CLASSES, COMMANDS, FILES, KEYS, MODULES, NUMBERS, OUTPUTS, SLOW, TABLES, TRAINER
 from command_runs import ROOT, SMALL, Outcome, environment, lipdp
 
 SHORT = [*SMALL, "--privacy.steps", "2", "--trainer.enable_progress_bar", "false"]
 LONGEST = 510
 OPTIONS = NUMBERS | TRAINER | OUTPUTS | CLASSES | KEYS
+
+
+def _cases() -> list[Any]:
+    """All of them; of the values of one key two are fast."""
+    cases, seen = [], Counter[tuple[str, ...]]()
+    for words in OPTIONS:
+        many = words in NUMBERS or words in TRAINER
+        seen[words[:-1]] += many
+        marks = [pytest.mark.slow] if seen[words[:-1]] > 2 else []
+        cases.append(pytest.param(words, marks=marks, id=" ".join(words)[:70]))
+    return cases
 
 
 @pytest.fixture
@@ -45,7 +58,7 @@ def check(outcome: Outcome, expected: str = "") -> None:
     lines = [line for line in errors.splitlines() if line.strip() and not line.startswith("warning: ")]
     assert sum(line.startswith("lipdp") for line in lines) == 1, errors
     assert all(len(line) <= LONGEST for line in lines) and len(lines) <= 8, errors
-    headed = re.match(r"lipdp fit: this set-up cannot be trained privately, \d+ problem\(s\):$", lines[0])
+    headed = re.match(r"lipdp \w+: .* \d+ problem(\(s\))?:$", lines[0])
     assert all("HINT" in line for line in lines[bool(headed) :]), errors
 
 
@@ -54,7 +67,7 @@ def left_behind(folder: Path) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("words", OPTIONS, ids=lambda words: " ".join(words)[:70])
+@pytest.mark.parametrize("words", _cases())
 def test_options_of_fit(words: tuple[str, ...], folder: Path) -> None:
     mode = () if "--wandb" in words else ("--wandb", "offline")
     check(lipdp("fit", "--run_dir", "run", *mode, *SHORT, *words), OPTIONS[words])
@@ -71,7 +84,11 @@ def test_files_of_configurations(name: str, folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words)[-70:])
+@pytest.mark.parametrize(
+    "words",
+    [*COMMANDS, *(pytest.param(w, marks=pytest.mark.slow) for w in SLOW)],
+    ids=lambda words: " ".join(words)[-70:],
+)
 def test_other_commands(words: tuple[str, ...], folder: Path) -> None:
     (folder / "rows.csv").write_text("v,y\n" + "".join(f"{i / 100},{i % 2}\n" for i in range(100)))
     check(lipdp(*words))
