@@ -102,10 +102,8 @@ def rehearsal_problems(trainer: lightning.Trainer, module: PrivateModule, plan: 
     except Exception as error:
         message = " ".join(str(error).split())
         hint = "" if "HINT" in message else " HINT: run the network and the loss on such a batch to see where."
-        shape = _with_batch(tuple(data.input_shape))
-        return [
-            f"a step fails on {MADE_UP_ROWS} made-up rows of shape {shape}: {type(error).__name__}: {message[:300]}{hint}"
-        ]
+        rows = f"{MADE_UP_ROWS} made-up rows of shape {_with_batch(tuple(data.input_shape))}"
+        return [f"a step fails on {rows}: {type(error).__name__}: {message[:300]}{hint}"]
     finally:
         for part, mode in training.items():
             part.training = mode

@@ -6,14 +6,10 @@ import linecache
 from pathlib import Path
 from types import TracebackType
 
-_PACKAGES = tuple(
-    str(folder) + "/"
-    for folder in (
-        Path(__file__).resolve().parents[1],
-        *(Path(__file__).resolve().parents[2] / n for n in ("callbacks",)),
-    )
-)
-_SHOWN = (ValueError, AssertionError)
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = (f"{_ROOT / 'lipdp_lightning'}/", f"{_ROOT / 'callbacks'}/")
 
 
 def withhold(error: BaseException) -> None:
@@ -28,8 +24,8 @@ def withhold(error: BaseException) -> None:
     if not isinstance(error, Exception) or _is_refusal(error):
         return
     message = (
-        f"{type(error).__name__} {_place(error.__traceback__)}; its message may hold sizes or values of private rows and "
-        f"is withheld. HINT: {_hint(error)}"
+        f"{type(error).__name__} {_place(error.__traceback__)}; its message may hold sizes or values of private rows "
+        f"and is withheld. HINT: {_hint(error)}"
     )
     error.__cause__ = error.__context__ = None
     error.__suppress_context__ = True
@@ -46,8 +42,6 @@ def _hint(error: Exception) -> str:
 
 def _empty(error: Exception) -> None:
     """Some errors keep what they show outside of `args`."""
-    if isinstance(error, OSError):
-        error.errno = error.strerror = error.filename = error.filename2 = None
     if isinstance(error, UnicodeDecodeError):
         error.object, error.start, error.end = b" ", 0, 0
     elif isinstance(error, UnicodeEncodeError):
@@ -57,9 +51,11 @@ def _empty(error: Exception) -> None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a `raise` statement of this library has made it: those messages hold declared numbers only."""
+    """Whether the message is of declared numbers only: a `raise` of this library, a file, a Trainer's option."""
+    if isinstance(error, MisconfigurationException) or (isinstance(error, OSError) and error.errno is not None):
+        return True
     last = _last(error.__traceback__)
-    if not isinstance(error, _SHOWN) or last is None:
+    if last is None:
         return False
     path = str(Path(last.tb_frame.f_code.co_filename).resolve())
     line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno).strip()

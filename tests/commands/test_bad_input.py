@@ -32,6 +32,9 @@ def _cases() -> list[Any]:
     return cases
 
 
+_COMMANDS = [*COMMANDS, *(pytest.param(words, marks=pytest.mark.slow) for words in SLOW)]
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory, with modules that cannot be used on the path."""
@@ -84,11 +87,7 @@ def test_files_of_configurations(name: str, folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "words",
-    [*COMMANDS, *(pytest.param(w, marks=pytest.mark.slow) for w in SLOW)],
-    ids=lambda words: " ".join(words)[-70:],
-)
+@pytest.mark.parametrize("words", _COMMANDS, ids=lambda words: " ".join(words)[-70:])
 def test_other_commands(words: tuple[str, ...], folder: Path) -> None:
     (folder / "rows.csv").write_text("v,y\n" + "".join(f"{i / 100},{i % 2}\n" for i in range(100)))
     check(lipdp(*words))
@@ -111,7 +110,7 @@ def test_no_command_shows_the_commands() -> None:
 
 def test_a_traceback_is_shown_to_those_who_ask_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIPDP_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="bad_syntax.Net cannot be imported"):
+    with pytest.raises(ValueError, match=r"bad_syntax.Net cannot be imported"):
         lipdp("fit", *SHORT, "--model.network", "bad_syntax.Net")
 
 
