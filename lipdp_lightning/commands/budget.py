@@ -8,6 +8,8 @@ import json
 import sys
 import warnings
 
+from .one_line import shown
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset-size", type=int, required=True, metavar="N", help="number of private examples")
@@ -33,23 +35,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table or the JSON; 0. A question that cannot be answered raises ValueError."""
+    """Print the table or the JSON. 0 if answered, 2 if the question cannot be (the reason is on stderr)."""
     from lipdp_lightning.privacy.budget import compute_budget, format_table
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        rows = compute_budget(
-            dataset_size=args.dataset_size,
-            batch_size=args.batch_size,
-            delta=args.delta,
-            epochs=args.epochs,
-            steps=args.steps,
-            epsilons=args.epsilon,
-            noise_multipliers=args.noise_multiplier,
-            accountant=args.accountant,
-            adjacency=args.adjacency,
-            statistics=args.statistics,
-        )
+        try:
+            rows = compute_budget(
+                dataset_size=args.dataset_size,
+                batch_size=args.batch_size,
+                delta=args.delta,
+                epochs=args.epochs,
+                steps=args.steps,
+                epsilons=args.epsilon,
+                noise_multipliers=args.noise_multiplier,
+                accountant=args.accountant,
+                adjacency=args.adjacency,
+                statistics=args.statistics,
+            )
+        except ValueError as error:
+            print(f"lipdp budget: {shown('budget', error)}", file=sys.stderr)
+            return 2
     messages = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     if args.delta >= 1 / args.dataset_size:
         messages.append(

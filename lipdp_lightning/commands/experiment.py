@@ -103,6 +103,12 @@ class Experiment(LightningCLI):
         """The complete configuration as YAML."""
         return str(self.parser.dump(self.config, skip_none=False))
 
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise ValueError(f"seed_everything: {error}. HINT: a number from 0 to 4294967295.") from error
+
     def instantiate_classes(self) -> None:
         make = Constructors(self)
         self.parser.add_instantiator(make, object, subclasses=True, prepend=True)

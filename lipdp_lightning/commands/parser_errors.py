@@ -18,7 +18,7 @@ _UNKNOWN = re.compile(
     r"'(?P<group>[^']+)'|(?:Option|Key) '(?P<option>[^']+)' is not (?:accepted|expected))"
 )
 _GROUP = re.compile(r"[Gg]roup '([^']+)' does not accept")
-_NO_CLASS = ("Import path", "Not a valid subclass", "no signature found", "dot import path")
+_NO_CLASS = ("Import path", "Not a valid subclass", "no signature found")
 _KINDS = {"float": "a finite number", "int": "a whole number", "bool": "true or false", "str": "text"}
 _KINDS |= {"dict": "a mapping", "list": "a list", "Iterable": "a list", "NoneType": "null"}
 
@@ -80,20 +80,23 @@ def _best(lines: list[str], value: str | None) -> str:
         if "HINT" in line:
             return shortened(one_line(line.split("Given value")[0]), 300)
     for line in lines:
-        if line.startswith(_NO_CLASS) and "dot import" not in line:
+        if line.startswith(_NO_CLASS):
             return shortened(one_line(re.sub(r"<[^>]*>", "", line.split("Got value:")[0])), 200)
     expected = [kind for line in lines for kind in _expected(line)]
     if expected:
         given = "this is" if value is None else f"{value!r} is"
         return f"{given} not {' or '.join(dict.fromkeys(expected))}"
     said = [line for line in lines if not line.startswith(("Subtypes", "Errors:", "Given value", "Does not validate"))]
-    first = "; ".join(dict.fromkeys(line for line in said if not line.startswith("Expected a path")))
-    return shortened(one_line(_KEY.sub("", first or "the value does not fit the key")), 240)
+    first = "; ".join(dict.fromkeys(line for line in said if not line.startswith("Expected a")))
+    plain = re.sub(r"<class '([^']*)'>", r"\1", _KEY.sub("", first or "the value does not fit the key"))
+    return shortened(one_line(plain), 240)
 
 
 def _expected(line: str) -> list[str]:
     if (found := re.match(r"Expected an? <class '(?:[\w.]*\.)?(\w+)'>", line)) is not None:
         return [_KINDS.get(found[1], found[1])] if found[1] != "NoneType" else []
+    if line.startswith(("Expected a dot import path", "Unexpected import path")):
+        return ["a class path"]
     if (found := re.match(r"Expected an? typing\.Literal\[(.*?)\]", line)) is not None:
         return [f"one of {found[1]}"]
     return []

@@ -232,7 +232,7 @@ def _check(epsilon: float, tolerance: float, delta: float, sample_rate: float) -
     if not (epsilon > 0 and math.isfinite(epsilon)):
         problems.append(f"epsilon {epsilon} is not a positive finite number: 0 would need infinite noise.")
     elif epsilon < SMALLEST_EPSILON:
-        problems.append(f"epsilon {epsilon} is below {SMALLEST_EPSILON:.0e}: rounding alone is of that size.")
+        problems.append(f"epsilon {epsilon} is out of reach: below {SMALLEST_EPSILON:.0e} rounding alone is as large.")
     if not 0 < delta < 1:
         problems.append(f"delta {delta} is not in (0, 1): no Gaussian mechanism has one.")
     if not 0 < sample_rate <= 1:
