@@ -52,14 +52,15 @@ def _empty(error: Exception) -> None:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether the message is of declared numbers only: a `raise` of this library, a file, a Trainer's option."""
-    if isinstance(error, MisconfigurationException) or (isinstance(error, OSError) and error.errno is not None):
+    if isinstance(error, MisconfigurationException | OSError):
         return True
     last = _last(error.__traceback__)
     if last is None:
         return False
     path = str(Path(last.tb_frame.f_code.co_filename).resolve())
     line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno).strip()
-    return path.startswith(_PACKAGES) and line.startswith(("raise ", "assert "))
+    # an assertion may stand over several lines, of which the traceback names one
+    return path.startswith(_PACKAGES) and (isinstance(error, AssertionError) or line.startswith("raise "))
 
 
 def _last(traceback: TracebackType | None) -> TracebackType | None:
