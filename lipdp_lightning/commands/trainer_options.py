@@ -37,10 +37,10 @@ def make_trainer(options: Mapping[str, Any]) -> lightning.Trainer:
         problem = shortened(one_line(str(error)), 240)
     except Exception as error:  # a backend that is not installed, for example
         problem = described(error).replace("HINT: ", "")
-    raise ValueError(f"the trainer group cannot be used: {problem.rstrip('.')}. HINT: {_HINT}")
+    raise ValueError(f"the trainer group cannot be used: {problem.rstrip('.')}. {_HINT}")
 
 
-_HINT = "trainer.accelerator=cpu and trainer.devices=1 always work."
+_HINT = "HINT: leave the option out; trainer.accelerator=cpu and trainer.devices=1 always work."
 
 
 def _counts(chosen: Mapping[str, Any]) -> Iterator[str]:

@@ -76,6 +76,7 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
     ]
     problems += [*(wrong_module := module_problems(module)), *(wrong_data := _data(data, module, strategy.plan))]
     if not wrong_data:
+        problems += _shares(trainer, data)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             problems += getattr(callback, "set_up_problems", _none)(trainer, module, strategy.plan, data)
     if isinstance(module, PrivateModule) and strategy.plan is not None and _is_private_data(data):
@@ -273,6 +274,25 @@ def _data(data: Any, module: Any, plan: PrivacyPlan | None) -> list[str]:
             f"the data module releases the statistics {list(declared)} before the first step, and the plan accounts "
             f"for {list(plan.preliminary)}. HINT: PrivacyPlan.create(preliminary=data.preliminary, ...)."
         )
+    return problems
+
+
+def _shares(trainer: lightning.Trainer, data: Any) -> list[str]:
+    """Shares of held-out batches that are less than one batch; Lightning's own message would say how many there are."""
+    problems = []
+    for name, loader in (("limit_val_batches", "val_dataloader"), ("limit_test_batches", "test_dataloader")):
+        share = getattr(trainer, name)
+        if not (isinstance(share, float) and 0 < share < 1 and hasattr(data, loader)):
+            continue
+        try:
+            batches = getattr(data, loader)()
+        except ValueError:  # no held-out rows
+            continue
+        if batches and int(len(batches) * share) < 1:
+            problems.append(
+                f"{name}={share} is less than one batch of the held-out rows. "
+                f"HINT: {name}=1.0, or a smaller data.init_args.eval_batch_size."
+            )
     return problems
 
 
