@@ -191,6 +191,21 @@ class PrivateDataModule(lightning.LightningDataModule):
         assert self._train is not None
         return self._train
 
+    # ---- what set-up tries a step on
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """The shape of one example's target; labels and single numbers have none."""
+        return tuple(self._ready().y.shape[1:])
+
+    def made_up_batch(self, rows: int) -> tuple[Tensor, Tensor] | None:
+        """Zeros of the shapes and types of a batch; None where a subclass changes batches in a way of its own."""
+        if type(self).on_after_batch_transfer is not PrivateDataModule.on_after_batch_transfer:
+            return None
+        known = self._ready()
+        x = torch.zeros((rows, *self.input_shape), dtype=known.x.dtype)
+        return self.transform_batch(x), torch.zeros((rows, *self.target_shape), dtype=known.y.dtype)
+
     # ---- for the sampler and the noise key
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 COMMANDS = {
     "fit": "train a private model from a configuration",
@@ -34,7 +35,10 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; 0 on success, 1 where a check found a violation, 2 for bad input."""
+    """Run a subcommand; 0 on success, 1 where a check found a violation, 2 for bad input.
+
+    An error is shown as one line for each problem. With LIPDP_TRACEBACK=1 its traceback is shown instead.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(usage())
@@ -48,20 +52,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         sys.stderr.write(f"lipdp: unknown command {name!r}. HINT: one of {', '.join(COMMANDS)}.\n")
         return 2
-    command = importlib.import_module(f"lipdp_lightning.commands.{name}")
     try:
-        if hasattr(command, "main"):
-            return int(command.main(rest))
-        parser = argparse.ArgumentParser(prog=f"lipdp {name}", description=COMMANDS[name])
-        command.add_arguments(parser)
-        return int(command.run(parser.parse_args(rest)))
+        return _run(importlib.import_module(f"lipdp_lightning.commands.{name}"), name, rest)
     except BrokenPipeError:
         return 0
-    except (ValueError, OSError) as error:
+    except Exception as error:
+        if os.environ.get("LIPDP_TRACEBACK") == "1":
+            raise
+        from .commands.one_line import shown
         from .report.show import show
 
-        show(f"lipdp {name}: {error}\n", sys.stderr)
+        show(f"lipdp {name}: {shown(name, error)}\n", sys.stderr)
         return 2
+
+
+def _run(command: ModuleType, name: str, rest: list[str]) -> int:
+    if hasattr(command, "main"):
+        return int(command.main(rest))
+    from .commands.option_parser import OptionParser
+
+    parser = OptionParser(prog=f"lipdp {name}", description=COMMANDS[name])
+    command.add_arguments(parser)
+    return int(command.run(parser.parse_args(rest)))
 
 
 if __name__ == "__main__":

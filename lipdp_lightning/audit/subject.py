@@ -24,6 +24,7 @@ from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
 from ..privacy.plan import PrivacyPlan
+from ..privacy.plan_checks import MOST_STEPS
 from ..privacy.randomness import derive_key
 from ..training.clipped_loss import ClippedLoss
 from ..training.guards import make_certifier, matching_modules
@@ -33,7 +34,7 @@ from .starts import target_source, to_boundary
 
 Batch = tuple[Tensor, Tensor, Tensor]
 Example = tuple[Tensor, Tensor]
-ANY_NUMBER = 2**40
+ANY_NUMBER = MOST_STEPS
 NUMBER = 10**6  # the id of an example that joins a batch: its own randomness must be the same in each
 SECRET = bytes(range(16))  # an audit of a public algorithm on made-up rows hides nothing
 

@@ -24,6 +24,7 @@ import yaml
 
 from data_modules.base import PrivateDataModule
 
+from ..commands.config_file import check_config_file
 from ..commands.experiment import DEFAULTS, Experiment, make_experiment
 from ..commands.fit import held_out_metrics
 from ..commands.quiet import quiet
@@ -144,15 +145,8 @@ def merged(config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any])
 
 
 def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}). HINT: name a configuration file.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} is not YAML ({reason}). HINT: see configs/quickstart.yaml.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no configuration. HINT: see configs/quickstart.yaml.")
+    check_config_file(path)
+    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     return content
 
 

@@ -99,6 +99,11 @@ class Certifier:
         self._held = HeldTensors(model)
         self._groups = Groups()
 
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of the model's output for one example."""
+        return tuple(self._output.meta["shape"])
+
     def certify(self) -> Certificate:
         """Bounds for the weights as they are now."""
         bounds: dict[fx.Node, Bound] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Loss:
-    """Base: ``per_example`` and its Lipschitz constant for logits of one example's shape."""
+    """Base: ``per_example`` and its Lipschitz constant for logits of one example's shape.
+
+    ``task`` says which targets a loss is for: classification, binary or regression; None makes no statement.
+    """
+
+    task: ClassVar[str | None] = None
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         raise NotImplementedError
@@ -54,6 +60,7 @@ class CrossEntropy(Loss):
     the simplex are at most sqrt(2) apart; smoothing moves t within it.
     """
 
+    task = "classification"
     temperature: float = 1.0
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
@@ -91,6 +98,7 @@ class BinaryCrossEntropy(Loss):
     Each output's derivative is p - y, in [-1, 1]; targets are clamped to [0, 1].
     """
 
+    task = "binary"
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -114,6 +122,7 @@ class MulticlassHinge(Loss):
     violated classes the squared norm is (k + k^2) / c^2, largest at k = c - 1: sqrt((c - 1) / c) < 1.
     """
 
+    task = "classification"
     margin: float = 1.0
 
     def __post_init__(self) -> None:
@@ -139,6 +148,7 @@ class CosineSimilarity(Loss):
     unit vector: 1/m. Without the clamp there is no constant: cosine is not Lipschitz at zero.
     """
 
+    task = "classification"
     min_norm: float = 1.0
 
     def __post_init__(self) -> None:
@@ -162,6 +172,7 @@ class CosineSimilarity(Loss):
 class Huber(Loss):
     """Huber loss with threshold delta, summed over m outputs: delta * sqrt(m)."""
 
+    task = "regression"
     delta: float = 1.0
 
     def __post_init__(self) -> None:
@@ -184,6 +195,7 @@ class SquaredError(Loss):
     most ``output_bound + target_bound``. Without both bounds the loss has no constant.
     """
 
+    task = "regression"
     output_bound: float = 1.0
     target_bound: float = 1.0
 

@@ -56,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     directory = Path(own.out) if own.out is not None else Path("audit") / Path(own.config).stem
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"--out {directory} is a file. HINT: name a directory.")
+    _refuse_unfit(experiment.model, experiment.datamodule)
     extra = {"membership": membership_question(experiment, rest, own.seed)} if own.suite == "full" else {}
 
     def progress(name: str) -> None:
@@ -72,6 +73,14 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"\r{'':<40}\r")
     show(audit_json(report) if own.json else f"{terminal_text(report)}\nreport: {paths[HTML_NAME]}\n")
     return 1 if report.violations else 0
+
+
+def _refuse_unfit(module: Any, data: Any) -> None:
+    from ..bounds.certifier import Certifier
+    from ..training.output_guards import refuse_outputs
+
+    certifier = Certifier(module.network, data.input_shape, module.input_bound, module.loss)
+    refuse_outputs(module.loss, certifier.output_shape, data)
 
 
 def membership_question(experiment: Any, rest: Sequence[str], seed: int) -> Callable[[float], Any]:

@@ -8,6 +8,8 @@ import json
 import sys
 import warnings
 
+from .one_line import shown
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset-size", type=int, required=True, metavar="N", help="number of private examples")
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
                 statistics=args.statistics,
             )
         except ValueError as error:
-            print(f"lipdp budget: {error}", file=sys.stderr)
+            print(f"lipdp budget: {shown('budget', error)}", file=sys.stderr)
             return 2
     messages = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     if args.delta >= 1 / args.dataset_size:

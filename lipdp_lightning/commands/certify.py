@@ -13,10 +13,13 @@ from ..audit.ratios import AttackReport
 from ..report.show import show
 from ..report.tables import certificate_table as group_table
 from .experiment import parse_experiment
+from .option_parser import OptionParser
+
+MOST_STARTS = 100_000
 
 
 def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="lipdp certify",
         description="Print the certificate of a configuration's model after projection. Other options override "
         "keys of the configuration, as in lipdp fit.",
@@ -29,6 +32,10 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     own, rest = parser.parse_known_args(list(arguments))
     if own.attack < 0 or own.attack_steps < 0:
         raise ValueError("--attack and --attack-steps must not be negative. HINT: --attack 24")
+    if max(own.attack, own.attack_steps) > MOST_STARTS:
+        raise ValueError(f"--attack and --attack-steps must not be above {MOST_STARTS}. HINT: --attack 24")
+    if not 0 <= own.seed < 2**63:
+        raise ValueError(f"--seed {own.seed} is not in [0, 2^63). HINT: --seed 0")
     return own, ["--config", own.config, *rest]
 
 
@@ -55,6 +62,7 @@ def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
     from ..privacy.randomness import new_secret
     from ..training.facts import group_rows
     from ..training.guards import matching_modules
+    from ..training.output_guards import refuse_outputs
 
     module, plan, data = experiment.model, experiment.plan, experiment.datamodule
     if plan.clips_examples or plan.scaling == "none":
@@ -62,11 +70,13 @@ def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
             f"scaling {plan.scaling!r} uses no bound of the network, so there is no certificate to print. "
             "HINT: --privacy.method lipschitz."
         )
+    plain = module.loss
     module.clip_loss(plan.loss_clip)
     certifier = Certifier(
         module.network, data.input_shape, module.input_bound, module.loss,
         norms=TrackedNorms(), cotangent_caps=matching_modules(module.network, plan.cotangent_clip),
     )  # fmt: skip
+    refuse_outputs(plain, certifier.output_shape, data)
     mechanism = Mechanism(module.network, certifier, plan, new_secret())
     try:
         mechanism.project_()

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ..curves.noise import FloatArray
 
 
+# the level is simulated, in a number of draws that grows with 1 / (1 - level)
+MOST_CONFIDENCE = 0.9999
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}. HINT: `{self.prog} --help` lists the options.")
@@ -81,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
     names = [f"{args.kind}.{ending}" for ending in ("json", "csv", "png")]
     check_privacy(args.epsilon, args.delta, args.adjacency)
-    if not 0 < args.confidence < 1:
-        raise ValueError(f"--confidence {args.confidence} is not in (0, 1). HINT: 0.95.")
+    if not 0 < args.confidence <= MOST_CONFIDENCE:
+        raise ValueError(f"--confidence {args.confidence} is not in (0, {MOST_CONFIDENCE}]. HINT: 0.95.")
     if len(args.delimiter) != 1:
         raise ValueError(f"--delimiter {args.delimiter!r} is not one character. HINT: ';' or ','.")
     check_new(args.output, names)

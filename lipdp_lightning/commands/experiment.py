@@ -34,7 +34,12 @@ from ..training.run_directory import RunDirectory
 from ..training.settings import PrivacySettings
 from ..training.step_record import StepRecord
 from ..training.strategy import PrivateStrategy
+from .class_paths import Constructors, import_problem, optimizer_problem
+from .config_file import check_config_file, config_files
+from .known_keys import known_keys
+from .parser_errors import parser_error
 from .quiet import quiet
+from .trainer_options import make_trainer, refuse_trainer_options
 
 DEFAULTS = {
     "num_sanity_val_steps": 0,
@@ -67,7 +72,7 @@ class Experiment(LightningCLI):
             trainer_defaults=DEFAULTS,
             run=False,
             args=list(arguments),
-            parser_kwargs={"exit_on_error": False},
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False},
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -98,8 +103,16 @@ class Experiment(LightningCLI):
         """The complete configuration as YAML."""
         return str(self.parser.dump(self.config, skip_none=False))
 
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise ValueError(f"seed_everything: {error}. HINT: a number from 0 to 4294967295.") from error
+
     def instantiate_classes(self) -> None:
-        self.config_init = self.parser.instantiate_classes(self.config)
+        make = Constructors(self)
+        self.parser.add_instantiator(make, object, subclasses=True, prepend=True)
+        self.config_init = make.make_all()
         self.datamodule = self._get(self.config_init, "data")
         self.model = self._get(self.config_init, "model")
         self._make_optimizer()
@@ -116,11 +129,12 @@ class Experiment(LightningCLI):
     def _make_optimizer(self) -> None:
         try:
             self._add_configure_optimizers_method_to_model(self.subcommand)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"the optimizer cannot be made: {error}. HINT: check optimizer.init_args.") from error
+        except Exception as error:
+            raise ValueError(optimizer_problem(error)) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> lightning.Trainer:
         chosen = self._get(self.config_init, "trainer", default={})
+        refuse_trainer_options(chosen)
         options = {k: v for k, v in dict(chosen).items() if v is not None or k == "logger"}
         strategy = options.pop("strategy", "auto")
         options["strategy"] = self._strategy(strategy)
@@ -136,7 +150,7 @@ class Experiment(LightningCLI):
             options["logger"] = self._loggers()
         if self._directory is not None:
             options["default_root_dir"] = str(self._directory.path)
-        return lightning.Trainer(**options)
+        return make_trainer(options)
 
     def _strategy(self, given: Any) -> PrivateStrategy:
         if isinstance(given, PrivateStrategy):
@@ -223,6 +237,8 @@ class Experiment(LightningCLI):
         strategy = self.trainer.strategy
         assert isinstance(strategy, PrivateStrategy)
         strategy.check(self.trainer, self.model, self.datamodule)
+        if self.plan.certified:
+            strategy.spending.guarantee()  # raises where no accountant has a bound
         checkpoint = self._directory.checkpoint if unfinished and self._directory.checkpoint.exists() else None
         if checkpoint is not None:
             check_fits(read_checkpoint(checkpoint), self.model, optimizers_of(self.model)[0])
@@ -247,19 +263,15 @@ def make_experiment(
 ) -> Experiment:
     """The same without a change of how warnings are shown."""
     from jsonargparse import ArgumentError
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+    for file in config_files(arguments):
+        check_config_file(file)
     try:
         return kind(arguments, directory, wandb)
     except ArgumentError as error:
-        raise ValueError(f"{_first_cause(str(error))} HINT: `lipdp fit --print_config` shows every key.") from error
-    except MisconfigurationException as error:
-        raise ValueError(f"{_first_cause(str(error))} HINT: see the trainer group of the configuration.") from error
-
-
-def _first_cause(message: str) -> str:
-    """The parser's message without the list of types it has tried."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    tried = ("Subtypes:", "Errors:", "Given value type:", "- Expected a <class 'NoneType'>")
-    kept = [line for line in lines if not line.startswith(tried)]
-    return " ".join(kept).replace("Does not validate against any of the Union subtypes", "")[:600]
+        raise ValueError(parser_error(str(error), known_keys())) from error
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        # a module that a class path names is run when it is imported, and may raise anything
+        raise ValueError(import_problem(error, arguments)) from error

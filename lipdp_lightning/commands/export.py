@@ -59,7 +59,7 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
     if not target.parent.is_dir():
         problems.append(f"{target.parent} is not a directory. HINT: create it first.")
     if problems:
-        raise ValueError(" ".join(problems))
+        raise ValueError("\n".join(problems))
     checkpoint = read_checkpoint(directory.checkpoint)
     if record.get("status") not in ("finished", "stopped") or record.get("steps") != checkpoint["global_step"]:
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..slurm.script import Array, Job, render
+from .config_file import check_config_file
 
 # option -> what sbatch itself reads when the script does not say
 _SITE_OPTIONS = {
@@ -29,6 +31,9 @@ _OVERRIDES = (
     *_SITE_OPTIONS.values(), "SBATCH_TIMELIMIT", "SBATCH_SIGNAL", "SBATCH_REQUEUE", "SBATCH_NO_REQUEUE",
     "SBATCH_OPEN_MODE", "SBATCH_OUTPUT", "SBATCH_ARRAY_INX", "SBATCH_JOB_NAME", "SBATCH_GPUS_PER_NODE",
 )  # fmt: skip
+
+
+_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|infinite")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -132,6 +137,8 @@ def _sane(job: Job) -> Job:
         )
         if not isinstance(value, int) or value < 1
     ]  # fmt: skip
+    if job.time is not None and not _TIME.fullmatch(str(job.time)):
+        problems.append(f"--time {job.time} is no time of Slurm, such as 30, 12:00:00 or 1-12:00.")
     if job.gpus_per_node and job.gpus_per_node != job.tasks_per_node:
         problems.append(
             f"--gpus-per-node {job.gpus_per_node} and --ntasks-per-node {job.tasks_per_node} differ; "
@@ -150,14 +157,8 @@ def _sane(job: Job) -> Job:
 def _yaml(path: str, what: str) -> dict[str, Any]:
     import yaml
 
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path} is not YAML: {' '.join(str(error).split())[:200]}. HINT: see slurm/README.md."
-        ) from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no {what}. HINT: see slurm/README.md.")
+    check_config_file(path, what)
+    content: dict[str, Any] = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
     return content
 
 
@@ -190,7 +191,10 @@ def _trainer(config: str, extra: Sequence[str]) -> dict[str, Any]:
         if word.startswith("--trainer."):
             key, sign, value = word.removeprefix("--trainer.").partition("=")
             value = value if sign else words[i + 1] if i + 1 < len(words) else ""
-            found[key] = yaml.safe_load(value)
+            try:
+                found[key] = yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise ValueError(f"{word} has a value that is not YAML. HINT: --trainer.{key}=1") from None
     return found
 
 

@@ -8,14 +8,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from .option_parser import OptionParser
+
 
 def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="lipdp test",
         description="Evaluate a run's last checkpoint on held-out data: validation rows, and test rows where those are "
         "others. A run that averages its weights is evaluated at the average, and one with a temperature at it. Other "
         "options override keys of the run's configuration, such as --data.init_args.root.",
-        allow_abbrev=False,
     )
     parser.add_argument("--run_dir", "--run-dir", required=True, help="directory of a run")
     parser.add_argument("--json", action="store_true", help="machine-readable output")

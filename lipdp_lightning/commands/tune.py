@@ -47,6 +47,8 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     own, rest = parser.parse_known_args(list(arguments))
     if own.trials < 1:
         raise ValueError(f"--trials {own.trials} is not positive. HINT: --trials 20")
+    if not 0 <= own.seed < 2**32:
+        raise ValueError(f"--seed {own.seed} is not in [0, 2^32). HINT: --seed 0")
     return own, rest
 
 

@@ -6,7 +6,6 @@ the smallest and largest value) publish two records exactly, and no noise on the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from lipdp_lightning.curves.noise import FloatArray, IntArray
 
 MOST_LEVELS = 22
+LARGEST_END = 1e300
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Grid:
 
     def __post_init__(self) -> None:
         problems = []
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+        # the ends are multiplied by numbers up to the largest grid's size
+        if not (-LARGEST_END <= self.low < self.high <= LARGEST_END):
             problems.append(f"the range [{self.low}, {self.high}] is not a finite interval.")
         if not 1 <= self.levels <= MOST_LEVELS or int(self.levels) != self.levels:
             problems.append(f"levels {self.levels} is not a whole number from 1 to {MOST_LEVELS}.")

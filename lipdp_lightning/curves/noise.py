@@ -51,7 +51,8 @@ def exact_scale(cost: Fraction | int, epsilon: float) -> Fraction:
         scale = Fraction(math.ceil(exact * (1 << bits)), 1 << bits)
         if scale.numerator < _LARGEST:
             return scale
-    raise ValueError(f"epsilon {epsilon} needs noise of scale {float(exact):.3g}. HINT: epsilon of 1e-6 or more.")
+    digits = len(str(math.ceil(exact))) - 1  # a scale may be larger than any float
+    raise ValueError(f"epsilon {epsilon} needs noise of scale 1e{digits}. HINT: epsilon of 1e-6 or more.")
 
 
 def uniform_below(stream: CounterStream, bound: int, count: int) -> IntArray:

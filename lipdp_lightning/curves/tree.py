@@ -36,10 +36,15 @@ _ZEROS: Labels = (0, 1)
 _ONES: Labels = (1, 0)
 
 
+LARGEST_BASE = 1 << 22
+
+
 def uniform_fan_outs(leaves: int, base: int) -> tuple[int, ...]:
     """(base, ..., base): as many levels as it takes for at least `leaves` leaves."""
     if base < 2:
         raise ValueError(f"base {base} makes no tree. HINT: 2, or any larger number.")
+    if base > LARGEST_BASE:
+        raise ValueError(f"base {base} is more than {LARGEST_BASE} children of a node. HINT: 2, or 16.")
     fan_outs: list[int] = []
     reached = 1
     while reached < leaves:

@@ -54,7 +54,7 @@ class KeyedDropout(nn.Dropout):
         key, ids = self.context
         if len(ids) != input.shape[0]:
             raise ValueError(
-                f"dropout has the ids of {len(ids)} examples for a batch of {input.shape[0]}. "
+                "dropout has the ids of another number of examples than the batch has rows. "
                 "HINT: train through PrivateModule, which sets them before each forward pass."
             )
         if not input.shape[0]:

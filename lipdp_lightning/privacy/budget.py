@@ -11,6 +11,7 @@ from lipdp_lightning.privacy.accountants import ACCOUNTANTS, ADD_REMOVE, ADJACEN
 from lipdp_lightning.privacy.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
 from lipdp_lightning.privacy.cross_check import warn_of_disagreement
 from lipdp_lightning.privacy.ledger import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.privacy.plan_checks import LARGEST, SMALLEST, SMALLEST_DELTA, size_problems
 
 RELATIONS = {
     "add_remove": "add/remove one: neighbours differ by the presence of one example",
@@ -108,7 +109,7 @@ def _problems_of_run(
             f"batch size {batch_size} exceeds the dataset size {dataset_size}: examples would be drawn with a "
             "probability above 1.\nHINT: --batch-size is the EXPECTED size of a Poisson sample, at most N."
         )
-    if not 0 < delta < 1:
+    if not (delta < 1 and delta >= SMALLEST_DELTA):
         problems.append(f"delta {delta} is not in (0, 1).\nHINT: below 1/N, for example --delta 1e-6")
     if (epochs is None) == (steps is None):
         problems.append("epochs and steps: exactly one is needed.\nHINT: --epochs 60, or --steps 14000")
@@ -116,6 +117,9 @@ def _problems_of_run(
         problems.append(f"{epochs} epochs are not a positive number.\nHINT: --epochs 60")
     elif steps is not None and steps < 1:
         problems.append(f"{steps} steps are not a positive number.\nHINT: --steps 14000")
+    if not problems:
+        taken = steps if epochs is None else steps_for_epochs(epochs, dataset_size, batch_size)
+        problems += [f"{text}\nHINT: {hint}" for text, hint in size_problems(dataset_size, batch_size, taken or 1)]
     return problems
 
 
@@ -137,6 +141,10 @@ def _problems_of_query(
         wrong = [value for value in values if not (value > 0 and math.isfinite(value))]
         if wrong:
             problems.append(f"{name} {wrong[0]} is not a positive finite number.\nHINT: usual values are 0.5 to 10.")
+        elif wrong := [value for value in values if not SMALLEST <= value <= LARGEST]:
+            problems.append(
+                f"{name} {wrong[0]} is outside [{SMALLEST:.0e}, {LARGEST:.0e}].\nHINT: usual values are 0.5 to 10."
+            )
     if accountant not in ACCOUNTANTS:
         problems.append(f"accountant {accountant!r} is unknown.\nHINT: one of {', '.join(ACCOUNTANTS)}")
     if adjacency not in ADJACENCIES:

@@ -19,11 +19,11 @@ from lipdp_lightning.privacy.accountants import (
 )
 from lipdp_lightning.privacy.cross_check import warn_of_disagreement
 from lipdp_lightning.privacy.ledger import SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.privacy.plan_checks import MOST_STEPS, SMALLEST_EPSILON
 
 TOLERANCE = 1e-3
 SMALLEST_NOISE = 0.05
 LARGEST_NOISE = 1e6
-MOST_STEPS = 10**9
 
 
 def steps_for_epochs(epochs: float, dataset_size: int, expected_batch_size: float) -> int:
@@ -238,6 +238,8 @@ def _check(epsilon: float, tolerance: float, delta: float, sample_rate: float) -
     problems = []
     if not (epsilon > 0 and math.isfinite(epsilon)):
         problems.append(f"epsilon {epsilon} is not a positive finite number: 0 would need infinite noise.")
+    elif epsilon < SMALLEST_EPSILON:
+        problems.append(f"epsilon {epsilon} is out of reach: below {SMALLEST_EPSILON:.0e} rounding alone is as large.")
     if not 0 < delta < 1:
         problems.append(f"delta {delta} is not in (0, 1): no Gaussian mechanism has one.")
     if not 0 < sample_rate <= 1:

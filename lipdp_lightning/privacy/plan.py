@@ -17,7 +17,7 @@ from lipdp_lightning.privacy.ledger import (
     LedgerEntry,
     join_noise_multipliers,
 )
-from lipdp_lightning.privacy.plan_checks import plan_problems
+from lipdp_lightning.privacy.plan_checks import SMALLEST_EPSILON, plan_problems
 
 ADJACENCY = "add_remove"
 _PAIRS = ("group_weights", "cotangent_clip", "preliminary")
@@ -129,12 +129,16 @@ class PrivacyPlan:
             problems.append("epsilon and noise_multiplier: exactly one is needed, the other follows.\nHINT: epsilon=3")
         if epsilon is not None and not (epsilon > 0 and math.isfinite(epsilon)):
             problems.append(f"epsilon {epsilon} is not a positive finite number.\nHINT: epsilon=3")
+        elif epsilon is not None and epsilon < SMALLEST_EPSILON:
+            problems.append(
+                f"epsilon {epsilon} is below {SMALLEST_EPSILON:.0e}: noise drowns any model.\nHINT: epsilon=3"
+            )
         if (epochs is None) == (steps is None):
             problems.append("epochs and steps: exactly one is needed, the other follows.\nHINT: epochs=60")
         if epochs is not None and not (epochs > 0 and math.isfinite(epochs)):
             problems.append(f"epochs {epochs} is not a positive number.\nHINT: epochs=60")
             epochs = None
-        if epochs is not None and dataset_size >= 1 and expected_batch_size > 0:
+        if epochs is not None and dataset_size >= 1 and 0 < expected_batch_size < math.inf:
             steps = steps_for_epochs(epochs, dataset_size, expected_batch_size)
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(options) - known)

@@ -35,6 +35,28 @@ def plan_problems(plan: PrivacyPlan) -> list[str]:
 
 Problems = Iterator[tuple[str, str]]
 
+# a year has 3e7 seconds; what is worked out for each step, or each step of an epoch, stays within memory
+MOST_STEPS = 10**9
+# constants enter products and quotients in float32, whose range is 1e-38 to 3e38
+SMALLEST, LARGEST = 1e-30, 1e30
+SMALLEST_DELTA = 1e-300
+SMALLEST_EPSILON = 1e-9
+MOST_ROWS = 10**15
+
+
+def size_problems(dataset_size: int, batch_size: float, steps: int) -> Iterator[tuple[str, str]]:
+    """Yields what no training needs and no machine has room for; the numbers are positive."""
+    if steps > MOST_STEPS:
+        yield f"steps {_number(steps)} is more than any training takes ({MOST_STEPS:.0e}).", "fewer steps or epochs."
+    if dataset_size > MOST_ROWS:
+        yield f"dataset_size {_number(dataset_size)} is more rows than there are ({MOST_ROWS:.0e}).", "declare it."
+    if batch_size * MOST_STEPS < dataset_size:
+        yield f"expected_batch_size {batch_size} is so small that steps would draw nothing.", "256, for example."
+
+
+def _number(count: int) -> str:
+    return str(count) if count < 10**15 else f"of {len(str(count))} digits"
+
 
 def _choices(plan: PrivacyPlan) -> Problems:
     for name, allowed in CHOICES.items():
@@ -72,6 +94,10 @@ def _constants(plan: PrivacyPlan) -> Problems:
             "noise_multiplier 0 publishes the data's gradients: no epsilon exists.",
             "allow_noncertified=true, in tests.",
         )
+    if _is_count(plan.steps) and _is_count(plan.dataset_size) and _is_positive(batch):
+        yield from size_problems(plan.dataset_size, batch, plan.steps)
+    if _is_number(plan.delta) and 0 < plan.delta < SMALLEST_DELTA:
+        yield f"delta {plan.delta!r} is below {SMALLEST_DELTA:.0e}, which no accountant can tell from 0.", "1e-6."
     if not (_is_number(plan.delta) and 0 < plan.delta < 1):
         yield f"delta {plan.delta!r} is not in (0, 1): no Gaussian mechanism has one.", "a number well below 1/N."
 
@@ -178,11 +204,28 @@ def _preliminary(plan: PrivacyPlan) -> Problems:
         yield f"the statistics {labels} share a label, or have none.", "one label for each release."
 
 
-_CHECKS = (_choices, _constants, _unit, _scaling, _patterns, _clipping, _preliminary)
+def _range(plan: PrivacyPlan) -> Problems:
+    """Positive constants whose products would be lost in the arithmetic."""
+    plain = ("noise_multiplier", "radius", "radius_noise_multiplier", "input_bound", "loss_clip", "clip_norm")
+    given = [(name, getattr(plan, name)) for name in (*plain, "scaling_floor", "max_norm")]
+    for name in ("max_norm", "group_weights", "cotangent_clip", "preliminary"):
+        if _is_table(table := getattr(plan, name)):
+            given += [(f"{name} {pattern!r}", value) for pattern, value in table]
+    for name, value in given:
+        if _is_positive(value) and not SMALLEST <= value <= LARGEST:
+            yield f"{name} {value!r} is outside [{SMALLEST:.0e}, {LARGEST:.0e}]: float32 would lose it.", "about 1."
+
+
+_CHECKS = (_choices, _constants, _unit, _scaling, _patterns, _clipping, _preliminary, _range)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 def _is_positive(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from ..privacy.randomness import new_secret
 from ..slurm.environment import task_problems
 from .module import PrivateModule
 from .module_guards import module_problems
+from .output_guards import output_problems, rehearsal_problems
 from .views import view_problems
 
 PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.bfloat16}
@@ -72,14 +74,20 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
         *_callbacks(trainer, module),
         *view_problems(trainer, strategy, data),
     ]
-    problems += [*module_problems(module), *(wrong_data := _data(data, module, strategy.plan))]
+    problems += [*(wrong_module := module_problems(module)), *(wrong_data := _data(data, module, strategy.plan))]
     if not wrong_data:
+        problems += _shares(trainer, data)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             problems += getattr(callback, "set_up_problems", _none)(trainer, module, strategy.plan, data)
     if isinstance(module, PrivateModule) and strategy.plan is not None and _is_private_data(data):
-        problems += _certificate(trainer, module, strategy.plan, data)
+        uncertified, shape = _certificate(trainer, module, strategy.plan, data)
+        problems += uncertified
+        if not (uncertified or wrong_module or wrong_data):
+            unfit = output_problems(module.loss, shape, data)
+            problems += unfit or rehearsal_problems(trainer, module, strategy.plan, data)
     if problems:
-        problems = list(dict.fromkeys(problems))
+        texts = [re.sub(r"\s*\n\s*HINT:", " HINT:", problem) for problem in problems]
+        problems = list(dict.fromkeys(line for text in texts for line in text.splitlines()))
         lines = "\n".join(f"  - {p}" for p in problems)
         raise ValueError(f"this set-up cannot be trained privately, {len(problems)} problem(s):\n{lines}")
 
@@ -269,18 +277,39 @@ def _data(data: Any, module: Any, plan: PrivacyPlan | None) -> list[str]:
     return problems
 
 
-def _certificate(trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any) -> list[str]:
-    """What stands between the model and its noise: a mechanism is made, and not used."""
+def _shares(trainer: lightning.Trainer, data: Any) -> list[str]:
+    """Shares of held-out batches that are less than one batch; Lightning's own message would say how many there are."""
+    problems = []
+    for name, loader in (("limit_val_batches", "val_dataloader"), ("limit_test_batches", "test_dataloader")):
+        share = getattr(trainer, name)
+        if not (isinstance(share, float) and 0 < share < 1 and hasattr(data, loader)):
+            continue
+        try:
+            batches = getattr(data, loader)()
+        except ValueError:  # no held-out rows
+            continue
+        if batches and int(len(batches) * share) < 1:
+            problems.append(
+                f"{name}={share} is less than one batch of the held-out rows. "
+                f"HINT: {name}=1.0, or a smaller data.init_args.eval_batch_size."
+            )
+    return problems
+
+
+def _certificate(
+    trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any
+) -> tuple[list[str], tuple[int, ...]]:
+    """What stands between the model and its noise: a mechanism is made, and not used; and the output's shape."""
     if plan.clips_examples:
         from ..baselines.samplers import clipping_problems
 
         if problems := clipping_problems(module.network, plan, str(trainer.precision)):
-            return problems
+            return problems, ()
     try:
         certifier = make_certifier(trainer, module, plan, data, TrackedNorms())
         Mechanism(module.network, certifier, plan, new_secret()).close()
     except CertificationError as error:
-        return [str(problem) for problem in error.problems]
+        return [str(problem) for problem in error.problems], ()
     except ValueError as error:
-        return [str(error)]
-    return []
+        return [str(error)], ()
+    return [], certifier.output_shape

@@ -106,7 +106,7 @@ class PrivateModule(lightning.LightningModule):
             restore_statistics(checkpoint, getattr(self.trainer, "datamodule", None))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.network(self.bounded_input(x))
+        return self.network(self.bounded_input(x if self.dtype != torch.float64 else x.double()))
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y, ids = batch
@@ -208,10 +208,7 @@ PrivateModule.training_step.__signature__ = inspect.signature(PrivateModule.trai
 
 
 def _task(loss: Loss) -> Task:
-    name = type(loss).__name__
-    if name == "BinaryCrossEntropy":
-        return "binary"
-    return "regression" if name in ("Huber", "SquaredError") else "classification"
+    return loss.task if loss.task in ("binary", "regression") else "classification"
 
 
 def _new_metric(task: Task, outputs: int) -> torchmetrics.Metric:

@@ -36,6 +36,7 @@ from .release import settle_statistics
 from .resume import hyperparameters
 from .step_record import StepRecord, name_on_record
 from .views import Views, views_of
+from .withheld import withhold
 
 
 class PrivateStrategy(CheckpointStrategy):
@@ -103,6 +104,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._spares_collections = False
         self.configured: list[dict[str, Any]] = []
         self._checked: Any = None
+        self._reads_rows = False
         self._spending: Spending | None = None
 
     # ---- set-up
@@ -150,6 +152,7 @@ class PrivateStrategy(CheckpointStrategy):
     def setup(self, trainer: lightning.Trainer) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
             self.setup_evaluation(trainer)
+            self._reads_rows = True
             return
         module, plan, data = self.lightning_module, self.plan, trainer.datamodule  # type: ignore[attr-defined]
         assert plan is not None and module is not None
@@ -185,6 +188,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._branch = name_on_record(self._secret)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
         self._spares_collections = spare_collections()
+        self._reads_rows = True
 
     def _open_branch(self, context: bytes) -> None:
         """Rank 0 decides whether the secret goes on or a new branch starts; all ranks use its secret."""
@@ -283,6 +287,12 @@ class PrivateStrategy(CheckpointStrategy):
             self.average.update(self.mechanism.model, step + 1)
         return output
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Nothing that a run shows after rows have been read tells about them, nor does an error."""
+        if self._reads_rows:
+            withhold(exception)
+        super().on_exception(exception)
+
     # ---- checkpoints
 
     @property
@@ -299,5 +309,5 @@ class PrivateStrategy(CheckpointStrategy):
         for hook in self._hooks:
             hook.remove()
         self._hooks, self.restored, self._checked, self._restored_statistics = [], None, None, None
-        self._spares_collections = False
+        self._spares_collections = self._reads_rows = False
         super().teardown()

@@ -78,9 +78,11 @@ class Views:
 
 def _checked(changed: Any, x: Tensor) -> Tensor:
     if not (isinstance(changed, Tensor) and changed.shape == x.shape and changed.is_floating_point()):
-        given = f"{tuple(changed.shape)} {changed.dtype}" if isinstance(changed, Tensor) else type(changed).__name__
+        # sizes without the number of rows, which is that of a private sample
+        tensor = isinstance(changed, Tensor)
+        given = f"rows of shape {tuple(changed.shape[1:])}, {changed.dtype}," if tensor else type(changed).__name__
         raise ValueError(
-            f"an augmentation returned {given} for {tuple(x.shape)} {x.dtype}. "
+            f"an augmentation returned {given} for rows of shape {tuple(x.shape[1:])}, {x.dtype}. "
             "HINT: it must return as many rows as it is given, of the same shape."
         )
     return changed

@@ -97,7 +97,7 @@ def test_training_without_ids_or_with_those_of_another_batch_is_refused():
         layer(torch.ones(2, 3))
     for stale in (1, 3, 7):
         layer.context = (KEY, torch.arange(stale))
-        with pytest.raises(ValueError, match=rf"ids of {stale} examples for a batch of 2.*HINT"):
+        with pytest.raises(ValueError, match=r"ids of another number of examples than the batch\D*HINT"):
             layer(torch.ones(2, 3))
 
 

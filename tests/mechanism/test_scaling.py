@@ -180,7 +180,7 @@ def test_joint_factors_are_those_of_the_formula(dtype: torch.dtype) -> None:
 
 
 def test_norms_of_other_rows_than_the_examples_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"another number of rows than the batch has examples.*HINT"):
+    with pytest.raises(ValueError, match=r"^\D*another number of rows than the batch has examples\D*$"):
         recorded([[1.0] * 3, [1.0] * 3, [1.0]], torch.float32)
 
 

@@ -1,0 +1,112 @@
+"""The classes that a configuration names: making their objects, and saying which of them failed under which key."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningCLI, _InstantiatorFn
+
+from .config_file import config_files
+from .one_line import described, one_line
+
+_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+_INSIDE = re.compile(rf"class_path['\"]?\s*[:=]\s*['\"]?({_PATH.pattern})")
+
+
+class Constructors:
+    """Makes the objects that class paths name, and keeps the first error of a constructor."""
+
+    def __init__(self, cli: LightningCLI) -> None:
+        self._cli = cli
+        self._failed: tuple[type, Exception] | None = None
+
+    def __call__(self, class_type: type, *args: Any, applied_instantiation_links: dict[str, Any], **kwargs: Any) -> Any:
+        try:
+            for kind, key in ((LightningModule, "model"), (LightningDataModule, "data")):
+                if issubclass(class_type, kind):
+                    make = _InstantiatorFn(cli=self._cli, key=key)
+                    return make(class_type, *args, applied_instantiation_links=applied_instantiation_links, **kwargs)
+            return class_type(*args, **kwargs)
+        except Exception as error:
+            self._failed = self._failed or (class_type, error)
+            raise
+
+    def make_all(self) -> Any:
+        """Returns the configuration with an object for each class path.
+
+        Raises:
+            ValueError: names the key whose constructor failed, in one line.
+        """
+        try:
+            return self._cli.parser.instantiate_classes(self._cli.config)
+        except Exception as error:
+            failed, cause = self._failed or (None, error)
+            raise ValueError(self._refusal(failed, cause)) from error
+
+    def _refusal(self, failed: type | None, error: Exception) -> str:
+        name = "" if failed is None else failed.__name__
+        paths = class_paths(self._cli.config)
+        keys = [key for key, path in paths if name and path.rpartition(".")[2] == name]
+        where = f"{keys[0]}: " if keys else ""
+        if isinstance(error, ValueError) and "HINT" in str(error):
+            return where + str(error)
+        return f"{where}{name or 'an object'} cannot be made, {described(error)}. HINT: check its init_args."
+
+
+def class_paths(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the key and the class path of every object in a configuration."""
+    content = content.as_dict() if hasattr(content, "as_dict") else content
+    if isinstance(content, dict):
+        path = content.get("class_path")
+        if isinstance(path, str):
+            yield key, path
+        for name, value in content.items():
+            inside = f"{key}.{name}" if key else str(name)
+            yield from class_paths(value, inside)
+    elif isinstance(content, list):
+        for item in content:
+            yield from class_paths(item, key)
+
+
+def import_problem(error: Exception, arguments: Sequence[str]) -> str:
+    """Returns what to say of an error that is not the parser's own: a module that fails while it is imported."""
+    for key, path in _named(arguments):
+        try:
+            importlib.import_module(path.rpartition(".")[0])
+        except ImportError:
+            continue
+        except Exception as cause:
+            problem = f"{described(cause)}. HINT: `python -c 'import {path.rpartition('.')[0]}'` shows where"
+            return f"{key}: {path} cannot be imported, {problem}."
+    return f"the configuration cannot be used, {described(error)}. HINT: LIPDP_TRACEBACK=1 shows where it fails."
+
+
+def _named(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Key and class path of all that configurations and options name, without importing anything."""
+    for file in config_files(arguments):
+        with open(file, encoding="utf-8-sig") as stream:
+            yield from class_paths(yaml.safe_load(stream))
+    for option, value in itertools.pairwise(arguments):
+        if option == "--config" and "\n" in value:
+            yield from class_paths(yaml.safe_load(value))
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for option, value in itertools.pairwise(words):
+        key = option.removeprefix("--")
+        if option.startswith("--") and _PATH.fullmatch(value):
+            yield key, value
+        if key == "config":
+            continue
+        for path in _INSIDE.findall(value):
+            yield key, path
+
+
+def optimizer_problem(error: Exception) -> str:
+    """Returns what to say of an optimizer or a schedule whose constructor fails."""
+    problem = one_line(str(error)) if isinstance(error, ValueError | TypeError) else described(error)
+    return f"the optimizer cannot be made: {problem}. HINT: check optimizer.init_args."

@@ -1,0 +1,165 @@
+"""Reasons to refuse a network's outputs: whether they fit labels and loss is known from declarations alone."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor
+
+from ..bounds.losses import Loss
+from ..privacy.plan import PrivacyPlan
+from .module import PrivateModule
+from .module_guards import optimizers_of
+
+MADE_UP_ROWS = 3
+_FOR = {
+    "classification": "'cross_entropy' or 'hinge'",
+    "binary": "'binary_cross_entropy', with one output",
+    "regression": "'huber' or 'squared_error', with one output",
+}
+
+
+def output_problems(loss: Loss, shape: tuple[int, ...], data: Any) -> list[str]:
+    """Returns why outputs of a shape cannot be compared with the labels that a data module declares.
+
+    Args:
+        loss: the loss of the module.
+        shape: the shape of the network's output for one example.
+        data: the data module; one that declares no `task` is not compared.
+    """
+    task, classes = getattr(data, "task", None), getattr(data, "num_classes", None)
+    name = type(loss).__name__
+    if loss.task is None or task is None:
+        return []
+    if loss.task != task:
+        kind = f"{classes} classes" if task == "classification" else f"task {task!r}"
+        return [
+            f"the loss {name} is for {loss.task}, and {type(data).__name__} declares {kind}. "
+            f"HINT: model.loss={_FOR.get(task, 'one for that task')}."
+        ]
+    checks = {"classification": _class_scores, "binary": _one_output, "regression": _one_output}
+    return list(checks[task](loss, shape, classes, data))
+
+
+def refuse_outputs(loss: Loss, shape: tuple[int, ...], data: Any) -> None:
+    """Raises ValueError with `output_problems`, if there are any."""
+    if problems := output_problems(loss, shape, data):
+        raise ValueError("\n".join(problems))
+
+
+def _class_scores(loss: Loss, shape: tuple[int, ...], classes: int | None, data: Any) -> Iterator[str]:
+    least, name = max(2, int(classes or 2)), type(data).__name__
+    if len(shape) != 1:
+        yield (
+            f"the network's output has shape {_with_batch(shape)}, and {name} has one label for each example. "
+            f"HINT: an output of shape (batch, {least})."
+        )
+    elif shape[0] < least:
+        yield (
+            f"the network has {shape[0]} output{'s' * (shape[0] != 1)}, and {name} declares {least} classes. "
+            f"HINT: {least} outputs, one for each class; or the number of classes that the data module declares."
+        )
+    weights = getattr(loss, "class_weights", None)
+    if weights is not None and shape and len(weights) != shape[0]:
+        yield (
+            f"class_weights are {len(weights)} numbers for {shape[0]} outputs of the network. "
+            "HINT: one weight for each class."
+        )
+
+
+def _one_output(loss: Loss, shape: tuple[int, ...], classes: int | None, data: Any) -> Iterator[str]:
+    wanted = math.prod(getattr(data, "target_shape", ()))
+    if math.prod(shape) != wanted:
+        yield (
+            f"the network's output has shape {_with_batch(shape)}, and the targets of {type(data).__name__} are "
+            f"{wanted} number{'s' * (wanted != 1)} for each example. HINT: {wanted} output{'s' * (wanted != 1)}."
+        )
+
+
+def _with_batch(shape: tuple[int, ...]) -> str:
+    return f"(batch{''.join(f', {size}' for size in shape)})"
+
+
+def rehearsal_problems(trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any) -> list[str]:
+    """Returns why made-up rows cannot take the way of a batch: network, loss, their gradient, optimizer, schedule.
+
+    The rows are zeros of the declared shape, so what an error says of them is public. Nothing of the run changes.
+    """
+    batch = getattr(data, "made_up_batch", _nothing)(MADE_UP_ROWS)
+    if batch is None:
+        return []
+    training = {m: m.training for m in module.modules()}
+    double = str(trainer.precision) == "64-true"
+    try:
+        module.eval()  # dropout in training has keys for rows of the data set alone
+        with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
+            _rehearse(trainer, module, plan, batch, double)
+    except Exception as error:
+        message = " ".join(str(error).split())
+        hint = "" if "HINT" in message else " HINT: run the network and the loss on such a batch to see where."
+        rows = f"{MADE_UP_ROWS} made-up rows of shape {_with_batch(tuple(data.input_shape))}"
+        return [f"a step fails on {rows}: {type(error).__name__}: {message[:300]}{hint}"]
+    finally:
+        for part, mode in training.items():
+            part.training = mode
+    return _step_sizes(module) + _schedule_problems(module)
+
+
+def _rehearse(
+    trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, batch: tuple[Tensor, Tensor], double: bool
+) -> None:
+    x, y = batch
+    x = x.double() if double else x
+    kept = {n: b.clone() for n, b in module.network.named_buffers()}
+    values = {n: p.detach().to(torch.float64) if double else p.detach() for n, p in module.network.named_parameters()}
+    tensors = {n: v.requires_grad_(v.is_floating_point()) for n, v in values.items()}
+    buffers = {n: b.double() if double and b.is_floating_point() else b for n, b in kept.items()}
+    loss = module.private_loss(plan.loss_clip)
+    with trainer.precision_plugin.forward_context(), torch.enable_grad():
+        logits = torch.func.functional_call(module.network, (tensors, buffers), (module.bounded_input(x),))
+        losses = loss.per_example(logits, y)
+        if losses.shape != (len(x),):
+            raise ValueError(
+                f"the loss returns shape {tuple(losses.shape)} for {len(x)} rows. HINT: one number for each example."
+            )
+        trained = [t for t in tensors.values() if t.requires_grad]
+        torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+
+
+def _schedule_problems(module: PrivateModule) -> list[str]:
+    """Whether a schedule that was just made can be moved twice; one that follows a metric is left out."""
+    try:
+        made = module.configure_optimizers()
+        chosen = made.get("lr_scheduler") if isinstance(made, dict) else None
+        schedule = chosen.get("scheduler") if isinstance(chosen, dict) else chosen
+        if not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
+            return []
+        if not isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a schedule before its optimizer
+                schedule.step()
+                schedule.step()
+    except Exception as error:
+        message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return [f"the schedule fails when it moves, {message}. HINT: check lr_scheduler.init_args."]
+    return []
+
+
+def _nothing(rows: int) -> None:
+    return None
+
+
+def _step_sizes(module: PrivateModule) -> list[str]:
+    """Numbers of the optimizer that are not finite; torch refuses negative ones only."""
+    problems = []
+    for optimizer in optimizers_of(module):
+        for name, value in optimizer.defaults.items():
+            values = value if isinstance(value, tuple | list) else (value,)
+            if any(isinstance(v, float) and not math.isfinite(v) for v in values):
+                problems.append(f"the optimizer's {name} is {value}, and steps would not be finite. HINT: {name}=0.01.")
+    return problems

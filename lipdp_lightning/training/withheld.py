@@ -1,0 +1,77 @@
+"""Errors that are raised while rows are read: their messages may tell about the rows, and are replaced."""
+
+from __future__ import annotations
+
+import linecache
+from pathlib import Path
+from types import TracebackType
+
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = (f"{_ROOT / 'lipdp_lightning'}/", f"{_ROOT / 'callbacks'}/")
+
+
+def withhold(error: BaseException) -> None:
+    """Replaces the message of an error, and of those that it was raised from, unless it is one of this library.
+
+    torch writes sizes into its messages, which are those of a private sample, and an index or a value that does not
+    fit. The kind of the error and the line of code are the same for every data set, and stay.
+
+    Args:
+        error: changed in place, so that whoever shows it later has nothing else to show.
+    """
+    if not isinstance(error, Exception) or _is_refusal(error):
+        return
+    message = (
+        f"{type(error).__name__} {_place(error.__traceback__)}; its message may hold sizes or values of private rows "
+        f"and is withheld. HINT: {_hint(error)}"
+    )
+    error.__cause__ = error.__context__ = None
+    error.__suppress_context__ = True
+    error.__notes__ = []
+    _empty(error)
+    error.args = (message,)
+
+
+def _hint(error: Exception) -> str:
+    if "OutOfMemory" in type(error).__name__ or isinstance(error, MemoryError):
+        return "a smaller privacy.physical_batch_size."
+    return "the same code shows the message on public or made-up rows."
+
+
+def _empty(error: Exception) -> None:
+    """Some errors keep what they show outside of `args`."""
+    if isinstance(error, UnicodeDecodeError):
+        error.object, error.start, error.end = b" ", 0, 0
+    elif isinstance(error, UnicodeEncodeError):
+        error.object, error.start, error.end = " ", 0, 0
+    if isinstance(error, UnicodeError) and hasattr(error, "reason"):
+        error.reason = "withheld"
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the message is of declared numbers only: a `raise` of this library, a file, a Trainer's option."""
+    if isinstance(error, MisconfigurationException | OSError):
+        return True
+    last = _last(error.__traceback__)
+    if last is None:
+        return False
+    path = str(Path(last.tb_frame.f_code.co_filename).resolve())
+    line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno).strip()
+    # an assertion may stand over several lines, of which the traceback names one
+    return path.startswith(_PACKAGES) and (isinstance(error, AssertionError) or line.startswith("raise "))
+
+
+def _last(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _place(traceback: TracebackType | None) -> str:
+    last = _last(traceback)
+    if last is None:
+        return "in training"
+    code = last.tb_frame.f_code
+    return f"in {code.co_name}, {Path(code.co_filename).name}:{last.tb_lineno}"

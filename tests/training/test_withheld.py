@@ -1,0 +1,112 @@
+"""Errors of a training tell nothing about the rows: neither their number nor a value, wherever they are raised."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from small_runs import Blobs, fit, make_module, make_plan
+from torch import Tensor, nn
+
+from lipdp_lightning.bounds.losses import Loss
+from lipdp_lightning.training.withheld import withhold
+
+SECRETS = ("0.7310585", "4711")
+
+
+@dataclass(frozen=True)
+class Failing(Loss):
+    """Works on the zeros that set-up makes up, and fails on rows."""
+
+    action: Callable[[Tensor, Tensor], Any] | None = None
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        losses = nn.functional.cross_entropy(logits, target, reduction="none")
+        if bool(target.any()):
+            assert self.action is not None
+            self.action(logits, target)
+        return losses
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        return 2.0**0.5
+
+
+def shapes(logits: Tensor, target: Tensor) -> Any:
+    return logits @ torch.ones(len(logits) + 1, 4711)
+
+
+def index(logits: Tensor, target: Tensor) -> Any:
+    return logits[4711]
+
+
+def value(logits: Tensor, target: Tensor) -> Any:
+    raise ValueError(f"cannot use {SECRETS[0]}. HINT: 4711")
+
+
+def chain(logits: Tensor, target: Tensor) -> Any:
+    try:
+        {}["4711"]
+    except KeyError as error:
+        raise RuntimeError(SECRETS[0]) from error
+
+
+def decoding(logits: Tensor, target: Tensor) -> Any:
+    b"4711\xff".decode()
+
+
+def noted(logits: Tensor, target: Tensor) -> Any:
+    error = TypeError("4711")
+    error.add_note(SECRETS[0])
+    raise error
+
+
+@pytest.mark.parametrize("action", [shapes, index, value, chain, decoding, noted], ids=lambda a: a.__name__)
+def test_an_error_in_a_step_says_where_and_not_what(action: Any) -> None:
+    with pytest.raises(Exception, match=r"withheld.*HINT|reason|withheld") as caught:
+        fit(make_plan(steps=2), module=make_module(loss=Failing(action)))
+    shown = "".join(traceback.format_exception(caught.value))
+    message = "\n".join(line for line in shown.splitlines() if not line.startswith("    "))
+    assert not any(secret in message for secret in SECRETS), message
+    assert not any(f"{rows}x" in message or f"[{rows}" in message for rows in range(1, 61)), message
+    assert "test_withheld.py" in message
+
+
+class Fails(Callback):
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        raise IndexError(f"{len(batch[0])} rows, 4711")
+
+
+class Short(Blobs):
+    def transform_batch(self, x: Tensor) -> Tensor:
+        return x if not bool(x.any()) else x.reshape(4711, -1)
+
+
+def test_errors_of_callbacks_and_of_data_are_withheld_too() -> None:
+    for options in ({"data": Short()}, {}):
+        callbacks = () if options else (Fails(),)
+        with pytest.raises((IndexError, RuntimeError), match=r"^(?!.*4711).*withheld.*HINT"):
+            fit(make_plan(steps=2), *callbacks, **options)
+
+
+class Refuses(Callback):
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.network[0].weight.requires_grad_(False)
+
+
+def test_refusals_of_the_library_and_errors_of_files_stay_as_they_are() -> None:
+    with pytest.raises(ValueError, match=r"a parameter was frozen, unfrozen or added after set-up.*HINT"):
+        fit(make_plan(steps=2), Refuses())
+    full = OSError(28, "No space left on device", "last.ckpt")
+    withhold(full)
+    assert str(full) == "[Errno 28] No space left on device: 'last.ckpt'"
+
+
+def test_memory_that_ends_has_a_hint_of_its_own() -> None:
+    error = torch.OutOfMemoryError("tried to allocate 4711 bytes")
+    withhold(error)
+    assert "4711" not in str(error) and "physical_batch_size" in str(error)
