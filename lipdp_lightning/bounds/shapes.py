@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from .trace import CertificationError, Problem, training_mode
-from .values import BatchNumber, Constant
+from .values import BatchNumber
 
 PROBE_BATCHES = (2, 3)
 
@@ -108,11 +108,3 @@ class Number:
     """A value of the graph that is not a tensor."""
 
     value: Any
-
-
-def constant_of(model: nn.Module, target: str) -> Constant | nn.Parameter:
-    """The buffer or parameter that a get_attr node reads, as it is in the model now."""
-    found: Any = model
-    for part in target.split("."):
-        found = getattr(found, part)
-    return found if isinstance(found, nn.Parameter) else Constant(found)

@@ -36,6 +36,7 @@ class ScaledLayer(nn.Module):
     """
 
     scales_gradient = True
+    set_in_steps = ("gradient_scaler", "gradient_keeper", "use_counter")
     gradient_scaler: GradientScaler | None = None
     gradient_keeper: GradientKeeper | None = None
 
