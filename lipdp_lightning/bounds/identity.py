@@ -63,10 +63,13 @@ class NetworkIdentity:
     by identity is kept alive here, so that nothing else can take its place.
     """
 
-    def __init__(self, network: nn.Module, *others: object) -> None:
-        """``others``: objects beside the network that the certificate has read, such as the loss."""
+    def __init__(self, network: nn.Module, *others: object, hooks: tuple[object, ...] | None = None) -> None:
+        """``others``: objects beside the network that the certificate has read, such as the loss.
+
+        ``hooks``: those to look into, where not all of them.
+        """
         self._network, self._others = network, others
-        self._found = found = _Found()
+        found = _Found(hooks)
         found.network(network)
         for other in others:
             found.value(type(other).__name__, other)
@@ -76,6 +79,7 @@ class NetworkIdentity:
         self._items = tuple(chain.from_iterable([read() for read in self._reads]))
         self._labels = dict(found.labelled())
         self._tensors = tuple(found.tensors)
+        self._hooks = tuple(found.hooks)
         self._engine = tuple(found.engine)
         self._counts = _counts(self._engine)
         self._flags = list(map(_flags, self._tensors))
@@ -116,7 +120,7 @@ class NetworkIdentity:
         return all([_equal(t, kept) for t, kept in self._constants]) and all([bytes(a) == b for a, b in self._arrays])
 
     def _in_words(self) -> list[str]:
-        now = NetworkIdentity(self._network, *self._others)
+        now = NetworkIdentity(self._network, *self._others, hooks=self._hooks)
         words = []
         for label in dict.fromkeys([*self._labels, *now._labels]):
             if label not in now._labels:
@@ -166,7 +170,9 @@ def _changed_tensors(network: nn.Module, tensors: tuple[Tensor, ...], before: li
 class _Found:
     """Everything to compare, in one order: ways to read it, and a label for each thing read."""
 
-    def __init__(self) -> None:
+    def __init__(self, hooks: tuple[object, ...] | None) -> None:
+        self.hooks: list[object] = []
+        self._only = hooks
         self.reads: list[Callable[[], Iterable[object]]] = []
         self.sized: list[Any] = []
         self.attributes: list[dict[str, Any]] = []
@@ -224,7 +230,9 @@ class _Found:
             self._mapping(lambda key, what=what: f"{path}.{what}{key}", attributes[name])  # type: ignore[misc]
         for name in MODULE_HOOKS:
             for hook in attributes[name].values():
-                self.value(f"a hook of {path}", hook)
+                if self._only is None or any(hook is one for one in self._only):
+                    self.hooks.append(hook)
+                    self.value(f"a hook of {path}", hook)
         self.tensors += [t for n in _HELD[:2] for t in attributes[n].values() if t is not None and self._new(t)]
         for name in names:
             if name not in (*_HELD, *MODULE_HOOKS):

@@ -33,6 +33,7 @@ class _Measured(Radii):
     """
 
     partial_sums = 2 * LARGEST_CANCELLATION
+    notes_uses = True
 
     def __init__(self, radii: Mapping[str, float], floor: float) -> None:
         super().__init__(radii)
@@ -42,15 +43,18 @@ class _Measured(Radii):
         self._group_of: dict[str, str] = {}
 
     def attach(self, model: nn.Module) -> None:
-        layers = {path: module for path, module in model.named_modules() if isinstance(module, ScaledLayer)}
-        strange = sorted({type(module).__name__ for module in layers.values() if not hands_over(module)})
+        layers = [module for module in model.modules() if isinstance(module, ScaledLayer)]
+        strange = sorted({type(module).__name__ for module in layers if not hands_over(module)})
         if strange:
             raise ValueError(
                 f"{', '.join(strange)}: a forward pass of their own may add gradients that nobody measures. "
                 f"HINT: scaling 'joint' in place of {self.name!r}, or the layers of lipdp_lightning.layers."
             )
-        for path, module in layers.items():
-            module.gradient_keeper = partial(self._keep, path, module)
+        super().attach(model)
+
+    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
+        layer.gradient_keeper = partial(self._keep, path, layer)
+        layer.use_counter = partial(self.uses.note, path)
 
     def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
         super().begin(certificate, thresholds)
@@ -65,6 +69,7 @@ class _Measured(Radii):
 
     @torch.no_grad()
     def settle(self) -> None:
+        super().settle()
         kept, self._kept = self._kept, []
         if not kept:
             return

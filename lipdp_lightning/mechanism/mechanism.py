@@ -73,11 +73,12 @@ class Mechanism:
         self._state = KeyedDigest(derive_key(secret, "state"))
         self._watched = WatchedTensors(model)
         self.certificate = certifier.certify()
+        self._identity = certifier.identity
+        self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
         self.scaling = make_scaling(plan, self.certificate)
         self.scaling.views = views
         self.scaling.attach(model)
         named = dict(model.named_parameters())
-        self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
         self._numels = {group.name: group.numel for group in self.certificate.groups}
         trained = [named[n] for group in self.certificate.groups for n in group.parameters]
         self._device = trained[0].device
@@ -112,14 +113,13 @@ class Mechanism:
         so that a replay with a change on any of them draws fresh noise on each, and replicated noise is one draw.
         """
         if self._step == step:
-            assert self._certified_versions == self._versions(), "the weights changed between two micro-batches"
+            self._check_unchanged("between two micro-batches")
             return
         self._step = step
         named = self._watched.named()
         weights = self._weights_digest(named)
         self._projector.expect(weights)  # the bounds of the projection still hold for the same weights
         self._certify(named)
-        self._check_trained()
         self.scaling = scaling_at(step, self.scaling, self.plan, self.certificate, self.model)
         self.scaling.begin(self.certificate, self._joint_thresholds())
         self._drawn = 0
@@ -140,7 +140,11 @@ class Mechanism:
         return self._certify(self._watched.named())
 
     def _certify(self, named: Mapping[str, Tensor]) -> Certificate:
-        self.certificate = self._certifier.certify()
+        certificate = self._certifier.certify()
+        if self._certifier.identity is not self._identity:
+            self._check_trained(certificate)
+            self._check_identity()
+        self.certificate = certificate
         self._certified_versions = versions_of(named)
         return self.certificate
 
@@ -152,7 +156,7 @@ class Mechanism:
         process ever holds an un-noised sum; a rank without gradients contributes zeros.
         """
         assert self._step == step, f"privatize_({step}) without begin_step({step})"
-        assert self._certified_versions == self._versions(), "the weights changed between forward and privatize_"
+        self._check_unchanged("between forward and privatize_")
         deviations, divisor = self._deviations_with_votes(), self._divisor()
         apart = self.scaling.take_sums()  # the examples vote here at the latest
         votes = self._take_votes()
@@ -202,14 +206,34 @@ class Mechanism:
 
     # ---- inside
 
-    def _check_trained(self) -> None:
+    def _check_trained(self, certificate: Certificate) -> None:
         """A layer thawed after set-up would hand its raw gradient to the optimizer."""
-        trained = [(group.name, group.parameters) for group in self.certificate.groups]
+        trained = [(group.name, group.parameters) for group in certificate.groups]
         if trained != self._trained:
             changed = ", ".join(sorted({name for name, _ in {*trained} ^ {*self._trained}}))
             raise ValueError(
                 f"{changed}: what is trained changed after set-up, and noise is drawn for the layers "
                 "trained then. HINT: freeze or thaw layers before training starts, and use one run for each phase."
+            )
+
+    def _check_identity(self) -> None:
+        """What trains must be what was certified when noise was planned for it."""
+        differences = self._identity.differences()
+        if differences:
+            raise ValueError(
+                f"the network was changed after set-up: {'; '.join(differences)}. Its certificate, and the noise that "
+                "is drawn for its layers, are those of the network as it was. HINT: decide hooks, layers, constants "
+                "and what is trained before training starts, and use one run for each phase; values of parameters "
+                "and buffers may be loaded in place."
+            )
+
+    def _check_unchanged(self, when: str) -> None:
+        """Between the certificate and the release nothing may change, the weights neither."""
+        self._check_identity()
+        if self._certified_versions != self._versions():
+            raise AssertionError(  # also where python leaves out assert statements
+                f"the weights changed {when}, or a buffer did: the gradients are not those of the step's certificate. "
+                "HINT: change weights and buffers between steps, and keep no state that forward updates."
             )
 
     def _joint_thresholds(self) -> dict[str, float]:

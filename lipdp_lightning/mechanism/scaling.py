@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate
 from ..layers.energies import read_by_loops
 from ..layers.scaled import ScaledLayer
+from .uses import LayerUses
 
 SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
 
@@ -28,21 +29,35 @@ class Scaling:
 
     name = "worst_case"
     certified = True
+    notes_uses = False  # of layers, to be compared with the certificate's
     joint = False  # one condition for all groups together, met by sigma_k = sigma tau_k reach
     views = 1  # rows per example
     rows: int | None = None  # of the micro-batch that are examples; further ones are empty and follow them
     partial_sums = 0.0  # how far sums of positions may exceed an example's contribution, in sensitivities
 
+    def __init__(self) -> None:
+        self.uses = LayerUses()
+        self._attached: list[tuple[ScaledLayer, tuple[object, ...]]] = []
+
     def attach(self, model: nn.Module) -> None:
         """Give every scaled layer its scaler; ``detach`` takes it away."""
+        layers = {path: module for path, module in model.named_modules() if isinstance(module, ScaledLayer)}
+        for path, layer in layers.items():
+            self._attach_to(path, layer)
+        self._attached = [(layer, _given_to(layer)) for layer in layers.values()]
+
+    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
+        """Give one layer its scaler."""
 
     def detach(self, model: nn.Module) -> None:
         for module in model.modules():
             if isinstance(module, ScaledLayer):
-                module.gradient_scaler = module.gradient_keeper = None
+                module.gradient_scaler = module.gradient_keeper = module.use_counter = None
+        self._attached = []
 
     def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
         """Take the public numbers of this step."""
+        self.uses.begin(certificate)
 
     def sensitivities(self, certificate: Certificate) -> dict[str, float]:
         return certificate.sensitivities(self.name)
@@ -56,15 +71,37 @@ class Scaling:
         return 1.0
 
     def settle(self) -> None:
-        """End a micro-batch: before the next forward pass, and before the release."""
+        """End a micro-batch: before the next forward pass, and before the release.
+
+        Raises ValueError if layers were used otherwise than certified, or scale their gradients otherwise.
+        """
+        if any([_given_to(layer) != given for layer, given in self._attached]):
+            raise ValueError(
+                "a layer's gradient_scaler or gradient_keeper was replaced after the mechanism had set it: the "
+                "gradients are not scaled as the noise assumes. HINT: leave them to the mechanism."
+            )
+        if self._attached:
+            self.uses.check_none_left()
 
     def take_sums(self) -> dict[int, Tensor]:
         """The step's sums that are not in ``grad``, by id of the parameter; they are handed over once."""
         return {}
 
     def example_factor(self, batch: int, device: torch.device) -> Tensor | None:
-        """One factor per example for the whole loss, after the forward pass; None leaves it alone."""
+        """One factor per example for the whole loss, after the forward pass; None leaves it alone.
+
+        Raises ValueError if the forward pass used layers otherwise than certified.
+        """
+        self._check_uses()
         return None
+
+    def _check_uses(self) -> None:
+        if self.notes_uses and self._attached:
+            self.uses.check()
+
+
+def _given_to(layer: ScaledLayer) -> tuple[object, ...]:
+    return layer.gradient_scaler, layer.gradient_keeper, layer.use_counter
 
 
 class Layerwise(Scaling):
@@ -74,19 +111,20 @@ class Layerwise(Scaling):
     """
 
     name = "layerwise"
+    notes_uses = True
 
     def __init__(self, floor: float = 0.0) -> None:
+        super().__init__()
         self._floor = max(floor, SMALLEST)
 
-    def attach(self, model: nn.Module) -> None:
-        for path, module in model.named_modules():
-            if isinstance(module, ScaledLayer):
-                module.gradient_scaler = partial(self._scale, path)
+    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
+        layer.gradient_scaler = partial(self._scale, path)
 
     def floor(self, path: str) -> float:
         return self._floor
 
     def _scale(self, path: str, norms: Tensor) -> Tensor:
+        self.uses.note(path)
         return norms.clamp_min(self.floor(path)).reciprocal()
 
 
@@ -94,11 +132,13 @@ class Radii(Scaling):
     """Public radii R_k: fixed, or each of them tracked by a private quantile of norms, from votes of the examples."""
 
     def __init__(self, radii: Mapping[str, float]) -> None:
+        Scaling.__init__(self)
         self.radii = dict(radii)
         self.below: dict[str, Tensor] = {}
         self.counting = False
 
     def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
+        super().begin(certificate, thresholds)
         self.below = {}  # votes of passes outside a step are not part of its release
 
     def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
@@ -119,7 +159,6 @@ class Radius(Radii, Layerwise):
     name = "radius"
 
     def __init__(self, radii: Mapping[str, float]) -> None:
-        Layerwise.__init__(self)
         Radii.__init__(self, radii)
 
     def floor(self, path: str) -> float:
@@ -141,10 +180,8 @@ class BatchMax(Scaling):
     name = "batch_max"
     certified = False
 
-    def attach(self, model: nn.Module) -> None:
-        for module in model.modules():
-            if isinstance(module, ScaledLayer):
-                module.gradient_scaler = self._scale
+    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
+        layer.gradient_scaler = self._scale
 
     @staticmethod
     def _scale(norms: Tensor) -> Tensor:
@@ -162,8 +199,10 @@ class Joint(Scaling):
 
     name = "joint"
     joint = True
+    notes_uses = True
 
     def __init__(self, floor: float = 0.0) -> None:
+        super().__init__()
         self._floor = max(floor, SMALLEST)
         self._terms: dict[str, list[tuple[int, float]]] = {}
         self._constants: list[float] = []
@@ -171,13 +210,12 @@ class Joint(Scaling):
         self._norms: list[Tensor] = []  # of the uses so far, and the group and the factor of each
         self._uses: list[tuple[int, float]] = []
 
-    def attach(self, model: nn.Module) -> None:
-        for path, module in model.named_modules():
-            if isinstance(module, ScaledLayer):
-                module.gradient_scaler = partial(self._record, path)
+    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
+        layer.gradient_scaler = partial(self._record, path)
 
     def begin(self, certificate: Certificate, thresholds: Mapping[str, float]) -> None:
         """Prepare, for every use, its group and its factor l / tau; and what unmeasured uses contribute."""
+        super().begin(certificate, thresholds)
         self._terms, self._constants = {}, []
         for index, group in enumerate(certificate.groups):
             threshold = thresholds[group.name]
@@ -194,9 +232,12 @@ class Joint(Scaling):
         self._calls, self._norms, self._uses = {}, [], []
 
     def _record(self, path: str, norms: Tensor) -> None:
-        call = self._calls.get(path, 0)
+        self.uses.note(path)
+        call, terms = self._calls.get(path, 0), self._terms.get(path, [])
+        if call >= len(terms):
+            raise self.uses.refusal(self.uses.seen)
         self._calls[path] = call + 1
-        self._uses.append(self._terms[path][call])
+        self._uses.append(terms[call])
         self._norms.append(norms)
 
     def example_factor(self, batch: int, device: torch.device) -> Tensor | None:
@@ -204,6 +245,10 @@ class Joint(Scaling):
         factors = (_apart if torch.compiler.is_compiling() else _now)(self, batch, device)
         self._restart()
         return factors
+
+    def _checked_factors(self, batch: int, device: torch.device) -> Tensor:
+        self._check_uses()
+        return self._factors(batch, device)
 
     def _factors(self, batch: int, device: torch.device) -> Tensor:
         if any([norms.shape != (batch,) for norms in self._norms]):
@@ -238,7 +283,7 @@ class Joint(Scaling):
 
 
 def _now(scaling: Joint, batch: int, device: torch.device) -> Tensor:
-    return scaling._factors(batch, device)
+    return scaling._checked_factors(batch, device)
 
 
 _apart: Callable[..., Tensor] = torch.compiler.disable(_now)  # type: ignore[no-untyped-call]
