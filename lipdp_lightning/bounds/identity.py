@@ -232,11 +232,19 @@ class _Found:
             for hook in attributes[name].values():
                 if self._only is None or any(hook is one for one in self._only):
                     self.hooks.append(hook)
-                    self.value(f"a hook of {path}", hook)
+                    self._hook(f"a hook of {path}", hook)
         self.tensors += [t for n in _HELD[:2] for t in attributes[n].values() if t is not None and self._new(t)]
         for name in names:
             if name not in (*_HELD, *MODULE_HOOKS):
                 self.value(f"{path}.{name}", attributes[name])
+
+    def _hook(self, label: str, hook: object) -> None:
+        """What a hook holds; what its function does is its author's matter."""
+        if isinstance(hook, TrustedHook) and self._new(hook):
+            self._mapping(lambda key: f"{label}.{key}", vars(hook))
+            for name, value in vars(hook).items():
+                if name != "function":
+                    self.value(f"{label}.{name}", value)
 
     def _new(self, thing: object) -> bool:
         if id(thing) in self._seen:

@@ -106,13 +106,13 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def call(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """In place of ``nn.Module.__call__``, and without what ``compile`` has put there."""
+        """In place of ``nn.Module.__call__``, without trusted hooks and without what ``compile`` has put there."""
         path = self._paths.get(id(module))
         if self.inside or path is None:
-            return module._call_impl(*args, **kwargs)
+            return module.forward(*args, **kwargs)
         self.inside = True
         try:
-            result = args[0].clone() if isinstance(module, _DropoutNd) else module._call_impl(*args, **kwargs)
+            result = args[0].clone() if isinstance(module, _DropoutNd) else module.forward(*args, **kwargs)
         finally:
             self.inside = False
         self._note(path, args, kwargs, result)

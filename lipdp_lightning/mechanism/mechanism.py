@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
-from ..bounds.certifier import Certifier
+from ..bounds.certifier import CertificationError, Certifier
 from ..layers import compile_loops
 from ..privacy.normals import numeric_environment
 from ..privacy.plan import PrivacyPlan
@@ -140,7 +140,11 @@ class Mechanism:
         return self._certify(self._watched.named())
 
     def _certify(self, named: Mapping[str, Tensor]) -> Certificate:
-        certificate = self._certifier.certify()
+        try:
+            certificate = self._certifier.certify()
+        except CertificationError:
+            self._check_identity()  # which tells what was changed
+            raise
         if self._certifier.identity is not self._identity:
             self._check_trained(certificate)
             self._check_identity()
