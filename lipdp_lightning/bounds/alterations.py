@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import types
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from .identity import GLOBAL_HOOKS, MODULE_HOOKS, TrustedHook
+from .reachable import cell_contents
 from .trace import Problem
 
 
@@ -51,7 +53,7 @@ def _replaced(module: nn.Module) -> Iterator[tuple[str, str]]:
     for name, value in vars(module).items():
         inherited = getattr(kind, name, None)
         if name == "_compiled_call_impl":
-            if value is None or _compiles(module, value):
+            if value is None or compiles(module, value, nn.Module._call_impl):
                 continue
         elif not callable(inherited) or not callable(value) or isinstance(value, nn.Module) or name in engine:
             continue
@@ -62,10 +64,19 @@ def _replaced(module: nn.Module) -> Iterator[tuple[str, str]]:
         )
 
 
-def _compiles(module: nn.Module, compiled: Callable[..., Any]) -> bool:
-    """Whether ``module.compile()`` has put this there: it computes what the module's own call does."""
-    original = getattr(compiled, "_torchdynamo_orig_callable", None)
-    return getattr(original, "__self__", None) is module and original.__func__ is nn.Module._call_impl  # type: ignore[union-attr]
+def compiles(module: nn.Module, value: Any, function: Any) -> bool:
+    """Whether torch.compile has made ``value`` from the method ``function`` of the module, and from nothing else."""
+    if not hasattr(value, "_torchdynamo_orig_callable"):
+        return False
+    wrappers, seen = [value], set()
+    while wrappers:
+        one = wrappers.pop()
+        if getattr(one, "__self__", None) is module and getattr(one, "__func__", None) is function:
+            return True
+        if id(one) not in seen and isinstance(one, types.FunctionType):
+            seen.add(id(one))
+            wrappers += [*cell_contents(one), getattr(one, "_torchdynamo_orig_callable", None)]
+    return False
 
 
 def _loose_tensors(module: nn.Module) -> Iterator[str]:

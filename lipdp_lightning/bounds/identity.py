@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from .reachable import methods_called, reachable_names
+from .reachable import cell_contents, methods_called, reachable_names
 
 GLOBAL_HOOKS = (
     "_global_forward_hooks",
@@ -277,11 +277,10 @@ class _Found:
         if not self._new(function):
             return
         self._code(label, function)
-        for cell in function.__closure__ or ():
-            self.reads.append(lambda cell=cell: _contents(cell))  # type: ignore[misc]
-            self._labels.append(lambda cell=cell: ((f"what {label} closes over", c) for c in _contents(cell)))  # type: ignore[misc]
-            for content in _contents(cell):
-                self.value(f"what {label} closes over", content)
+        self.reads.append(partial(cell_contents, function))
+        self._labels.append(lambda: ((f"what {label} closes over [{i}]", c) for i, c in enumerate(cell_contents(function))))
+        for content in cell_contents(function):
+            self.value(f"what {label} closes over", content)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.value(f"a default of {label}", value)
         for namespace, name in reachable_names(function):
@@ -348,13 +347,6 @@ class _Found:
                 if hasattr(value, name) and not name.startswith("__"):
                     self.reads.append(lambda n=name: (getattr(value, n, None),))  # type: ignore[misc]
                     self._labels.append(lambda n=name: iter([(f"{label}.{n}", getattr(value, n, None))]))  # type: ignore[misc]
-
-
-def _contents(cell: types.CellType) -> tuple[object, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:  # not assigned yet
-        return ()
 
 
 # whose objects are compared by identity alone; of ``types``, SimpleNamespace is looked into

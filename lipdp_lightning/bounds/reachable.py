@@ -22,6 +22,17 @@ def reachable_names(function: types.FunctionType) -> Iterator[tuple[Namespace, s
                 yield vars(value), attribute
 
 
+def cell_contents(function: Any) -> tuple[object, ...]:
+    """What a function closes over, as far as it is assigned."""
+    found = []
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            continue
+    return tuple(found)
+
+
 def methods_called(kind: type) -> set[str]:
     """The names on a module's class that its forward pass may read, directly or through other methods."""
     members = {name: value for base in reversed(kind.__mro__) for name, value in base.__dict__.items()}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._dynamo import OptimizedModule
 
+from ..bounds.alterations import compiles
 from ..bounds.losses import Loss
 from .module import PrivateModule
 
@@ -51,8 +52,7 @@ def _is_own(module: PrivateModule, name: str) -> bool:
         return False
     if name not in vars(module):
         return True
-    compiled = getattr(vars(module)[name], "_torchdynamo_orig_callable", None)
-    return getattr(compiled, "__self__", None) is module and getattr(compiled, "__func__", None) is found
+    return compiles(module, vars(module)[name], found)
 
 
 def _compiled_problems(module: PrivateModule) -> list[str]:
