@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
@@ -25,6 +25,7 @@ GLOBAL_HOOKS = (
 )
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HELD = ("_parameters", "_buffers", "_modules")
+_OF_PICKLING = (".__slotnames__", ".__annotations__", ".__doc__")  # added to classes whose objects are copied
 _CALLED = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
 # what torch keeps on a module for its state_dict, which no forward pass reads
 _APART = frozenset({
@@ -42,12 +43,14 @@ _flags = attrgetter("requires_grad", "shape", "_backward_hooks")
 class TrustedHook:
     """A module hook whose author answers for it: it leaves the bounds of outputs and gradients as they are.
 
-    Any other hook is refused, since no rule bounds what it does. A trusted hook that a network has when it is
-    certified belongs to it, as a cotangent clip does, and may not be removed; one that is added later only looks.
+    Any other hook is refused, since no rule bounds what it does. One that only looks may be added at any time; one
+    that a network has when it is certified may not be removed.
 
     Args:
         function: called as the hook.
     """
+
+    looks_only = True  # if not, it is part of what is certified, as a cotangent clip is
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -73,20 +76,24 @@ class NetworkIdentity:
         found.network(network)
         for other in others:
             found.value(type(other).__name__, other)
-        self._reads = tuple(found.reads)
-        self._sized = tuple(found.sized)
-        self._lengths = [len(sized) for sized in self._sized]
-        self._items = tuple(chain.from_iterable([read() for read in self._reads]))
         self._labels = dict(found.labelled())
-        self._tensors = tuple(found.tensors)
         self._hooks = tuple(found.hooks)
-        self._engine = tuple(found.engine)
-        self._counts = _counts(self._engine)
-        self._flags = list(map(_flags, self._tensors))
         self._constants = tuple((t, t.detach().clone()) for t in found.constants)
         self._arrays = tuple((a, bytes(a)) for a in found.arrays)
-        self._modes = [d["training"] for d in found.attributes]
         self._attributes = tuple(found.attributes)
+        self._modes = [d["training"] for d in self._attributes]
+        self._reads, self._sized = tuple(found.reads), tuple(found.sized)
+        self._lengths = [len(sized) for sized in self._sized]
+        self._items = tuple(chain.from_iterable([read() for read in self._reads]))
+        self._engine = tuple(found.engine)
+        self._counts = _counts(self._engine)
+        self._tensors = tuple(found.tensors)
+        self._flags = list(map(_flags, self._tensors))
+
+    def _compare_with(self, other: NetworkIdentity) -> None:
+        """Compare with objects that are others and mean the same: equal numbers, and hooks that only look."""
+        self._reads, self._sized, self._lengths = other._reads, other._sized, other._lengths
+        self._items, self._engine, self._counts = other._items, other._engine, other._counts
 
     @classmethod
     def of(cls, network: nn.Module, *others: object) -> NetworkIdentity:
@@ -123,10 +130,13 @@ class NetworkIdentity:
         now = NetworkIdentity(self._network, *self._others, hooks=self._hooks)
         words = []
         for label in dict.fromkeys([*self._labels, *now._labels]):
+            if label.endswith(_OF_PICKLING):
+                continue
             if label not in now._labels:
                 words.append(f"{label} was removed")
             elif label not in self._labels:
-                if not isinstance(now._labels[label], TrustedHook):
+                added = now._labels[label]
+                if not (isinstance(added, TrustedHook) and added.looks_only):
                     words.append(f"{label} was added")
             elif not _alike(self._labels[label], now._labels[label]):
                 words.append(f"{label} is another than it was")
@@ -136,6 +146,10 @@ class NetworkIdentity:
         words += ["a constant array was changed" for a, b in self._arrays if bytes(a) != b]
         if not self._modes_as_certified():
             words.append("modules are in training and evaluation mode as they were not when it was certified")
+        if not words and len(now._items) == len(self._items) and not all(map(_alike, self._items, now._items)):
+            words.append("something that it holds is another than it was")
+        if not words:
+            self._compare_with(now)  # at the next step without the way through names
         return list(dict.fromkeys(words))
 
 
@@ -185,8 +199,12 @@ class _Found:
         self._of_classes: list[object] = []
 
     def labelled(self) -> Iterator[tuple[str, object]]:
+        """Each label once: a further thing of the same label has its number behind it."""
+        counts: Counter[str] = Counter()
         for of in self._labels:
-            yield from of()
+            for label, thing in of():
+                counts[label] += 1
+                yield (label if counts[label] == 1 else f"{label} ({counts[label]})"), thing
 
     def _mapping(self, label: Callable[[Any], str], mapping: Mapping[Any, Any]) -> None:
         self.reads.append(mapping.values)

@@ -63,6 +63,8 @@ class CotangentClip(nn.Module):
 class _OutputClip(TrustedHook):
     """Passes a module's output through a CotangentClip."""
 
+    looks_only = False
+
     def __init__(self, clip: CotangentClip) -> None:
         super().__init__(self._clip_output)
         self.clip = clip

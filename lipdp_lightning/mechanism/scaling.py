@@ -81,10 +81,11 @@ class Scaling:
                 "gradients are not scaled as the noise assumes. HINT: leave them to the mechanism."
             )
         if self._attached:
-            self.uses.check_none_left()
+            self.uses.settle()
 
     def take_sums(self) -> dict[int, Tensor]:
         """The step's sums that are not in ``grad``, by id of the parameter; they are handed over once."""
+        self.settle()
         return {}
 
     def example_factor(self, batch: int, device: torch.device) -> Tensor | None:

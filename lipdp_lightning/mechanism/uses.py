@@ -15,13 +15,14 @@ class LayerUses:
     def __init__(self) -> None:
         self._expected: list[str] = []
         self.seen: list[str] = []
+        self._passed = False  # the micro-batch has had its forward pass
 
     def begin(self, certificate: Certificate) -> None:
         """Expect the uses of a step's certificate, in the order of its graph."""
         order = {node.name: place for place, node in enumerate(certificate.nodes)}
         uses = [use for group in certificate.groups for use in group.uses if use.scalable]
         self._expected = [use.module for use in sorted(uses, key=lambda use: order.get(use.node, 0))]
-        self.seen = []
+        self.seen, self._passed = [], False
 
     def note(self, path: str) -> None:
         """A layer is used."""
@@ -29,14 +30,17 @@ class LayerUses:
 
     def check(self) -> None:
         """Raise ValueError if the uses since the last check are not those of one forward pass; forget them."""
-        seen, self.seen = self.seen, []
+        seen, self.seen, self._passed = self.seen, [], True
         if seen != self._expected:
             raise self.refusal(seen)
 
-    def check_none_left(self) -> None:
-        """Raise ValueError if layers were used in more than whole forward passes of one micro-batch each."""
+    def settle(self) -> None:
+        """End a micro-batch; raise ValueError if it has used layers in more than its one forward pass."""
+        if self.seen and self._passed:
+            raise self.refusal([*self._expected, *self.seen])
         if self.seen:
             self.check()
+        self._passed = False
 
     def refusal(self, seen: list[str]) -> ValueError:
         """The error for uses that the certificate does not have."""
