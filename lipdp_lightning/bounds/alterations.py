@@ -24,7 +24,7 @@ def alterations(network: nn.Module) -> list[Problem]:
         problems += [Problem(path or "the network", *found) for found in (*_hooks(module), *_replaced(module))]
         problems += [Problem(f"{path}.{name}".lstrip("."), *_LOOSE) for name in _loose_tensors(module)]
     for name, parameter in network.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):  # type: ignore[attr-defined]
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             reason = "a hook on it sees, and may change, its gradient before noise is added"
             problems.append(Problem(name, reason, "remove the hook"))
     return problems
@@ -82,7 +82,9 @@ def compiles(module: nn.Module, value: Any, function: Any) -> bool:
 def _loose_tensors(module: nn.Module) -> Iterator[str]:
     for name, value in (*vars(module).items(), *module._parameters.items(), *module._buffers.items()):
         if name not in ("_modules", "_parameters", "_buffers"):
-            yield from (name for tensor in _tensors(value) if tensor.requires_grad and not isinstance(tensor, nn.Parameter))
+            yield from (
+                name for tensor in _tensors(value) if tensor.requires_grad and not isinstance(tensor, nn.Parameter)
+            )
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:

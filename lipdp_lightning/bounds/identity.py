@@ -296,7 +296,9 @@ class _Found:
             return
         self._code(label, function)
         self.reads.append(partial(cell_contents, function))
-        self._labels.append(lambda: ((f"what {label} closes over [{i}]", c) for i, c in enumerate(cell_contents(function))))
+        self._labels.append(
+            lambda: ((f"what {label} closes over [{i}]", c) for i, c in enumerate(cell_contents(function)))
+        )
         for content in cell_contents(function):
             self.value(f"what {label} closes over", content)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):

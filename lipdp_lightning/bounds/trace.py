@@ -88,7 +88,8 @@ class _HeldProxy(_Proxy):
 
     @property
     def _held(self) -> Tensor:
-        held: Tensor = operator.attrgetter(str(self.node.target))(self.tracer.root)
+        tracer: Any = self.tracer
+        held: Tensor = operator.attrgetter(str(self.node.target))(tracer.root)
         return held
 
     @property

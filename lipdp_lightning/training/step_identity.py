@@ -71,4 +71,3 @@ class StepIdentity:
                 "are those of the step as it was. HINT: decide the loss, the input's bound and the methods before "
                 "training starts, and use one run for each of them."
             )
-

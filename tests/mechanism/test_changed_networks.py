@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from private_step import Harness, make_plan, mahalanobis, random_batch
+from private_step import Harness, mahalanobis, make_plan, random_batch
 from torch import Tensor, nn
 
 from lipdp_lightning.bounds.certifier import CertificationError
@@ -348,7 +348,7 @@ def test_uses_of_layers_that_the_certificate_does_not_have_release_nothing(scali
     harness.release(BATCH)
     harness.mechanism.begin_step(1)
     loss = harness.module.training_step(BATCH, 0)
-    with pytest.raises(ValueError, match=r"used the layers.*HINT"):  # noqa: PT012 - at the use, or at the release
+    with pytest.raises(ValueError, match=r"used the layers.*HINT"):
         PASSES[name](harness)
         loss.backward()
         harness.mechanism.privatize_(1)
@@ -359,7 +359,7 @@ def test_uses_of_layers_that_the_certificate_does_not_have_release_nothing(scali
 def test_a_pass_in_place_of_the_certified_one_releases_nothing(scaling: str) -> None:
     harness = harness_of(scaling, Twice())
     harness.mechanism.begin_step(0)
-    with pytest.raises(ValueError, match=r"used the layers.*HINT"):  # noqa: PT012
+    with pytest.raises(ValueError, match=r"used the layers.*HINT"):
         _under_no_grad(harness)
         harness.mechanism.scaling.example_factor(5, torch.device("cpu"))
         harness.mechanism.privatize_(0)
