@@ -81,7 +81,9 @@ CHANGES: dict[str, tuple[str, Callable[..., Any]]] = {
     "hook on a parameter": ("on_train_batch_start", lambda t, m, *_: m.network[0].weight.register_hook(_loud)),
     "forward": ("on_train_batch_start", lambda t, m, *_: setattr(m, "forward", lambda x: 100 * m.network(x))),
     "class": ("on_train_batch_start", lambda t, m, *_: setattr(m, "__class__", type("Own", (PrivateModule,), {}))),
-    "summed loss": ("on_train_batch_start", lambda t, m, *_: setattr(m, "_summed_loss", lambda *a: m.network(a[0]).sum())),
+    "summed loss": (
+        "on_train_batch_start", lambda t, m, *_: setattr(m, "_summed_loss", lambda *a: m.network(a[0]).sum()),
+    ),
     "zeroing": ("on_train_batch_start", lambda t, m, *_: setattr(m, "optimizer_zero_grad", lambda *a: None)),
     "step of the Strategy": (
         "on_train_batch_start", lambda t, m, *_: setattr(t.strategy, "backward", lambda loss, *a: loss.backward()),
