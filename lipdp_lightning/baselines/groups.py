@@ -28,6 +28,7 @@ class ClippedGroups(Certifier):
         self._plan = plan
 
     def certify(self) -> Certificate:
+        self.follow()
         self.norms.begin()
         groups = tuple(self._group(name, members) for name, members in clip_groups(self._model, self._plan.scaling))
         return Certificate((), groups, math.inf, self.input_bound, "")

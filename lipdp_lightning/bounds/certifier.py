@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from .alterations import alterations
 from .certificate import Certificate, NodeBound, UseBound
 from .checks import (
     LARGEST_BOUND,
@@ -21,15 +22,17 @@ from .checks import (
     loss_problem,
     unbounded,
 )
+from .constants import Constants
 from .cotangents import CotangentWalk
 from .groups import Groups
 from .held import HeldTensors
+from .identity import NetworkIdentity
 from .losses import Loss
 from .registry import Rule, function_rule, module_rule
+from .rehearsal import rehearse
 from .rounded_norms import RoundedNorms
-from .shapes import MIXED, argument_nodes, constant_of, depends_on_example, propagate_shapes
-from .sizes import Number
-from .trace import CertificationError, Problem, altered, node_path, operation_name, trace, unsupported
+from .shapes import MIXED, argument_nodes, depends_on_example, propagate_shapes
+from .trace import CertificationError, Problem, is_leaf, node_path, operation_name, trace, unsupported
 from .values import Bound, NormSource, Operation, Unbounded, Value, with_margin
 
 __all__ = ["CertificationError", "Certifier", "certify"]
@@ -81,22 +84,34 @@ class Certifier:
         self._norms_used = RoundedNorms(self.norms) if compute_dtype == torch.bfloat16 else self.norms
         self._compute_dtype = compute_dtype
         self._margin = 1.0 + OPERATION_MARGIN[compute_dtype]
-        self._graph = trace(model)
-        problems = altered(model) + unsupported(self._graph)
+        self._model, self._input_shape = model, tuple(input_shape)
+        self._cotangent_caps = dict(cotangent_caps or {})
+        self._held = HeldTensors(model)
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Trace the network as it is now, and keep who it is: the identity is part of every certificate."""
+        model = self._model
+        problems = alterations(model)
         if problems:
             raise CertificationError(problems)
-        propagate_shapes(self._graph, tuple(input_shape))
+        self.identity = NetworkIdentity.of(model, self.loss)
+        self._graph = trace(model)
+        problems = unsupported(self._graph)
+        if problems:
+            raise CertificationError(problems)
+        propagate_shapes(self._graph, self._input_shape)
         self._steps = _prepare(self._graph, self._norms_used, model)
         self._output = _output_node(self._graph)
+        self._constants = Constants(model, self._graph)
+        self._rehearse()
         try:
             self.loss.lipschitz(self._output.meta["shape"])
         except ValueError as error:
             raise CertificationError([loss_problem(error)]) from error
-        self._caps = _caps(self._steps, cotangent_caps or {}, self._margin)
+        self._caps = _caps(self._steps, self._cotangent_caps, self._margin)
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
-        self._model = model
-        self._held = HeldTensors(model)
         self._groups = Groups()
 
     @property
@@ -104,8 +119,23 @@ class Certifier:
         """The shape of the model's output for one example."""
         return tuple(self._output.meta["shape"])
 
+    def _rehearse(self) -> None:
+        if is_leaf(self._model):
+            return
+        hint = "write a forward that computes the same at every call, from its input, parameters, buffers and constants"
+        reasons = rehearse(self._model, self._graph, self._input_shape, is_leaf)
+        if reasons:
+            raise CertificationError([Problem(type(self._model).__name__, reason, hint) for reason in reasons])
+
+    def follow(self) -> None:
+        """Trace the network anew if it is another than the one that was traced; ``identity`` is another then, too."""
+        if self.identity.differences():
+            self._take_up()
+
     def certify(self) -> Certificate:
-        """Bounds for the weights as they are now."""
+        """Bounds for the network and its weights as they are now."""
+        self.follow()
+        self._constants.begin()
         bounds: dict[fx.Node, Bound] = {}
         problems: list[Problem] = []
         self.norms.begin()
@@ -163,14 +193,7 @@ class Certifier:
     def _argument(self, node: fx.Node, bounds: dict[fx.Node, Bound]) -> Any:
         if depends_on_example(node):
             return Value(bounds[node].norm, node.meta["shape"])
-        if node.op == "get_attr":
-            return constant_of(self._model, str(node.target))
-        if isinstance(node.meta["shape"], Number):
-            return node.meta["shape"].value
-        raise Unbounded(
-            "it reads a tensor that forward computes from constants or weights alone",
-            "register constants as buffers, and let layers read their weights directly",
-        )
+        return self._constants.argument(node)
 
     def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float) -> Certificate:
         problems = self._overflows(bounds, cotangent)

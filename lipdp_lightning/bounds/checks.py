@@ -11,10 +11,11 @@ import torch
 from torch import fx, nn
 
 from . import rules
+from .alterations import alterations
 from .certificate import GroupBound
 from .losses import Loss, as_loss
 from .registry import Rule
-from .trace import CertificationError, Problem, altered, trace, unsupported
+from .trace import CertificationError, Problem, trace, unsupported
 from .values import Bound, Unbounded, Value
 
 # Rounding of one operation in the dtype it is computed in, relative to its bound: under bfloat16 autocast that of
@@ -111,7 +112,7 @@ def check_accumulation(rule: Rule | None, module: nn.Module | None, bound: Bound
 
 def _structural_problems(model: nn.Module) -> list[Problem]:
     try:
-        return altered(model) + unsupported(trace(model))
+        return alterations(model) + unsupported(trace(model))
     except CertificationError as error:
         return list(error.problems)
 

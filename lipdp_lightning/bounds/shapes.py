@@ -12,7 +12,6 @@ from .inplace import MemoryInterpreter, may_overwrite, overwrites_shared_memory,
 from .registry import takes_batch_size
 from .sizes import Number, Sized, number_of
 from .trace import CertificationError, Problem, node_path, operation_name, training_mode
-from .values import Constant
 
 Interpreter = TypeVar("Interpreter", bound=fx.Interpreter)
 PROBE_BATCHES = (2, 3)
@@ -175,11 +174,3 @@ def _known(node: fx.Node) -> Any:
     if isinstance(shape, tuple):
         return Sized(shape)
     return UNKNOWN if depends_on_example(node) else None
-
-
-def constant_of(model: nn.Module, target: str) -> Constant | nn.Parameter:
-    """The buffer or parameter that a get_attr node reads, as it is in the model now."""
-    found: Any = model
-    for part in target.split("."):
-        found = getattr(found, part)
-    return found if isinstance(found, nn.Parameter) else Constant(found)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from .inplace import overwrites_outside
 from .registry import function_rule, module_rule
@@ -84,6 +84,36 @@ for _function in (operator.iadd, operator.isub, operator.imul, operator.itruediv
     setattr(_Proxy, f"__{_function.__name__}__", _in_place(_function))
 
 
+class _HeldProxy(_Proxy):
+    """A parameter or a buffer: what is computed from its values is recorded, and its shape is a constant."""
+
+    @property
+    def _held(self) -> Tensor:
+        tracer: Any = self.tracer
+        held: Tensor = operator.attrgetter(str(self.node.target))(tracer.root)
+        return held
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._held.shape
+
+    @property
+    def ndim(self) -> int:
+        return self._held.ndim
+
+    def size(self, dim: int | None = None) -> Any:
+        return self._held.shape if dim is None else self._held.shape[dim]
+
+    def dim(self) -> int:
+        return self._held.dim()
+
+    def numel(self) -> int:
+        return self._held.numel()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
 @contextmanager
 def randomness_refused() -> Iterator[None]:
     """What forward draws while it is traced would be recorded as a constant."""
@@ -94,27 +124,42 @@ def randomness_refused() -> Iterator[None]:
         raise ValueError("it draws random numbers, which the graph would hold as constants")
 
 
+def is_leaf(module: nn.Module) -> bool:
+    """Whether tracing stops at a module: it has a rule or a refusal, or is one of torch's own layers."""
+    if module_rule(type(module)) is not None:
+        return True
+    containers = nn.Sequential | nn.ModuleList | nn.ModuleDict
+    return module.__module__.startswith("torch.nn") and not isinstance(module, containers)
+
+
 class _Tracer(fx.Tracer):
-    """Stops at modules that have a rule or a refusal, and at torch's own leaves; walks through the rest."""
+    """Stops at leaves and walks through the rest; what forward computes from buffers is in the graph, too."""
+
+    proxy_buffer_attributes = True
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
+        return _HeldProxy(node, self) if node.op == "get_attr" else _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if module_rule(type(m)) is not None:
-            return True
-        return m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+        return is_leaf(m)
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_leaf(m) and not torch.is_grad_enabled() and any(p.requires_grad for p in m.parameters()):
+            raise TypeError(f"{self.path_of_module(m)} is trained, and called while gradients are switched off")
+        return super().call_module(m, forward, args, kwargs)
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
     """The model's graph; control flow that depends on values raises a CertificationError."""
     if module_rule(type(model)) is not None:
         model = nn.Sequential(model)
+    kept = set(vars(model))
     try:
-        with custom_gradients_refused(), randomness_refused(), training_mode(model, True):
-            graph = _Tracer().trace(model)
-        with custom_gradients_refused(), training_mode(model, False):
-            in_evaluation = _Tracer().trace(model)
+        with custom_gradients_refused(), randomness_refused(), torch.enable_grad():
+            with training_mode(model, True):
+                graph = _Tracer().trace(model)
+            with training_mode(model, False):
+                in_evaluation = _Tracer().trace(model)
         if _text(graph) != _text(in_evaluation):
             raise ValueError("it computes one thing in training and another in evaluation mode")
         return fx.GraphModule(model, graph)  # which writes the graph as code, and so may fail on unusual calls
@@ -127,6 +172,18 @@ def trace(model: nn.Module) -> fx.GraphModule:
             "of its own (see CONTRIBUTING)"
         )
         raise CertificationError([Problem(type(model).__name__, reason, hint)]) from error
+    finally:
+        for name in [n for n in vars(model) if n.startswith("_tensor_constant") and n not in kept]:
+            delattr(model, name)  # the graph has it
+
+
+def made_from_input(graph: fx.GraphModule) -> set[fx.Node]:
+    """The nodes that the input enters; the others are made from constants, buffers and parameters alone."""
+    found: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def operation_name(node: fx.Node) -> str:
@@ -145,29 +202,16 @@ def node_path(node: fx.Node) -> str:
     return f"{inside or 'forward'}, {operation_name(node)}"
 
 
-def altered(model: nn.Module) -> list[Problem]:
-    """Hooks that may change what a module returns or the gradient it passes on; the graph does not show them."""
-    problems = []
-    for path, module in model.named_modules():
-        traced_through = module_rule(type(module)) is None
-        forward = bool(module._forward_hooks or module._forward_pre_hooks) and not traced_through
-        if forward or module._backward_hooks or module._backward_pre_hooks:
-            reason = "a hook on it may change its output or its gradient, and no rule bounds that"
-            problems.append(Problem(path or "model", reason, "remove the hook, or write a layer with a rule"))
-        if "forward" in vars(module) and not traced_through:
-            reason = "its forward was replaced on the instance, and the rule of its class no longer holds"
-            problems.append(Problem(path or "model", reason, "write a subclass with a forward of its own"))
-    return problems
-
-
 def unsupported(graph: fx.GraphModule) -> list[Problem]:
     """Every node without a rule; needs no shapes."""
     problems = []
-    modules = dict(graph.named_modules())
+    modules, from_input = dict(graph.named_modules()), made_from_input(graph)
     for node in graph.graph.nodes:
         if overwrites_outside(node, modules[str(node.target)] if node.op == "call_module" else None):
             reason = f"{operation_name(node)} overwrites, in place, the input or another value that is read elsewhere"
             problems.append(Problem(node_path(node), reason, "use the operation that returns a new tensor"))
+        if node not in from_input:
+            continue  # worked out for every certificate, and not bounded
         if node.op == "call_module":
             kind = type(modules[str(node.target)])
             found = module_rule(kind)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..bounds.identity import TrustedHook
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
 from ..kernels.precision import widened
@@ -59,15 +59,24 @@ class CotangentClip(nn.Module):
         return f"radius={self.radius}"
 
 
-def _clip_output(clip: CotangentClip, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    clipped: Tensor = clip(output)
-    return clipped
+class _OutputClip(TrustedHook):
+    """Passes a module's output through a CotangentClip."""
+
+    looks_only = False
+
+    def __init__(self, clip: CotangentClip) -> None:
+        super().__init__(self._clip_output)
+        self.clip = clip
+
+    def _clip_output(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        clipped: Tensor = self.clip(output)
+        return clipped
 
 
 def attach_cotangent_clips(model: nn.Module, radii: Mapping[str, float]) -> list[RemovableHandle]:
     """Clip the cotangent at the outputs of modules: all that reads an output reads it through the clip."""
     return [
-        model.get_submodule(path).register_forward_hook(partial(_clip_output, CotangentClip(radius)))
+        model.get_submodule(path).register_forward_hook(_OutputClip(CotangentClip(radius)))
         for path, radius in radii.items()
     ]
 

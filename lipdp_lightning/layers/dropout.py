@@ -39,6 +39,7 @@ class KeyedDropout(nn.Dropout):
     before each forward pass: (key of this step and layer, example ids).
     """
 
+    set_in_steps = ("context",)
     context: tuple[int, Tensor] | None = None
 
     def forward(self, input: Tensor) -> Tensor:

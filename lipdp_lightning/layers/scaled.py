@@ -30,18 +30,30 @@ GradientKeeper = Callable[[Contribution], None]
 class ScaledLayer(nn.Module):
     """What the mechanism attaches to: ``gradient_scaler`` maps the norms n_ik of a batch to factors c_ik.
 
+    ``use_counter`` is called at each use of the layer whose gradient a keeper will receive.
     A scaler that returns None leaves the gradient unscaled (it only wanted to see the norms). A
     ``gradient_keeper`` receives, in the backward pass, what the layer's gradient is made of; the layer then adds
     nothing to ``grad`` itself.
     """
 
     scales_gradient = True
+    set_in_steps = ("gradient_scaler", "gradient_keeper", "use_counter")
     gradient_scaler: GradientScaler | None = None
     gradient_keeper: GradientKeeper | None = None
+    use_counter: Callable[[], None] | None = None
 
-    def report_to(self, scaler: GradientScaler | None = None, keeper: GradientKeeper | None = None) -> None:
-        """Sets who is told of this layer's norms or gradients; without arguments, nobody is."""
-        self.gradient_scaler, self.gradient_keeper = scaler, keeper
+    def report_to(
+        self,
+        scaler: GradientScaler | None = None,
+        keeper: GradientKeeper | None = None,
+        counter: Callable[[], None] | None = None,
+    ) -> None:
+        """Sets who is told of this layer's norms, gradients and uses; without arguments, nobody is."""
+        self.gradient_scaler, self.gradient_keeper, self.use_counter = scaler, keeper, counter
+
+    def reports(self) -> tuple[object, ...]:
+        """Returns who is told."""
+        return self.gradient_scaler, self.gradient_keeper, self.use_counter
 
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
         if self.gradient_scaler is None or not torch.is_grad_enabled() or not any(self._trains):
@@ -53,6 +65,8 @@ class ScaledLayer(nn.Module):
         keeper = self.gradient_keeper
         if keeper is None or not torch.is_grad_enabled() or not any(trains := self._trains):
             return None
+        if self.use_counter is not None:
+            self.use_counter()
         weight: Any = self.weight
 
         def keep(inputs: Tensor, cotangent: Tensor) -> None:

@@ -34,6 +34,7 @@ class _Measured(Tracked):
     """
 
     partial_sums = 2 * LARGEST_CANCELLATION
+    notes_uses = True
 
     def __init__(self, budget: NoiseBudget, radii: Radii, floor: float) -> None:
         super().__init__(budget, radii)
@@ -43,29 +44,30 @@ class _Measured(Tracked):
         self._group_of: dict[str, str] = {}
 
     def attach(self, network: nn.Module) -> None:
-        layers = dict(scaled_layers(network))
-        strange = sorted({type(layer).__name__ for layer in layers.values() if not hands_over(layer)})
+        strange = sorted({type(layer).__name__ for _, layer in scaled_layers(network) if not hands_over(layer)})
         if strange:
             raise ValueError(
                 f"{', '.join(strange)}: a forward pass of their own may add gradients that nobody measures. "
                 f"HINT: scaling 'joint' in place of {self.name!r}, or the layers of lipdp_lightning.layers."
             )
-        for path, layer in layers.items():
-            layer.report_to(keeper=partial(self._keep, path, layer))
+        super().attach(network)
+
+    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
+        layer.report_to(keeper=partial(self._keep, path, layer), counter=partial(self.uses.note, path))
 
     def begin(self, numbers: StepNumbers) -> None:
         super().begin(numbers)
         self._kept, self._sums = [], {}
         self._group_of = {use.module: group.name for group in numbers.certificate.groups for use in group.uses}
 
-    def begin_pass(self, rows: int) -> None:
-        self._settle()
-        super().begin_pass(rows)
-
     def take_sums(self) -> dict[nn.Parameter, Tensor]:
-        self._settle()
+        super().take_sums()
         sums, self._sums = self._sums, {}
         return sums
+
+    def _end_pass(self) -> None:
+        super()._end_pass()
+        self._settle()
 
     def _keep(self, path: str, layer: ScaledLayer, contribution: Contribution) -> None:
         self._kept.append((self._group_of[path], layer, contribution))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate
 from ..layers.scaled import ScaledLayer
 from .allocation import NoiseBudget
+from .uses import LayerUses
 
 SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
 
@@ -52,16 +53,19 @@ class Scaling:
     """Worst case, c = 1: sensitivities are l_k n_k from the forward bounds (papers 000 and 001).
 
     The base of all scalings. During a step, the mechanism calls ``begin`` once with the step's public numbers,
-    ``begin_pass`` before each micro-batch, and ``take_sums`` and ``take_votes`` at its end.
+    ``begin_pass`` before each micro-batch, and ``take_sums`` and ``take_votes`` at its end. Each of these raises
+    ValueError if layers were used otherwise than the certificate bounds.
     """
 
     name = "worst_case"
     certified = True
+    notes_uses = False  # whether layers report their uses, which are compared with the certificate's
     joint = False  # whether the groups meet one condition together, and not each its own
     partial_sums = 0.0  # how far sums over positions may exceed an example's contribution, in sensitivities
 
     def __init__(self, budget: NoiseBudget) -> None:
-        self.budget = budget
+        self.budget, self.uses = budget, LayerUses()
+        self._attached: list[tuple[ScaledLayer, tuple[object, ...]]] = []
 
     # ---- public numbers
 
@@ -83,25 +87,51 @@ class Scaling:
 
     def attach(self, network: nn.Module) -> None:
         """Lets every scaled layer of the network report to this scaling."""
+        layers = dict(scaled_layers(network))
+        for path, layer in layers.items():
+            self._attach_to(path, layer)
+        self._attached = [(layer, layer.reports()) for layer in layers.values()]
+
+    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
+        """Lets one layer report."""
 
     def detach(self, network: nn.Module) -> None:
         """Ends what ``attach`` began."""
         for _, layer in scaled_layers(network):
             layer.report_to()
+        self._attached = []
 
     def begin(self, numbers: StepNumbers) -> None:
         """Starts a step; what passes outside a step have left is forgotten."""
+        self.uses.begin(numbers.certificate)
 
     def begin_pass(self, rows: int) -> None:
         """Starts a micro-batch whose first ``rows`` rows are examples; further rows are empty."""
+        self._end_pass()
 
     def example_factor(self, rows: int, device: torch.device) -> Tensor | None:
         """Returns a factor for each row's loss after its forward pass, or None where losses are left alone."""
+        self._check_uses()
         return None
 
     def take_sums(self) -> dict[nn.Parameter, Tensor]:
         """Returns the step's sums that are not in ``grad``; they are handed over once."""
+        self._end_pass()
         return {}
+
+    def _check_uses(self) -> None:
+        if self.notes_uses and self._attached:
+            self.uses.check()
+
+    def _end_pass(self) -> None:
+        """Ends a micro-batch: before the next forward pass, and before the release."""
+        if any([layer.reports() != given for layer, given in self._attached]):
+            raise ValueError(
+                "a layer's gradient_scaler or gradient_keeper was replaced after the mechanism had set it: the "
+                "gradients are not scaled as the noise assumes. HINT: leave them to the mechanism."
+            )
+        if self._attached:
+            self.uses.settle()
 
     # ---- what is tracked from step to step
 
@@ -124,17 +154,17 @@ class Layerwise(Scaling):
     """c_ik = 1 / max(n_ik, floor): ||c_ik g_ik|| <= l_k, whatever the floor. Thesis Algorithm 8 made sound."""
 
     name = "layerwise"
+    notes_uses = True
 
     def __init__(self, budget: NoiseBudget, floor: float = 0.0) -> None:
         super().__init__(budget)
         self._floor = max(floor, SMALLEST)
 
-    def attach(self, network: nn.Module) -> None:
-        for path, layer in scaled_layers(network):
-            layer.report_to(scaler=partial(self.factors, path))
+    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
+        layer.report_to(scaler=partial(self._factors, path))
 
-    def factors(self, path: str, norms: Tensor) -> Tensor:
-        """Returns c_ik for the norms n_ik that the layer at ``path`` measured."""
+    def _factors(self, path: str, norms: Tensor) -> Tensor:
+        self.uses.note(path)
         return norms.clamp_min(self._floor).reciprocal()
 
 
@@ -152,9 +182,8 @@ class BatchMax(Scaling):
     def divisor(self, drawn: int) -> float:
         return float(max(1, drawn))
 
-    def attach(self, network: nn.Module) -> None:
-        for _, layer in scaled_layers(network):
-            layer.report_to(scaler=self._factors)
+    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
+        layer.report_to(scaler=self._factors)
 
     @staticmethod
     def _factors(norms: Tensor) -> Tensor:
@@ -192,6 +221,7 @@ class Joint(_Together):
     """
 
     name = "joint"
+    notes_uses = True
 
     def __init__(self, budget: NoiseBudget, floor: float = 0.0) -> None:
         super().__init__(budget)
@@ -200,11 +230,11 @@ class Joint(_Together):
         self._constants: list[float] = []  # of every group, what its unmeasured uses contribute
         self._seen: list[tuple[str, Tensor]] = []  # layers and norms of this pass, in order
 
-    def attach(self, network: nn.Module) -> None:
-        for path, layer in scaled_layers(network):
-            layer.report_to(scaler=partial(self._record, path))
+    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
+        layer.report_to(scaler=partial(self._record, path))
 
     def begin(self, numbers: StepNumbers) -> None:
+        super().begin(numbers)
         self._terms, self._constants, self._seen = {}, [], []
         for index, group in enumerate(numbers.certificate.groups):
             threshold = numbers.thresholds[group.name]
@@ -217,14 +247,20 @@ class Joint(_Together):
                     self._constants[index] += weight * use.gradient_factor
 
     def begin_pass(self, rows: int) -> None:
+        super().begin_pass(rows)
         self._seen = []
 
     def _record(self, path: str, norms: Tensor) -> None:
+        self.uses.note(path)
         self._seen.append((path, norms))
 
     def example_factor(self, rows: int, device: torch.device) -> Tensor | None:
         # numbers of the step change every time: compiled into a graph, each step would need another one
         return (_apart if torch.compiler.is_compiling() else _now)(self, rows, device)
+
+    def _checked_factors(self, rows: int, device: torch.device) -> Tensor:
+        self._check_uses()
+        return self._factors(rows, device)
 
     def _factors(self, rows: int, device: torch.device) -> Tensor:
         totals: list[Tensor | float] = list(self._constants)
@@ -243,12 +279,7 @@ class Joint(_Together):
         terms = {path: iter(found) for path, found in self._terms.items()}
         found = []
         for path, norms in seen:
-            index, weight = next(terms[path], (-1, 0.0))
-            if index < 0:
-                raise ValueError(
-                    f"the layer {path!r} was called more often in this pass than in the certificate, so its bounds "
-                    "cannot be matched with its calls. HINT: call each layer as often as when forward is traced."
-                )
+            index, weight = next(terms[path])  # as many as the certificate has: the uses were compared
             found.append((index, norms * weight))
         return found
 
@@ -261,7 +292,7 @@ class Joint(_Together):
 
 
 def _now(scaling: Joint, rows: int, device: torch.device) -> Tensor:
-    return scaling._factors(rows, device)
+    return scaling._checked_factors(rows, device)
 
 
 _apart: Callable[..., Tensor] = torch.compiler.disable(_now)  # type: ignore[no-untyped-call]
@@ -333,9 +364,11 @@ class Tracked(Scaling):
         self.radii = radii
 
     def begin(self, numbers: StepNumbers) -> None:
+        super().begin(numbers)
         self.radii.begin()
 
     def begin_pass(self, rows: int) -> None:
+        super().begin_pass(rows)
         self.radii.begin_pass(rows)
 
     def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
@@ -362,16 +395,17 @@ class Radius(Tracked):
     """c_ik = min(1, R_k / n_ik) / R_k = 1 / max(n_ik, R_k), for layer k with radius R_k."""
 
     name = "radius"
+    notes_uses = True
 
     def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
         """Every use of a layer is a vote."""
         uses = Counter(use.module for group in certificate.groups for use in group.uses if use.scalable)
         return {path: uses[path] for path in sorted(self.radii.values)}
 
-    def attach(self, network: nn.Module) -> None:
-        for path, layer in scaled_layers(network):
-            layer.report_to(scaler=partial(self._factors, path))
+    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
+        layer.report_to(scaler=partial(self._factors, path))
 
     def _factors(self, path: str, norms: Tensor) -> Tensor:
+        self.uses.note(path)
         self.radii.vote(path, norms)
         return norms.clamp_min(max(self.radii.values[path], SMALLEST)).reciprocal()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
-from ..bounds.certifier import Certifier
+from ..bounds.certifier import CertificationError, Certifier
 from ..kernels.normals import numeric_environment
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import KeyedDigest, derive_key, state_digest
@@ -70,10 +70,11 @@ class Mechanism:
         self._digest = KeyedDigest(derive_key(secret, "state"))
         self._watched = WatchedTensors(model)
         self.certificate = certifier.certify()
+        self._identity = certifier.identity
+        self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
         self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views)
         self.scaling.attach(model)
         named = dict(model.named_parameters())
-        self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
         self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
         self._device = self._parameters[0][0].device
         self._projector = Projector(certifier, plan, self.certificate, named)
@@ -99,13 +100,12 @@ class Mechanism:
         replay with a change on any of them draws fresh noise on each, and replicated noise is one draw.
         """
         if self._step == step:
-            assert self._certified_versions == self._watched.versions(), "the weights changed between two micro-batches"
+            self._check_unchanged("between two micro-batches")
             return
         named = self._watched.named()
         weights = self._digest.of(named)
         self._projector.expect(weights)  # the bounds of the projection still hold for the same weights
         self._certify(named)
-        self._check_trained()
         self._switch(step)
         self._step, self._drawn = step, 0
         self.scaling.begin(self.numbers())
@@ -135,7 +135,7 @@ class Mechanism:
                 it, ``digest`` of ``begin_step`` keys the noise.
         """
         assert self._step == step, f"privatize_({step}) without begin_step({step})"
-        assert self._certified_versions == self._watched.versions(), "the weights changed before the release"
+        self._check_unchanged("between forward and privatize_")
         numbers = self.numbers()
         sums = self._sums(numbers)
         if seal is not None:
@@ -214,7 +214,15 @@ class Mechanism:
         return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure, self._grid)
 
     def _certify(self, named: Mapping[str, Tensor]) -> Certificate:
-        self.certificate = self._certifier.certify()
+        try:
+            certificate = self._certifier.certify()
+        except CertificationError:
+            self._check_identity()  # which tells what was changed
+            raise
+        if self._certifier.identity is not self._identity:
+            self._check_trained(certificate)
+            self._check_identity()
+        self.certificate = certificate
         self._certified_versions = versions_of(named)
         return self.certificate
 
@@ -226,12 +234,32 @@ class Mechanism:
             self.scaling = scaling_of(self.plan, step, self.certificate, self.views)
             self.scaling.attach(self.model)
 
-    def _check_trained(self) -> None:
+    def _check_trained(self, certificate: Certificate) -> None:
         """Refuses a layer thawed after set-up, which would hand its raw gradient to the optimizer."""
-        trained = [(group.name, group.parameters) for group in self.certificate.groups]
+        trained = [(group.name, group.parameters) for group in certificate.groups]
         if trained != self._trained:
             changed = ", ".join(sorted({name for name, _ in {*trained} ^ {*self._trained}}))
             raise ValueError(
                 f"{changed}: what is trained changed after set-up, and noise is drawn for the layers "
                 "trained then. HINT: freeze or thaw layers before training starts, and use one run for each phase."
+            )
+
+    def _check_identity(self) -> None:
+        """Refuses a network that is another than the one that noise was planned for."""
+        differences = self._identity.differences()
+        if differences:
+            raise ValueError(
+                f"the network was changed after set-up: {'; '.join(differences)}. Its certificate, and the noise that "
+                "is drawn for its layers, are those of the network as it was. HINT: decide hooks, layers, constants "
+                "and what is trained before training starts, and use one run for each phase; values of parameters "
+                "and buffers may be loaded in place."
+            )
+
+    def _check_unchanged(self, when: str) -> None:
+        """Refuses any change between the certificate and the release, of the weights too."""
+        self._check_identity()
+        if self._certified_versions != self._watched.versions():
+            raise AssertionError(  # also where python leaves out assert statements
+                f"the weights changed {when}, or a buffer did: the gradients are not those of the step's certificate. "
+                "HINT: change weights and buffers between steps, and keep no state that forward updates."
             )

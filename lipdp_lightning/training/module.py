@@ -134,15 +134,30 @@ class PrivateModule(lightning.LightningModule):
         strategy: Any = self.trainer.strategy
         if strategy.clipper is not None:
             total: Tensor = strategy.clipper.total(
-                x, lambda rows: self.loss.per_example(self(rows), y), self.trainer.global_step
+                x, lambda rows: self.loss.per_example(self._output(rows), y), self.trainer.global_step
             )
             return total
         rows, padded = len(x), with_empty_rows(x, self.rows_to_multiple_of)
-        logits = self(padded)
+        logits = self._output(padded)
         factor = private.scaling.example_factor(len(padded), logits.device)
         if padded is not x:  # the cotangents of further rows are zero
             logits, factor = logits[:rows], None if factor is None else factor[:rows]
         return self.loss.per_example(logits if factor is None else scale_cotangent(logits, factor), y).sum()
+
+    def _output(self, x: Tensor) -> Tensor:
+        """What forward returns; hooks on this module, as loggers have them, see copies and change nothing."""
+        output: Tensor = self.forward(x)
+        if self._forward_hooks or self._forward_pre_hooks:
+            self._show(x, output)
+        return output
+
+    @torch.no_grad()
+    def _show(self, x: Tensor, output: Tensor) -> None:
+        for key, before in self._forward_pre_hooks.items():
+            before(self, (x.clone(),), *([{}] if key in self._forward_pre_hooks_with_kwargs else []))
+        for key, after in self._forward_hooks.items():
+            between = [{}] if key in self._forward_hooks_with_kwargs else []
+            after(self, (x.clone(),), *between, output.clone())
 
     def _views(self, x: Tensor, y: Tensor, ids: Tensor, private: Any) -> tuple[Tensor, Tensor, Tensor]:
         """One row per view, where the Strategy makes views of an example; the mechanism divides by their number."""

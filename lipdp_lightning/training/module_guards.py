@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch._dynamo import OptimizedModule
 
+from ..bounds.alterations import compiles
 from ..bounds.losses import Loss
-from ..mechanism.watched import WatchedTensors
 from .module import PrivateModule
 
-FIXED_METHODS = ("forward", "training_step", "optimizer_step", "backward", "manual_backward")
+# what a private step goes through before noise is in its gradients
+FIXED_METHODS = (
+    "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__getattribute__",
+    "forward", "training_step", "_summed_loss", "_output", "_views", "_key_dropout", "private_loss", "clip_loss",
+    "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer",
+    "backward", "manual_backward", "optimizer_step", "optimizer_zero_grad", "optimizers",
+    "toggle_optimizer", "untoggle_optimizer", "toggled_optimizer", "clip_gradients",
+)  # fmt: skip
+_OWN = MappingProxyType({name: getattr(PrivateModule, name, None) for name in FIXED_METHODS})
 
 
 def module_problems(module: Any) -> list[str]:
@@ -24,7 +33,7 @@ def module_problems(module: Any) -> list[str]:
         f"{type(module).__name__}.{name} replaces PrivateModule's, on which the certificate and the noise rest. "
         "HINT: put the computation into the network, or a subclass of lipdp_lightning.bounds.losses.Loss."
         for name in FIXED_METHODS
-        if getattr(type(module), name) is not getattr(PrivateModule, name)
+        if not _is_own(module, name)
     ]
     if not isinstance(module.loss, Loss):
         problems.append(
@@ -34,6 +43,16 @@ def module_problems(module: Any) -> list[str]:
     if not module.automatic_optimization:
         problems.append("manual optimization bypasses the step that adds noise. HINT: automatic_optimization = True.")
     return problems + _compiled_problems(module) + _optimizer_problems(module) + hooked(module)
+
+
+def _is_own(module: PrivateModule, name: str) -> bool:
+    """Whether the method is PrivateModule's: on the class, and on the instance, where torch.compile may wrap it."""
+    found = getattr(type(module), name, None)
+    if found is not getattr(PrivateModule, name, None) or found is not _OWN.get(name, found):
+        return False
+    if name not in vars(module):
+        return True
+    return compiles(module, vars(module)[name], found)
 
 
 def _compiled_problems(module: PrivateModule) -> list[str]:
@@ -109,25 +128,3 @@ def hooked(module: torch.nn.Module) -> list[str]:
         "WandbLogger.watch(log='gradients') does. HINT: remove it; callbacks.GradientNoiseMonitor logs private "
         "gradient norms, and on_before_optimizer_step sees private gradients."
     ]
-
-
-class LiveChecks:
-    """What set-up has checked and a callback could change later; looked at before every step."""
-
-    def __init__(self, module: PrivateModule) -> None:
-        self._module = module
-        self._tensors = WatchedTensors(module)
-        self._trained = [p.requires_grad for p in self._tensors.parameters_and_modules()[0]]
-
-    def check(self) -> None:
-        """Raise if a parameter was unfrozen or added, or a backward hook attached, since set-up."""
-        parameters, modules = self._tensors.parameters_and_modules()
-        # lists in place of generators: this is looked at before every step
-        if [p.requires_grad for p in parameters] != self._trained:
-            raise ValueError(
-                "a parameter was frozen, unfrozen or added after set-up, so the certificate does not cover it. "
-                "HINT: decide what is trained before the run, with requires_grad_."
-            )
-        on_parameters = [p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters]  # type: ignore[attr-defined]
-        if any(on_parameters) or any([m._backward_hooks or m._backward_pre_hooks for m in modules]):
-            raise ValueError(hooked(self._module)[0])

@@ -15,6 +15,24 @@ class PartialSums:
     def __init__(self, module: nn.Module) -> None:
         self._parameters = list(module.parameters())
         self._sums: dict[int, Tensor] = {}
+        self._released: list[tuple[Tensor | None, int]] = [(None, 0)] * len(self._parameters)
+
+    def check_none(self) -> None:
+        """Raise ValueError if a backward pass would add to a gradient that is neither released nor zero."""
+        for parameter, (released, version) in zip(self._parameters, self._released, strict=True):
+            gradient = parameter.grad
+            if gradient is None or (gradient is released and gradient._version == version):
+                continue
+            if bool(gradient.count_nonzero()):
+                raise ValueError(
+                    "a gradient was there before the step's own backward pass, and its bound does not cover two. "
+                    "HINT: no backward() in a hook; torch.autograd.grad leaves gradients alone."
+                )
+
+    def remember(self) -> None:
+        """Keep in mind which gradients are released ones."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        self._released = [(g, 0 if g is None else g._version) for g in gradients]
 
     def take(self) -> None:
         """Add a micro-batch to the sums; no gradient is left."""

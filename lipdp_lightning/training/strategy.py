@@ -29,11 +29,11 @@ from .draws import planned_draws
 from .exact_products import require_exact_products
 from .garbage import resume_collections, spare_collections
 from .guards import check_set_up, make_certifier, matching_modules, steps_per_epoch
-from .module_guards import LiveChecks
 from .padding import padding_multiple
 from .partial_sums import PartialSums
 from .release import settle_statistics
 from .resume import hyperparameters
+from .step_identity import StepIdentity
 from .step_record import StepRecord, name_on_record
 from .views import Views, views_of
 from .withheld import withhold
@@ -100,7 +100,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._micro_batches = 0
         self._partial_sums: PartialSums | None = None
         self._private_step = -1
-        self._live: LiveChecks | None = None
+        self._identity: StepIdentity | None = None
         self._spares_collections = False
         self.configured: list[dict[str, Any]] = []
         self._checked: Any = None
@@ -184,7 +184,7 @@ class PrivateStrategy(CheckpointStrategy):
         module.rows_to_multiple_of = padding_multiple(module.network, expected, self.rows_per_example)
         trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
         self._micro_batches, self._partial_sums, self._private_step = 0, PartialSums(module), -1
-        self._live = LiveChecks(module)
+        self._identity = StepIdentity(module, self, data)
         self._branch = name_on_record(self._secret)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
         self._spares_collections = spare_collections()
@@ -220,15 +220,18 @@ class PrivateStrategy(CheckpointStrategy):
     # ---- the step
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._identity is not None and self.mechanism is not None
+        self._identity.check()
         if self._micro_batches == 0:
             self._begin_step()
+        else:  # nothing may have changed since
+            self.mechanism.begin_step(self.lightning_module.trainer.global_step)
         return super().training_step(*args, **kwargs)
 
     def _begin_step(self) -> None:
         mechanism, step = self.mechanism, self.lightning_module.trainer.global_step
-        assert mechanism is not None and self._live is not None
+        assert mechanism is not None
         assert step < self.branches.limit(), f"step {step} is beyond the plan"
-        self._live.check()
         if self.is_global_zero:
             self.branches.reserve(step)
         mechanism.begin_step(step, None if self._can_repeat else self.ranks.agree)
@@ -254,8 +257,11 @@ class PrivateStrategy(CheckpointStrategy):
         """Lightning's order, with noise between the backward pass and the first hook that sees gradients."""
         module, mechanism = self.lightning_module, self.mechanism
         assert module is not None and mechanism is not None and self._partial_sums is not None
+        before = closure_loss._version, closure_loss.grad_fn
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, module)
+        _check_same_loss(loss, closure_loss, before)
+        self._partial_sums.check_none()
         self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
         self._micro_batches += 1
         if self._micro_batches == self.chunks:
@@ -265,6 +271,7 @@ class PrivateStrategy(CheckpointStrategy):
                 self._put_on_record(step, mechanism.digest)
             reduce = self._all_reduce if self.world_size > 1 else None
             mechanism.privatize_(step, reduce, self._seal if self._can_repeat else None)
+            self._partial_sums.remember()
             self._private_step, self._micro_batches = step, 0
         else:
             self._partial_sums.take()
@@ -311,3 +318,12 @@ class PrivateStrategy(CheckpointStrategy):
         self._hooks, self.restored, self._checked, self._restored_statistics = [], None, None, None
         self._spares_collections = self._reads_rows = False
         super().teardown()
+
+
+def _check_same_loss(loss: Tensor, given: Tensor, before: tuple[int, Any]) -> None:
+    """Hooks before the backward pass see the loss; what they change in it would reach every gradient."""
+    if loss is not given or (loss._version, loss.grad_fn) != before or loss._backward_hooks:
+        raise ValueError(
+            "a hook has changed the loss, or will change its gradient, and the certificate is for the loss as it was. "
+            "HINT: on_before_backward may look at the loss and no more; put the factor into a Loss."
+        )

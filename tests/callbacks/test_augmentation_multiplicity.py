@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from callbacks import AugmentationMultiplicity, ParameterAveraging, ResumeCheckpoint
 from lipdp_lightning.augmentations import Augmentation, Draws
+from lipdp_lightning.bounds.identity import TrustedHook
 
 LAST = "checkpoints/last.ckpt"
 
@@ -52,7 +53,7 @@ class Batches(Callback):
         self.passed: list[Tensor] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        pl_module.network[0].register_forward_hook(lambda m, i, o: self.passed.append(i[0].detach()))
+        pl_module.network[0].register_forward_hook(TrustedHook(lambda m, i, o: self.passed.append(i[0].detach())))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.loaded.append(len(batch[0]))
@@ -98,7 +99,7 @@ def test_dropout_masks_belong_to_example_and_view() -> None:
             def record(layer: Any, inputs: Any, output: Tensor) -> None:
                 masks.append(dict(zip(layer.context[1].tolist(), output.detach() != 0, strict=True)))
 
-            pl_module.network[1].register_forward_hook(record)
+            pl_module.network[1].register_forward_hook(TrustedHook(record))
 
     class Fewer(Blobs):
         def load_train(self) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from private_step import (
 )  # fmt: skip
 from torch import Tensor, nn
 
+from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.layers import ScaledLinear
 from lipdp_lightning.mechanism import step as mechanism_module
 from lipdp_lightning.mechanism.allocation import NoiseBudget, sum_margin
@@ -259,7 +260,7 @@ def test_a_row_that_is_not_finite_adds_zero(scaling: str, bad: float) -> None:
 
         return Spoil.apply(output)
 
-    head.register_forward_hook(spoil)
+    head.register_forward_hook(TrustedHook(spoil))
     poison[2] = 0.0
     without = harness.release(batch)
     poison[2] = bad
@@ -348,7 +349,9 @@ def test_the_cotangent_passed_on_is_not_scaled() -> None:
     harness = harness_of("convnet", radius=1e-6)
     seen: list[Tensor] = []
     first = harness.module.network[0]
-    first.register_forward_hook(lambda m, a, out: out.register_hook(lambda c: seen.append(c.clone())) and None)
+    first.register_forward_hook(
+        TrustedHook(lambda m, a, out: out.register_hook(lambda c: seen.append(c.clone())) and None)
+    )
     batch = random_batch(4, harness.input_shape, CLASSES)
     harness.release(batch)
     harness.mechanism.scaling.detach(harness.module.network)

@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from small_runs import Gradients, fit, make_module, make_network, make_plan, weights
 from torch import Tensor, nn
 
+from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.training import PrivateModule, PrivateStrategy
 
 
@@ -121,7 +122,7 @@ class LayerNorms(Callback):
         for layer in pl_module.network:
             if isinstance(layer, nn.Linear):
                 layer.register_forward_pre_hook(
-                    lambda m, _: self.in_forward.append(float(torch.linalg.norm(m.weight, 2)))
+                    TrustedHook(lambda m, _: self.in_forward.append(float(torch.linalg.norm(m.weight, 2))))
                 )
 
     def on_train_batch_end(self, trainer: Any, pl_module: PrivateModule, *_: Any) -> None:

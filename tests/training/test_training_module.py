@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from small_runs import Blobs, fit, make_module, make_network, make_plan, make_trainer
 from torch import Tensor, nn
 
+from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.bounds.losses import Huber
 from lipdp_lightning.training import PrivateModule
 from lipdp_lightning.training.clipped_loss import ClippedLoss
@@ -129,7 +130,7 @@ def test_dropout_of_an_example_does_not_depend_on_the_others() -> None:
 
         class Listen(Callback):
             def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-                pl_module.network[1].register_forward_hook(record)
+                pl_module.network[1].register_forward_hook(TrustedHook(record))
 
         class Fewer(Blobs):
             def load_train(self) -> tuple[Tensor, Tensor]:

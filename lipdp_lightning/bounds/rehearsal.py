@@ -1,0 +1,216 @@
+"""Forward passes on real tensors, compared with the graph that was traced: it must be what the network computes."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+from .identity import NetworkIdentity
+
+Operation = tuple[Any, tuple[Any, ...]]
+
+_SIZES = (2, 3, 2)  # again at a size that was seen: what counts its calls computes something else
+_READS = frozenset(
+    {"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__",
+     "__contains__", "equal", "allclose", "is_nonzero", "data_ptr", "untyped_storage"}
+)  # fmt: skip
+
+
+def rehearse(
+    network: nn.Module, graph: fx.GraphModule, input_shape: tuple[int, ...], is_leaf: Callable[[nn.Module], bool]
+) -> list[str]:
+    """Reasons why the graph is not what the network computes; none if it is.
+
+    Both are run on real tensors, all modules training, all evaluating, and in the modes that they are in; dropout
+    passes its input on. What they do with tensors that are made from the input must agree, operation by operation.
+    Values of tensors may not be read in forward, and nothing that the network holds may change.
+    """
+    paths = {id(m): name for name, m in network.named_modules() if is_leaf(m)}
+    before, contents, drawn = NetworkIdentity.of(network), _contents(network), _random_states()
+    modes = [module.training for module in network.modules()]
+    try:
+        expected = {size: _run(graph, True, paths, _inputs(graph, size, input_shape)) for size in set(_SIZES)}
+        for mode, sizes in ((True, _SIZES), (False, _SIZES[:1]), (None, _SIZES[:1])):
+            if mode is None and modes.count(modes[0]) == len(modes):
+                continue
+            for size in sizes:
+                with _modes(network, mode):
+                    seen = _run(network, False, paths, _inputs(graph, size, input_shape))
+                if not seen.agrees(expected[size]):
+                    return [_DISAGREES + ", ".join(seen.first_difference(expected[size]))]
+    except _ReadsValues as found:
+        return [str(found)]
+    reasons = [f"its forward changes what it holds: {what}" for what in before.differences()]
+    reasons += [f"its forward changes the values of {n}" for n, t in _contents(network).items()
+                if not _equal(t, contents[n])]  # fmt: skip
+    if drawn != _random_states():
+        reasons.append("its forward draws random numbers, which the graph would hold as constants")
+    return reasons
+
+
+_DISAGREES = "its forward computes on tensors something else than when it is traced: "
+
+
+class _ReadsValues(Exception):
+    """A forward pass looked into a tensor."""
+
+
+@dataclass
+class _Run:
+    """The operations of a forward pass on tensors that are made from its input."""
+
+    operations: list[Operation] = field(default_factory=list)
+    output: Any = None
+
+    def agrees(self, other: _Run) -> bool:
+        return len(self.operations) == len(other.operations) and not self.first_difference(other)
+
+    def first_difference(self, other: _Run) -> list[str]:
+        for mine, its in zip(self.operations, other.operations, strict=False):
+            if not _same(mine, its):
+                return [f"{_name(mine[0])} in place of {_name(its[0])}" if mine[0] != its[0]
+                        else f"{_name(mine[0])} with other arguments"]  # fmt: skip
+        if len(self.operations) != len(other.operations):
+            return [f"{len(self.operations)} operations in place of {len(other.operations)}"]
+        return [] if _same(self.output, other.output) else ["it returns something else"]
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes operations on tensors that are made from the input, and refuses to read values."""
+
+    def __init__(self, paths: dict[int, str], x: Tensor) -> None:
+        super().__init__()
+        self.run = _Run()
+        self.inside = False  # of a module that has a rule
+        self._paths = paths
+        self._made: dict[int, tuple[int, Tensor]] = {id(x): (0, x)}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.inside:
+            name = getattr(func, "__name__", "")
+            if name in _READS:
+                raise _ReadsValues(f"its forward reads the values of a tensor ({name}), and the graph would keep them")
+        result = func(*args, **kwargs)
+        if not self.inside:
+            self._note(func, args, kwargs, result)
+        return result
+
+    def call(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """In place of ``nn.Module.__call__``, without trusted hooks and without what ``compile`` has put there."""
+        path = self._paths.get(id(module))
+        if self.inside or path is None:
+            return module.forward(*args, **kwargs)
+        self.inside = True
+        try:
+            result = args[0].clone() if isinstance(module, _DropoutNd) else module.forward(*args, **kwargs)
+        finally:
+            self.inside = False
+        self._note(path, args, kwargs, result)
+        return result
+
+    def described(self, value: Any) -> Any:
+        """A value as it is compared: tensors that are made from the input by their number."""
+        if isinstance(value, Tensor):
+            made = self._made.get(id(value))
+            return value if made is None else _Made(made[0])
+        if isinstance(value, list | tuple):
+            return tuple(self.described(v) for v in value)
+        if isinstance(value, dict):
+            return tuple((k, self.described(v)) for k, v in value.items())
+        if isinstance(value, slice):
+            return "slice", self.described((value.start, value.stop, value.step))
+        return value
+
+    def _note(self, what: Any, args: Any, kwargs: Any, result: Any) -> None:
+        arguments = self.described((args, kwargs))
+        made = [t for t in _members(result) if isinstance(t, Tensor)]
+        if made and _depends(arguments):
+            self.run.operations.append((what, arguments))
+            for tensor in made:
+                self._made[id(tensor)] = len(self._made) + 1, tensor
+
+
+@dataclass(frozen=True)
+class _Made:
+    number: int
+
+
+def _members(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _depends(described: Any) -> bool:
+    return isinstance(described, _Made) or (isinstance(described, tuple) and any(map(_depends, described)))
+
+
+def _run(network: nn.Module, as_graph: bool, paths: dict[int, str], x: Tensor) -> _Run:
+    recorder = _Recorder(paths, x)
+    with torch.no_grad(), _calls(recorder.call), recorder:
+        output = fx.Interpreter(network).run(x) if isinstance(network, fx.GraphModule) and as_graph else network(x)
+    recorder.run.output = recorder.described(output)
+    return recorder.run
+
+
+@contextmanager
+def _calls(call: Callable[..., Any]) -> Iterator[None]:
+    original = nn.Module.__call__
+    try:
+        nn.Module.__call__ = lambda module, *args, **kwargs: call(module, *args, **kwargs)  # type: ignore[method-assign]
+        yield
+    finally:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def _modes(network: nn.Module, mode: bool | None) -> Iterator[None]:
+    before = [(module, module.training) for module in network.modules()]
+    try:
+        for module, training in before:
+            module.training = training if mode is None else mode
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def _inputs(graph: fx.GraphModule, size: int, shape: tuple[int, ...]) -> Tensor:
+    like = next(graph.parameters(), torch.zeros(()))
+    generator = torch.Generator().manual_seed(size)
+    return torch.randn((size, *shape), generator=generator).to(like)
+
+
+def _contents(network: nn.Module) -> dict[str, Tensor]:
+    held = [*network.named_parameters(), *network.named_buffers()]
+    return {name: tensor.detach().clone() for name, tensor in held}
+
+
+def _random_states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    states = torch.random.get_rng_state().numpy().tobytes(), random.getstate()
+    return states if numpy is None else (*states, str(numpy.random.get_state()))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a.detach(), b.detach()))
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _name(what: Any) -> str:
+    return what if isinstance(what, str) else getattr(what, "__name__", str(what))

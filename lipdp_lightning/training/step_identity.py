@@ -1,0 +1,73 @@
+"""What a private step consists of beside the network: the same at every micro-batch as at set-up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..bounds.identity import NetworkIdentity
+from . import module_guards
+from .module import PrivateModule
+
+_ATTRIBUTES = ("rows_to_multiple_of", "log_nonprivate", "loss")
+_MODULES = ("network", "bounded_input")
+_STRATEGY = ("mechanism", "clipper", "views", "plan")
+STRATEGY_METHODS = (
+    "training_step", "backward", "optimizer_step", "batch_to_device", "step_key", "dropout_key", "_begin_step",
+)  # fmt: skip
+DATA_METHODS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class StepIdentity:
+    """The methods, the loss, the input's bound and the objects that a step goes through, as set-up has checked them.
+
+    ``differences()`` is asked for at every micro-batch; of the network itself, the mechanism keeps the identity.
+    """
+
+    def __init__(self, module: PrivateModule, strategy: Any, data: Any) -> None:
+        self._module, self._strategy, self._data = module, strategy, data
+        named = (
+            (module, module_guards.FIXED_METHODS, "the module's"), (strategy, STRATEGY_METHODS, "the Strategy's"),
+            (data, DATA_METHODS, "the data module's"),
+        )  # fmt: skip
+        self._methods = tuple((thing, name) for thing, names, _ in named for name in names)
+        self._labels = (
+            *(f"{whose} {name}" for _, names, whose in named for name in names),
+            *(f"the module's {name}" for name in (*_ATTRIBUTES, *_MODULES)),
+            *(f"the Strategy's {name}" for name in _STRATEGY),
+            "the class of the module", "the class of the Strategy", "trainer.accumulate_grad_batches",
+        )  # fmt: skip
+        self._parts = NetworkIdentity.of(module.bounded_input, module.loss)
+        self._kept = self._now()
+
+    def _now(self) -> list[Any]:
+        module, strategy = self._module, self._strategy
+        own, parts = vars(module), vars(module)["_modules"]
+        return [
+            *[vars(t)[n] if n in vars(t) else getattr(type(t), n, None) for t, n in self._methods],
+            *[own.get(name) for name in _ATTRIBUTES],
+            *[parts.get(name) for name in _MODULES],
+            *[getattr(strategy, name) for name in _STRATEGY],
+            type(module), type(strategy), module.trainer.accumulate_grad_batches,
+        ]  # fmt: skip
+
+    def differences(self) -> list[str]:
+        """What is another than at set-up, in words."""
+        now = self._now()
+        if all([a is b for a, b in zip(now, self._kept, strict=True)]):
+            return self._parts.differences()
+        changed = [
+            f"{label} is another than it was"
+            for label, a, b in zip(self._labels, now, self._kept, strict=True)
+            if a is not b and not (isinstance(a, int) and a == b)
+        ]
+        return changed + self._parts.differences()
+
+    def check(self) -> None:
+        """Raise ValueError if the step would not be the one that the certificate and the noise are for."""
+        differences = self.differences()
+        if differences:
+            raise ValueError(
+                f"the private step was changed after set-up: {'; '.join(differences)}. The certificate and the noise "
+                "are those of the step as it was. HINT: decide the loss, the input's bound and the methods before "
+                "training starts, and use one run for each of them."
+            )
