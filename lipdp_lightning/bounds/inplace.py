@@ -85,7 +85,7 @@ class MemoryInterpreter(fx.Interpreter):
                 part.training = mode
 
 
-_LAYOUTS = 3
+_LAYOUTS = 4
 
 
 def _modes(module: nn.Module | None) -> tuple[bool, ...]:
@@ -101,11 +101,13 @@ def _modes(module: nn.Module | None) -> tuple[bool, ...]:
 
 
 def _laid_out(value: Any, layout: int) -> Any:
-    """Returns the value with its tensors copied: in order, with the second dimension last in memory, or reversed."""
+    """Returns a copy of the value: in order, with the second dimension last in memory, reversed, or as it is."""
     if isinstance(value, tuple | list):
         return type(value)(_laid_out(v, layout) for v in value)
     if not isinstance(value, Tensor):
         return value
+    if layout == 3:
+        return value.detach().clone()
     order = list(range(value.dim()))
     if layout == 1 and len(order) > 2:
         order = [0, *order[2:], 1]

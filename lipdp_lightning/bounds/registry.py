@@ -36,8 +36,8 @@ def rule(*targets: Target, takes_batch_size: bool = False) -> Callable[[R], R]:
     finds the module at ``op.module``. Rules of a subclass win over those of its parents.
 
     Numbers made from the batch size, which is private, are refused before the rule sees them. With
-    ``takes_batch_size`` the rule receives them, as :class:`BatchNumber`, and must refuse each one that does more than
-    name the first dimension.
+    ``takes_batch_size`` the rule of a function or method receives them, as :class:`BatchNumber`, and must refuse each
+    one that does more than name the first dimension.
     """
 
     def register(function: R) -> R:

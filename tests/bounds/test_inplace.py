@@ -204,3 +204,17 @@ def test_other_ways_to_write_are_refused(function: Callable[[Any, Tensor], Tenso
 )
 def test_writes_that_nothing_else_sees_are_certified(function: Callable[[Any, Tensor], Tensor]) -> None:
     certified(function)
+
+
+def test_a_view_in_another_memory_layout_is_found() -> None:
+    """On an image with its channels last in memory, this copies nothing; in the usual layout it does."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        y.contiguous(memory_format=torch.channels_last).mul_(3.0)
+        return y + 1.0
+
+    x = torch.zeros(2, 2, 4, 3, dtype=torch.float64).to(memory_format=torch.channels_last)
+    assert not torch.equal(forward(model_of(forward), x), model_of(forward).layer(x) + 1.0)
+    with pytest.raises(CertificationError, match="in place"):
+        certify(model_of(forward), (2, 4, 3), 1.0, "binary_cross_entropy", compute_dtype=torch.float64)
