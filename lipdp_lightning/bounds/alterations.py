@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from .identity import GLOBAL_HOOKS, MODULE_HOOKS, TrustedHook
+from .identity import GLOBAL_HOOKS, MODULE_HOOKS, TrustedHook, set_in_steps
 from .reachable import cell_contents
 from .trace import Problem
 
@@ -49,7 +49,7 @@ def _hooks(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _replaced(module: nn.Module) -> Iterator[tuple[str, str]]:
-    kind, engine = type(module), getattr(type(module), "set_in_steps", ())
+    kind, engine = type(module), set_in_steps(type(module))
     for name, value in vars(module).items():
         inherited = getattr(kind, name, None)
         if name == "_compiled_call_impl":

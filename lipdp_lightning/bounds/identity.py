@@ -81,7 +81,7 @@ class NetworkIdentity:
         self._constants = tuple((t, t.detach().clone()) for t in found.constants)
         self._arrays = tuple((a, bytes(a)) for a in found.arrays)
         self._attributes = tuple(found.attributes)
-        self._modes = [d["training"] for d in self._attributes]
+        self._modes = modes_of(network, self._attributes)
         self._reads, self._sized = tuple(found.reads), tuple(found.sized)
         self._lengths = [len(sized) for sized in self._sized]
         self._items = tuple(chain.from_iterable([read() for read in self._reads]))
@@ -119,9 +119,8 @@ class NetworkIdentity:
         return self._modes_as_certified() and self._contents_as_certified()
 
     def _modes_as_certified(self) -> bool:
-        """All training, all evaluating, or each as it was: the modes that the network has been traced in."""
-        modes = [d["training"] for d in self._attributes]
-        return modes == self._modes or modes.count(modes[0]) == len(modes)
+        """As train() and eval() leave them, or as they were: the modes that the network has been traced in."""
+        return [d["training"] for d in self._attributes] in self._modes
 
     def _contents_as_certified(self) -> bool:
         return all([_equal(t, kept) for t, kept in self._constants]) and all([bytes(a) == b for a, b in self._arrays])
@@ -145,7 +144,7 @@ class NetworkIdentity:
                   if not _equal(t, k)]  # fmt: skip
         words += ["a constant array was changed" for a, b in self._arrays if bytes(a) != b]
         if not self._modes_as_certified():
-            words.append("modules are in training and evaluation mode as they were not when it was certified")
+            words += _other_modes(self._network, self._modes[0])
         if not words and len(now._items) == len(self._items) and not all(map(_alike, self._items, now._items)):
             words.append("something that it holds is another than it was")
         if not words:
@@ -179,6 +178,36 @@ def _changed_tensors(network: nn.Module, tensors: tuple[Tensor, ...], before: li
         if now[2] != old[2] or getattr(tensor, "_post_accumulate_grad_hooks", None):
             words.append(f"a hook was attached to {name}")
     return words
+
+
+def set_in_steps(kind: type) -> tuple[str, ...]:
+    """The attributes that the library's own layers are given in every step, and that their mechanisms watch."""
+    declared = [base.__dict__.get("set_in_steps", ()) for base in kind.__mro__ if not _written_by_users(base)]
+    return tuple(chain.from_iterable(declared))
+
+
+def modes_of(network: nn.Module, attributes: Iterable[dict[str, Any]]) -> list[list[bool]]:
+    """The modes of modules as ``train()`` leaves them, as ``eval()`` does, and as they are."""
+    before = [(module, module.training) for module in network.modules()]
+    read = itemgetter("training")
+    present, found = list(map(read, attributes)), []
+    try:
+        for mode in (True, False):
+            network.train(mode)
+            found.append(list(map(read, attributes)))
+    finally:
+        for module, training in before:
+            module.training = training
+    return [*found, present]
+
+
+def _other_modes(network: nn.Module, training: list[bool]) -> list[str]:
+    pairs = zip(network.named_modules(), training, strict=False)
+    changed = [(path or "the network", module.training) for (path, module), mode in pairs if module.training != mode]
+    return [
+        f"{path} is {'in training' if now else 'trained in eval'} mode, as it was not when the network was certified"
+        for path, now in changed
+    ]
 
 
 class _Found:
@@ -234,7 +263,7 @@ class _Found:
     def _module(self, path: str, module: nn.Module) -> None:
         kind, attributes = type(module), module.__dict__
         self._class_of(path, module)
-        engine = tuple(getattr(kind, "set_in_steps", ()))
+        engine = set_in_steps(kind)
         names = [n for n in attributes if n not in _APART and n not in engine]
         self.reads.append(partial(itemgetter(*names), attributes))
         self._labels.append(lambda: ((f"{path}.{n}", attributes[n]) for n in attributes if n not in {*_APART, *engine}))

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from .identity import NetworkIdentity
+from .identity import NetworkIdentity, modes_of
 
 Operation = tuple[Any, tuple[Any, ...]]
 
@@ -35,12 +35,12 @@ def rehearse(
     Values of tensors may not be read in forward, and nothing that the network holds may change.
     """
     paths = {id(m): name for name, m in network.named_modules() if is_leaf(m)}
-    before, contents, drawn = NetworkIdentity.of(network), _contents(network), _random_states()
-    modes = [module.training for module in network.modules()]
+    before, contents, drawn = NetworkIdentity.of(network), _contents(network, paths), _random_states()
+    *usual, present = modes_of(network, [module.__dict__ for module in network.modules()])
     try:
         expected = {size: _run(graph, True, paths, _inputs(graph, size, input_shape)) for size in set(_SIZES)}
         for mode, sizes in ((True, _SIZES), (False, _SIZES[:1]), (None, _SIZES[:1])):
-            if mode is None and modes.count(modes[0]) == len(modes):
+            if mode is None and present in usual:
                 continue
             for size in sizes:
                 with _modes(network, mode):
@@ -50,7 +50,7 @@ def rehearse(
     except _ReadsValues as found:
         return [str(found)]
     reasons = [f"its forward changes what it holds: {what}" for what in before.differences()]
-    reasons += [f"its forward changes the values of {n}" for n, t in _contents(network).items()
+    reasons += [f"its forward changes the values of {n}" for n, t in _contents(network, paths).items()
                 if not _equal(t, contents[n])]  # fmt: skip
     if drawn != _random_states():
         reasons.append("its forward draws random numbers, which the graph would hold as constants")
@@ -112,7 +112,8 @@ class _Recorder(TorchFunctionMode):
             return module.forward(*args, **kwargs)
         self.inside = True
         try:
-            result = args[0].clone() if isinstance(module, _DropoutNd) else module.forward(*args, **kwargs)
+            with torch.random.fork_rng(devices=[]):  # what a module with a rule draws is the matter of its rule
+                result = args[0].clone() if isinstance(module, _DropoutNd) else module.forward(*args, **kwargs)
         finally:
             self.inside = False
         self._note(path, args, kwargs, result)
@@ -175,8 +176,8 @@ def _calls(call: Callable[..., Any]) -> Iterator[None]:
 def _modes(network: nn.Module, mode: bool | None) -> Iterator[None]:
     before = [(module, module.training) for module in network.modules()]
     try:
-        for module, training in before:
-            module.training = training if mode is None else mode
+        if mode is not None:
+            network.train(mode)
         yield
     finally:
         for module, training in before:
@@ -189,9 +190,11 @@ def _inputs(graph: fx.GraphModule, size: int, shape: tuple[int, ...]) -> Tensor:
     return torch.randn((size, *shape), generator=generator).to(like)
 
 
-def _contents(network: nn.Module) -> dict[str, Tensor]:
+def _contents(network: nn.Module, paths: dict[int, str]) -> dict[str, Tensor]:
+    """Values of parameters and buffers; modules that have a rule answer for their own."""
+    inside = tuple(f"{path}." for path in paths.values())
     held = [*network.named_parameters(), *network.named_buffers()]
-    return {name: tensor.detach().clone() for name, tensor in held}
+    return {name: tensor.detach().clone() for name, tensor in held if not name.startswith(inside)}
 
 
 def _random_states() -> tuple[Any, ...]:

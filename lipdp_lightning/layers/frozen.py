@@ -32,6 +32,8 @@ class FrozenFeatures(nn.Module):
         mode: 'normalize' scales each example's features onto the sphere, 'clip' shortens those beyond it.
     """
 
+    set_in_steps = ("_tried",)
+
     def __init__(self, extractor: nn.Module, bound: float = 1.0, mode: str = "normalize") -> None:
         super().__init__()
         problems = frozen_problems(extractor)
