@@ -20,7 +20,7 @@ IN_THE_SAMPLE = 2  # of a hundred cases, chosen by their hash
 
 
 def in_the_sample(case: Case) -> bool:
-    return int.from_bytes(sha256(repr(case).encode()).digest()[:4], "big") % 100 < IN_THE_SAMPLE
+    return case in CASES[:4] or int.from_bytes(sha256(repr(case).encode()).digest()[:4], "big") % 100 < IN_THE_SAMPLE
 
 
 SAMPLE = [case for case in CASES if in_the_sample(case)]
