@@ -250,7 +250,7 @@ def _reject_below(least: float, lower: float, upper: float) -> None:
     if upper < least:
         raise AccountantFailure(
             f"its bracket [{lower_text(lower)}, {upper_text(upper)}] lies below {lower_text(least)}, which the same "
-            "releases spend at the least by their privacy loss distributions. HINT: accountant pld"
+            "releases spend at the least by their privacy loss distributions"
         )
 
 

@@ -231,9 +231,7 @@ class PrvCurve:
                 PoissonSubsampledGaussianMechanism,
             )
         except ImportError as error:
-            raise AccountantFailure(
-                f"the package prv-accountant cannot be imported ({error}). HINT: accountant pld does without it"
-            ) from error
+            raise AccountantFailure(f"the package prv-accountant cannot be imported ({error})") from error
 
         variables = [
             GaussianMechanism(s) if q == 1 else PoissonSubsampledGaussianMechanism(q, s) for s, q, _ in releases
