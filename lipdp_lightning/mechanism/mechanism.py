@@ -111,8 +111,10 @@ class Mechanism:
 
     # ---- the step
 
-    def begin_step(self, step: int, agree: Agree | None = None) -> None:
+    def begin_step(self, step: int, agree: Agree | None = None, *, sealed: bool = False) -> None:
         """Certify the present weights and start drawing the step's noise; idempotent within a step.
+
+        ``sealed``: the noise is keyed by the ``seal`` of ``privatize_``, so that none is drawn before.
 
         ``checksum`` is then the same on every process that shares the step. ``digest`` names all that the
         step's release is a function of, besides the secret: ``agree`` turns the digests of all processes into one,
@@ -135,7 +137,8 @@ class Mechanism:
         self.checksum = state_digest(self._radii(), weights, *public)
         own = state_digest({}, self.checksum, numeric_environment())
         self.digest = own if agree is None else agree(own)
-        self.sums.begin(step, self._sizes(), self.digest, self._deviations_with_votes())
+        if not sealed:
+            self.sums.begin(step, self._sizes(), self.digest, self._deviations_with_votes())
 
     def count_examples(self, drawn: int) -> None:
         """Begin a micro-batch. batch_max alone reads how many examples it holds, and divides by it, as printed."""
