@@ -83,8 +83,8 @@ class CanaryStrategy(PrivateStrategy):
             self._present = []
             flat[present] += self._sizes(mechanism)[present]
 
-        def privatize_and_look(step: int, reduce: Any = None) -> None:
-            privatize(step, reduce)
+        def privatize_and_look(*arguments: Any) -> None:
+            privatize(*arguments)
             self._observe(mechanism)
 
         sums.gradients.add_to = add_with_canaries  # type: ignore[method-assign]

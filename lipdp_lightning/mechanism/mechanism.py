@@ -99,6 +99,7 @@ class Mechanism:
         self._shared_out: tuple[dict[str, float], dict[str, float]] = {}, {}
         self._certified_versions: list[int] = []
         self._step: int | None = None
+        self._sealed = False
         self._drawn = 0
         self.checksum = b""
         self.digest = b""
@@ -123,7 +124,7 @@ class Mechanism:
         if self._step == step:
             assert self._certified_versions == self._versions(), "the weights changed between two micro-batches"
             return
-        self._step = step
+        self._step, self._sealed = step, sealed
         named = self._watched.named()
         weights = self._weights_digest(named)
         self._projector.expect(weights)  # the bounds of the projection still hold for the same weights
@@ -167,6 +168,7 @@ class Mechanism:
         process ever holds an un-noised sum; a rank without gradients contributes zeros.
         """
         assert self._step == step, f"privatize_({step}) without begin_step({step})"
+        assert (seal is not None) == self._sealed, "the key of the noise is settled in begin_step, or by a seal"
         assert self._certified_versions == self._versions(), "the weights changed between forward and privatize_"
         deviations, divisor = self._deviations_with_votes(), self._divisor()
         apart = self.scaling.take_sums()  # the examples vote here at the latest

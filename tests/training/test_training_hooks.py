@@ -25,7 +25,7 @@ class LateNoise(PrivateStrategy):
 
         def noised() -> Any:
             result = closure()
-            self.mechanism.privatize_(step)
+            self.mechanism.privatize_(step, None, self._seal)
             self._private_step = step
             return result
 
