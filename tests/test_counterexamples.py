@@ -146,9 +146,8 @@ def test_a_sum_held_in_bfloat16_moves_by_more_than_a_bound() -> None:
 class AtAnotherScale(Mechanism):
     """Keys its noise by the weights alone, not by the bounds that scale it."""
 
-    def begin_step(self, step: int) -> None:
-        super().begin_step(step)
-        self._noise = StepNoise.of(self._secret, step, self.place, bytes(32), grid=False)
+    def _noise_of(self, step: int) -> StepNoise:
+        return StepNoise.of(self._secret, step, self.place, bytes(32), grid=False)
 
 
 def test_one_draw_at_two_scales_reveals_the_sum() -> None:

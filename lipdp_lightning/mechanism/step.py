@@ -80,7 +80,7 @@ class Mechanism:
         self._projector = Projector(certifier, plan, self.certificate, named)
         self._certified_versions: list[int] = []
         self._step: int | None = None
-        self._noise = StepNoise(b"")
+        self._sealed = False
         self._drawn = 0
         self.checksum = b""
         self.digest = b""
@@ -92,12 +92,17 @@ class Mechanism:
 
     # ---- the step
 
-    def begin_step(self, step: int, agree: Agree | None = None) -> None:
-        """Certifies the present weights and decides the step's noise; calling it again within a step does nothing.
+    def begin_step(self, step: int, agree: Agree | None = None, *, sealed: bool = False) -> None:
+        """Certifies the present weights; calling it again within a step compares them.
 
         ``checksum`` is then the same on every process that shares the step. ``digest`` names all that the step's
-        release is a function of besides the secret. ``agree`` turns the digests of all processes into one, so that a
-        replay with a change on any of them draws fresh noise on each, and replicated noise is one draw.
+        release is a function of besides the secret.
+
+        Args:
+            step: number of the step, from 0 on.
+            agree: turns the digests of all processes into one, so that a replay with a change on any of them draws
+                fresh noise on each, and replicated noise is one draw.
+            sealed: whether the noise is keyed by the ``seal`` of ``privatize_``, and not by ``digest``.
         """
         if self._step == step:
             self._check_unchanged("between two micro-batches")
@@ -107,14 +112,13 @@ class Mechanism:
         self._projector.expect(weights)  # the bounds of the projection still hold for the same weights
         self._certify(named)
         self._switch(step)
-        self._step, self._drawn = step, 0
+        self._step, self._drawn, self._sealed = step, 0, sealed
         self.scaling.begin(self.numbers())
         tracked = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.scaling.state().items()}
         # bounds may lag behind the weights, and they scale both gradients and noise
         self.checksum = state_digest(tracked, weights, *self._context, bounds_of(self.certificate))
         own = state_digest({}, self.checksum, numeric_environment())
         self.digest = own if agree is None else agree(own)
-        self._noise = self._noise_of(step)
 
     def begin_pass(self, drawn: int, rows: int) -> None:
         """Begins a micro-batch of so many drawn examples, in so many rows; further rows are empty."""
@@ -135,13 +139,13 @@ class Mechanism:
                 it, ``digest`` of ``begin_step`` keys the noise.
         """
         assert self._step == step, f"privatize_({step}) without begin_step({step})"
+        assert (seal is not None) == self._sealed, "the key of the noise is settled in begin_step, or by a seal"
         self._check_unchanged("between forward and privatize_")
         numbers = self.numbers()
         sums = self._sums(numbers)
         if seal is not None:
             self.digest = seal(state_digest({}, self.digest, self._contribution(sums)))
-            self._noise = self._noise_of(step)
-        release_(sums, self._noise, reduce, replicated=self.place.mode == "replicated")
+        release_(sums, self._noise_of(step), reduce, replicated=self.place.mode == "replicated")
         self._learn(numbers, sums[-1].values)
         self._step = None
 

@@ -39,7 +39,7 @@ class PrivacySettings:
         radius_quantile: track the radius as this private quantile.
         radius_noise_multiplier: noise of the quantile query, which joins the step.
         scaling_floor: smallest n_ik (or joint norm) an example is divided by.
-        secure: draw several samples per coordinate against floating-point attacks.
+        secure: sum four draws for the noise of every coordinate; their law is normal out to 18.7 deviations.
         max_examples_per_unit: rows that one protected unit may have; by default what the data module declares.
         allow_noncertified: needed for scaling 'batch_max'.
         method: lipschitz, what the other settings say. worst_case and fix_lip (paper 000) replace scaling and

@@ -234,7 +234,7 @@ class PrivateStrategy(CheckpointStrategy):
         assert step < self.branches.limit(), f"step {step} is beyond the plan"
         if self.is_global_zero:
             self.branches.reserve(step)
-        mechanism.begin_step(step, None if self._can_repeat else self.ranks.agree)
+        mechanism.begin_step(step, None if self._can_repeat else self.ranks.agree, sealed=self._can_repeat)
         every = self.checksum_every_n_steps
         if every is not None and self.world_size > 1 and step % every == 0:
             self.ranks.check_in_step(step, mechanism.checksum)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from gallery import mlp, plan_of
-from lipdp_lightning.mechanism.mechanism import Mechanism
 from test_audit_canaries import Rows
 from test_audit_suite import OPTIONS
 
@@ -18,6 +17,7 @@ from lipdp_lightning.audit.subject import Subject
 from lipdp_lightning.audit.suite import EFFORTS, Questions
 from lipdp_lightning.audit.synthetic import plain_copy
 from lipdp_lightning.commands.experiment import parse_experiment
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.training import PrivateModule
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -27,6 +27,7 @@ from callbacks import (
 )
 from lipdp_lightning.augmentations import HorizontalFlip, ShiftedCrop
 from lipdp_lightning.layers import MaxMin
+from lipdp_lightning.layers.exact_norms import Contribution
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.sampling import poisson_sample
 from lipdp_lightning.training import PrivateModule, PrivateStrategy
@@ -482,11 +483,26 @@ class RowKeyedViews(Views):
         return super().expand(x, y, torch.arange(len(ids)), key)
 
 
-def kit(world: World, chunks: int = 1, noise: float = 0.0, row_keyed: bool = False) -> dict[str, Any]:
+def split_an_example(world: World, gathered: Any) -> None:
+    """Broken on purpose: on the second of two ranks, exact factors are those of single views."""
+    if world.rank == 1:
+        Contribution.norms = lambda self, views: gathered(self, 1).unflatten(0, (-1, views)).amax(1)  # type: ignore
+
+
+def kit(
+    world: World,
+    chunks: int = 1,
+    noise: float = 0.0,
+    row_keyed: bool = False,
+    scaling: str = "joint",
+    single_views: bool = False,
+) -> dict[str, Any]:
     """Weights and their average after training with everything of the kit that ranks could disagree on."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(1, 4, 2), MaxMin(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(8, 3))
-    plan = make_plan(noise_multiplier=noise, standardize="mean_and_variance")
+    plan = make_plan(noise_multiplier=noise, standardize="mean_and_variance", **SCALINGS[scaling])
+    if single_views:
+        split_an_example(world, Contribution.norms)
     multiplicity = AugmentationMultiplicity(4, [ShiftedCrop(1, "zeros"), HorizontalFlip()])
     if row_keyed:
         multiplicity.views = RowKeyedViews(4, multiplicity.views.augmentations)

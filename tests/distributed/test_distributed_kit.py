@@ -23,6 +23,22 @@ def test_without_noise_worlds_agree_on_views_and_averages(worlds: Worlds, size: 
         assert run["mean"] < 1e-12
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_exact_norms_of_views_agree_on_two_ranks(worlds: Worlds, chunks: int) -> None:
+    """The norm is that of an example's mean over views, on whichever rank and in whichever micro-batch it is."""
+    (one,) = worlds.run("kit", 1, scaling="exact")
+    (joint,) = worlds.run("kit", 1)
+    assert apart(joint, one, "weights") > 1e-3
+    for run in worlds.run("kit", 2, chunks=chunks, scaling="exact"):
+        assert max(apart(run, one, what) for what in ("weights", "average")) <= 4 * tolerance(one, "64-true")
+
+
+def test_exact_norms_of_single_views_on_one_rank_fail_the_same_check(worlds: Worlds) -> None:
+    (one,) = worlds.run("kit", 1, scaling="exact")
+    run = worlds.run("kit", 2, scaling="exact", single_views=True)[0]
+    assert apart(run, one, "weights") > 1e6 * tolerance(one, "64-true")
+
+
 def test_views_drawn_by_the_row_fail_the_same_check(worlds: Worlds) -> None:
     (one,) = worlds.run("kit", 1, row_keyed=True)
     run = worlds.run("kit", 2, row_keyed=True)[0]

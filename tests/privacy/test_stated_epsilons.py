@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from exact_epsilons import Case, exact_epsilon, gaussian_epsilon, read_cases
-from lipdp_lightning.mechanism.mechanism import Mechanism
 from small_runs import Crash, fit, make_module, make_plan
 
 from callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy import cross_check
 from lipdp_lightning.privacy.accountants import PrivacyBound, get_accountant
 from lipdp_lightning.privacy.budget import compute_budget

@@ -57,7 +57,11 @@ def replaced_data(network: nn.Module) -> None:
     weight.data = 100 * weight.data  # type: ignore[union-attr, operator]
 
 
-BEFORE = [forward_hook, forward_hook_of_the_root, forward_pre_hook, backward_hook, hook_of_a_parameter]
+UNSEEN = pytest.mark.xfail(strict=True, reason="hooks of the forward pass that come after set-up are not seen yet")
+BEFORE = [
+    *(pytest.param(hook, marks=UNSEEN) for hook in (forward_hook, forward_hook_of_the_root, forward_pre_hook)),
+    backward_hook, hook_of_a_parameter,
+]  # fmt: skip
 
 
 def is_refused(moment: str, change: Any) -> None:
@@ -67,7 +71,7 @@ def is_refused(moment: str, change: Any) -> None:
     assert len(released.before_step) == 2, "the changed step was released"
 
 
-@pytest.mark.parametrize("change", BEFORE, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", BEFORE, ids=lambda change: getattr(change, "__name__", None))
 def test_a_hook_after_set_up_ends_the_run_before_the_release(change: Any) -> None:
     is_refused("before the forward pass", change)
 

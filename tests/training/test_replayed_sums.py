@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import stat
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -291,3 +294,68 @@ def test_the_code_of_this_project_is_in_the_digest(monkeypatch: pytest.MonkeyPat
     before = code_digest([])
     monkeypatch.setattr(sources, "_own_code", lambda: b"another line")
     assert code_digest([]) != before
+
+
+# ---- kill -9
+
+RUN = """
+import sys
+from pathlib import Path
+import torch
+from small_runs import Slowly, fit, make_module, make_plan
+from callbacks import ResumeCheckpoint
+from edited_data import Own
+from small_runs import Gradients
+
+directory, out = Path(sys.argv[1]), Path(sys.argv[2])
+last = directory / "checkpoints" / "last.ckpt"
+
+
+class Kept(Gradients):
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        super().on_before_optimizer_step(trainer, pl_module, optimizer)
+        torch.save(self.before_step[-1], out / f"{trainer.global_step}.pt")
+
+
+module, trainer = fit(
+    make_plan(steps=120), Kept(), Slowly(0.1), ResumeCheckpoint(directory / "checkpoints", every_n_steps=3),
+    directory=directory, checkpoint=last if last.exists() else None, data=Own(), trainer_options={"max_steps": 9},
+    fixed_secret=None,
+)
+print("branches", trainer.strategy.branches.count)
+"""
+
+
+def launched(tmp_path: Path, out: str) -> subprocess.Popen[str]:
+    (tmp_path / out).mkdir()
+    (tmp_path / "run").mkdir(exist_ok=True)
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join(map(str, [tmp_path / "project", root / "tests", root]))
+    return subprocess.Popen(
+        [sys.executable, "-B", "-c", RUN, str(tmp_path / "run"), str(tmp_path / out)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["", "edited_loss"])
+def test_a_killed_run_whose_file_was_edited_draws_fresh_noise(tmp_path: Path, name: str) -> None:
+    (tmp_path / "project").mkdir()
+    for own, text in FILES.items():
+        (tmp_path / "project" / f"{own}.py").write_text(text)
+    first, end = launched(tmp_path, "first"), time.monotonic() + 120
+    while not (tmp_path / "first" / "5.pt").exists() and time.monotonic() < end:
+        assert first.poll() is None, first.communicate()[0]
+        time.sleep(0.01)
+    first.kill()
+    first.communicate()
+    if name:
+        (tmp_path / "project" / f"{name}.py").write_text(FILES[name].replace(*EDITS[name]))
+    second = launched(tmp_path, "second")
+    said, _ = second.communicate(timeout=120)
+    assert second.returncode == 0 and f"branches {2 if name else 1}" in said, said
+    steps = range(int(min(f.stem for f in (tmp_path / "second").iterdir())), 5)
+    assert len(steps) >= 2
+    for step in steps:
+        one, other = (torch.load(tmp_path / part / f"{step}.pt") for part in ("first", "second"))
+        assert differ_by_fresh_noise(one, other) if name else torch.equal(one, other)

@@ -26,7 +26,7 @@ class LateNoise(PrivateStrategy):
 
         def noised() -> Any:
             result = closure()
-            self.mechanism.privatize_(step)
+            self.mechanism.privatize_(step, None, self._seal)
             self._private_step = step
             return result
 
