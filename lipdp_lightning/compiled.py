@@ -5,8 +5,7 @@ rounded as IEEE 754 says, none is contracted with another, and none is moved unl
 taken in any order: what any other loop returns is the same on every processor and for every number of parts. The
 machine code is kept beside the source, or in the user's cache directory where that cannot be written. It is made anew
 when the file of a loop has changed, and only then: what a loop is made of stands in its own file, but for what it calls
-of team.py, the release's of box_muller.py, and those of strips.py of packed.py. Who changes one of these deletes the
-``*.nbi`` files beside the loops.
+of team.py, and the release's of box_muller.py. Who changes one of these deletes the ``*.nbi`` files beside the loops.
 """
 
 from __future__ import annotations

@@ -108,21 +108,6 @@ def test_what_lies_at_addresses_is_what_arrays_hold(
     assert np.array_equal(alone[result], found[result]) and not np.array_equal(alone[result], inputs()[result])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 9])
-def test_a_sum_does_not_depend_on_the_number_of_threads(threads: int) -> None:
-    """Norms are compared between processes, and are part of the key of a step's noise."""
-    random, length = np.random.default_rng(0), 4 * BLOCK + 17
-    weight = random.standard_normal(length).astype(np.float32)
-    half, detail = random.standard_normal((2, length)).astype(np.float16)
-    alone, totals = np.full((2, 5), np.nan)
-    arguments = weight, half.view(np.int16), 0.3, detail.view(np.int16), -0.2
-    add_squares.alone(*arguments, alone)
-    add_squares.shared(threads, *arguments, totals)
-    assert np.array_equal(totals, alone)
-    squares = np.square(weight - 0.3 * half.astype(np.float64) + 0.2 * detail.astype(np.float64))
-    np.testing.assert_allclose(totals, np.add.reduceat(squares, range(0, length, BLOCK)), rtol=1e-12)
-
-
 def test_fewer_threads_than_asked_for_do_all_parts() -> None:
     """Parts that no thread does would be left without noise."""
     if not team.found():

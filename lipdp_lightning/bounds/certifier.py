@@ -84,7 +84,8 @@ class Certifier:
         if problems:
             raise CertificationError(problems)
         propagate_shapes(self._graph, tuple(input_shape))
-        self._steps = _prepare(self._graph, self._norms_used, model)
+        self._held = HeldTensors(model)
+        self._steps = _prepare(self._graph, self._norms_used, model, self._held)
         self._output = _output_node(self._graph)
         try:
             self.loss.lipschitz(self._output.meta["shape"])
@@ -94,14 +95,14 @@ class Certifier:
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
         self._model = model
-        self._held = HeldTensors(model)
         self._groups = Groups()
 
-    def certify(self) -> Certificate:
-        """Bounds for the weights as they are now."""
+    def certify(self, digest: bytes = b"") -> Certificate:
+        """Returns bounds for the weights as they are now; a caller may give the digest that names all of their bits."""
         bounds: dict[fx.Node, Bound] = {}
         problems: list[Problem] = []
-        self.norms.begin()
+        self._held.named()  # parameters may have been replaced
+        self.norms.begin(digest)
         for step in self._steps:
             try:
                 bounds[step.node] = self._forward(step, bounds)
@@ -219,7 +220,7 @@ def certify(
     return Certifier(model, input_shape, input_bound, loss, compute_dtype=compute_dtype).certify()
 
 
-def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module) -> list[_Step]:
+def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, held: HeldTensors) -> list[_Step]:
     modules = dict(graph.named_modules())
     steps, problems = [], []
     for node in graph.graph.nodes:
@@ -243,7 +244,7 @@ def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module) -> list
             problems.append(Problem(node_path(node), f"{operation_name(node)} has no rule", hint))
         shapes = tuple(shape) if isinstance(shape, list) else (shape,)
         assert rule is None or callable(rule)
-        operation = Operation(operation_name(node), module, shapes[0], norms, shapes)
+        operation = Operation(operation_name(node), module, shapes[0], norms, shapes, held.name_of)
         flat, path = _flat(node), "" if module is None or module is model else str(node.target)
         activations_alone = flat is not None and all(of is not None for _, of in flat) and not node.kwargs
         scalable = bool(getattr(module, "scales_gradient", False))

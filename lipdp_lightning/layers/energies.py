@@ -10,7 +10,6 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..bounds.references import is_plain_single
 from ..threads import threads_for
 from .precision import widened
 
@@ -74,6 +73,11 @@ def read_by_loops(*tensors: Tensor) -> bool:
         if (followed and tensor.requires_grad) or type(tensor) not in _PLAIN_TYPES or not is_plain_single(tensor):
             return False
     return True
+
+
+def is_plain_single(values: Tensor) -> bool:
+    """Tells whether values are float32 and contiguous in a CPU's memory, and not with the other sign."""
+    return values.dtype == torch.float32 and values.is_cpu and values.is_contiguous() and not values.is_neg()
 
 
 def is_traced() -> bool:

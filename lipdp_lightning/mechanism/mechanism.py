@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import Certifier
 from ..layers import compile_loops
+from ..norms.follow import Follower
 from ..privacy.normals import numeric_environment
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import KeyedDigest, derive_key, state_digest
@@ -28,7 +29,7 @@ from .noise import NoiseSource
 from .noisy_sums import NoisySums
 from .place import Agree, Reduce
 from .place import Place as Place
-from .projector import Projector
+from .projection import Projector
 from .scaling import BatchMax, Radii, joint_loop, quantile_step
 from .watched import WatchedTensors, bounds_of, versions_of
 
@@ -88,7 +89,9 @@ class Mechanism:
             joint_loop()
         threads = min(_NOISE_THREADS, torch.get_num_threads())
         self.sums = NoisySums(trained, NoiseSource(secret, secure=plan.secure, threads=threads), self.place)
-        self._projector = Projector(certifier, plan, self.certificate, named)
+        assert isinstance(certifier.norms, Follower), "training needs a Certifier with a Follower"
+        self._follower = certifier.norms
+        self._projector = Projector(self._follower, plan, self.certificate, named)
         self._shared_out: tuple[dict[str, float], dict[str, float]] = {}, {}
         self._certified_versions: list[int] = []
         self._step: int | None = None
@@ -117,8 +120,7 @@ class Mechanism:
         self._step = step
         named = self._watched.named()
         weights = self._weights_digest(named)
-        self._projector.expect(weights)  # the bounds of the projection still hold for the same weights
-        self._certify(named)
+        self._certify(named, weights)  # for the same weights, the bounds of the projection still hold
         self._check_trained()
         self.scaling = scaling_at(step, self.scaling, self.plan, self.certificate, self.model)
         self.scaling.begin(self.certificate, self._joint_thresholds())
@@ -139,8 +141,8 @@ class Mechanism:
         """The certificate of the weights as they are now."""
         return self._certify(self._watched.named())
 
-    def _certify(self, named: Mapping[str, Tensor]) -> Certificate:
-        self.certificate = self._certifier.certify()
+    def _certify(self, named: Mapping[str, Tensor], digest: bytes = b"") -> Certificate:
+        self.certificate = self._certifier.certify(digest)
         self._certified_versions = versions_of(named)
         return self.certificate
 
@@ -162,9 +164,10 @@ class Mechanism:
 
     def project_(self) -> None:
         """Put every layer back into its norm ball."""
-        bounds = self._projector.project_()
-        if bounds is not None and self._device.type == "cpu":  # elsewhere a digest is slow
-            self._projector.projected(self._weights_digest(self._watched.named()), bounds)
+        self._projector.project_()
+        if self._device.type == "cpu":  # elsewhere a digest is slow
+            named = self._watched.named()
+            self._follower.seal(self._weights_digest(named), named)
 
     # ---- public numbers of the present step
 

@@ -14,6 +14,7 @@ from lipdp_lightning.mechanism.mechanism import Mechanism
 from lipdp_lightning.mechanism.noise import NoisePrefetcher, NoiseSource
 from lipdp_lightning.mechanism.release import Release
 from lipdp_lightning.mechanism.watched import WatchedTensors
+from lipdp_lightning.norms import follow
 from lipdp_lightning.privacy.normals import words_of
 from lipdp_lightning.privacy.randomness import CounterStream
 
@@ -62,31 +63,34 @@ def test_the_certificate_after_a_projection_measures_nothing_again(monkeypatch: 
     own = harness()
     own.release(random_batch(20, (12,), 5))
     own.mechanism.project_()
-    tracker = own.mechanism._projector._norms.tracker
-    assert tracker is not None
-    measured = tracker.update()
-    monkeypatch.setattr(tracker, "update", lambda: pytest.fail("measured twice"))
+    follower = own.mechanism._follower
+    names = ["1.weight", "3.weight", "5.weight"]
+    projected = {name: follower.bound(name) for name in names}
+    monkeypatch.setattr(follow, "changes", lambda *_: pytest.fail("measured twice"))
     own.mechanism.begin_step(1)
-    used = own.mechanism._projector._norms._operator_bounds
-    # the same bounds up to rounding, and none above the radius
-    assert used == pytest.approx(measured, rel=1e-6) and max(used) <= 1.0
+    assert {name: follower.bound(name) for name in names} == projected and max(projected.values()) <= 1.0
+    monkeypatch.undo()
+    follower.begin()
+    # the same bounds up to rounding
+    assert {name: follower.bound(name) for name in names} == pytest.approx(projected, rel=1e-5)
     own.mechanism.close()
 
 
 @pytest.mark.parametrize("kind", ["fixed", "bjorck", "clip_singular", "frobenius"])
 def test_a_projection_that_certifies_its_result_is_not_certified_again(kind: str) -> None:
     own = harness(projection=kind)
-    tracker = own.mechanism._projector._norms.tracker
-    assert tracker is not None
+    follower = own.mechanism._follower
     with torch.no_grad():
         for parameter in own.module.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))  # far enough for exact norms to fall due
     own.mechanism.project_()
-    before = tracker.refreshes
-    bounds = tracker.update()
-    assert tracker.refreshes == before
-    for entry, bound in zip(tracker.entries, bounds, strict=True):
-        assert entry.exact_norm(entry.weight) <= bound * (1 + 1e-12)
+    before = {name: anchor["reference"] for name, anchor in follower.state()["anchors"].items()}
+    follower.begin()
+    for name, parameter in own.module.network.named_parameters():
+        for operator in follower.operators_of(name):
+            assert operator.norm(parameter) <= follower.bound(name) * (1 + 1e-12)
+    after = {name: anchor["reference"] for name, anchor in follower.state()["anchors"].items()}
+    assert len(before) == 3 and all(after[name] is reference for name, reference in before.items())
     own.mechanism.close()
 
 
