@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from lipdp_lightning import team
-from lipdp_lightning.bounds.packed import BLOCK, add_squares
 from lipdp_lightning.compiled import Loop
 from lipdp_lightning.layers.energy_loops import patch_norms, row_norms
+from lipdp_lightning.layers.floored_loops import normalize
 from lipdp_lightning.layers.pair_loops import in_order, swap
 from lipdp_lightning.layers.row_loops import bound_rows, weigh_rows
 from lipdp_lightning.mechanism.release_loop import release
@@ -125,12 +125,12 @@ def test_fewer_threads_than_asked_for_do_all_parts() -> None:
 
 
 def test_whole_numbers_are_read_as_what_the_signature_says() -> None:
-    """The bits of the integer 1 are those of a number near zero: what it multiplies would be left out."""
-    weight, half = np.ones(3, dtype=np.float32), np.ones(3, dtype=np.float16).view(np.int16)
-    for factor in (1, np.float32(1), 1.0, True):
-        total = np.ones(1)
-        add_squares.shared(3, weight, half, factor, half, 2, total)
-        assert total[0] == 3 * (1 - 1 - 2) ** 2
+    """The bits of the integer 2 are those of a number near zero: the floor would be left out."""
+    rows = np.array([[1.0, -1.0]], dtype=np.float32)
+    for floor in (2, np.float32(2), 2.0):
+        out, kept = np.empty((1, 2), dtype=np.float32), np.empty((1, 3))
+        normalize.shared(3, rows, floor, out, kept)
+        assert out.tolist() == [[0.5, -0.5]]
 
 
 def test_arrays_that_are_not_as_in_the_signature_are_not_read_by_address() -> None:

@@ -1,9 +1,9 @@
 """How far a weight W moved from an earlier one: an upper bound on s(D) for D = W - f W0, by strips of rows.
 
-Let D_1, D_2, ... be strips of eight rows of D, as a matrix. From ||D x||^2 = sum_i ||D_i x||^2 follows
-s(D)^2 <= sum_i s(D_i)^2, and s(D_i)^2 is the largest eigenvalue of the 8 x 8 matrix G_i = D_i D_i^T, which is at most
+Let D_1, D_2, ... be strips of sixteen rows of D, as a matrix. From ||D x||^2 = sum_i ||D_i x||^2 follows
+s(D)^2 <= sum_i s(D_i)^2, and s(D_i)^2 is the largest eigenvalue of the 16 x 16 matrix G_i = D_i D_i^T, which is at most
 the sixteenth root of ||G_i^16||_F. This costs little more than to read W and W0. For noise of 512 x 3136 the bound is
-2.7 times closer than ||D||_F; for a matrix of rank one it is exact, and it is at most 8^(1/32) ||D||_F.
+3.7 times closer than ||D||_F; for a matrix of rank one it is exact, and but for rounding it is never above ||D||_F.
 
 Rounding, with u the unit roundoff of the precision in which D is computed, and n columns:
 
@@ -11,8 +11,8 @@ Rounding, with u the unit roundoff of the precision in which D is computed, and 
   product f W0 once each, unless f = 1.
 * ||G^_i - G_i|| <= gamma ||D^_i||_F^2 with gamma = n u / (1 - n u), whatever the order of summation (Higham 2002,
   section 3.5), and ||D^_i||_F^2 <= trace(G^_i) / (1 - gamma).
-* From G^_i on all is float64. The largest eigenvalue of G^_i / trace(G^_i) is at least 1 / h for strips of h rows, so
-  that its sixteenth power does not vanish, and all that four squarings err is below h^2 2^-50 of it.
+* From G^_i on, which is made symmetric, all is float64. The largest eigenvalue of G^_i / trace(G^_i) is at least 1 / h
+  for strips of h rows, so that its sixteenth power does not vanish, and what four squarings err is below h^2 2^-50 of it.
 * What underflow takes from an entry or a product is below the smallest normal number.
 """
 

@@ -116,6 +116,7 @@ def test_fixed_scales_up_and_down(scale: float) -> None:
 
 def test_fixed_certified_norm_of_a_convolution_is_the_radius() -> None:
     kernel = random_weight(4, 4, 3, 3, 3, dtype=torch.float32)
+
     class Fast(Dense):
         def norm(self, weight: Tensor, name: str = "weight") -> float:
             return conv_norm(weight, padding=1, input_size=32, method="fast")

@@ -9,8 +9,8 @@ import torch
 from private_step import Harness, Tied, make_network, make_plan, mlp, random_batch
 from torch import nn
 
-from lipdp_lightning.norms import conv_norm, dense_norm
 from lipdp_lightning.mechanism.mechanism import Mechanism
+from lipdp_lightning.norms import conv_norm, dense_norm
 
 
 def harness_of(network: str = "convnet", **plan: Any) -> Harness:
