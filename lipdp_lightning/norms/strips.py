@@ -12,7 +12,7 @@ Rounding, with u the unit roundoff of the precision in which D is computed, and 
 * ||G^_i - G_i|| <= gamma ||D^_i||_F^2 with gamma = n u / (1 - n u), whatever the order of summation (Higham 2002,
   section 3.5), and ||D^_i||_F^2 <= trace(G^_i) / (1 - gamma).
 * From G^_i on, which is made symmetric, all is float64. The largest eigenvalue of G^_i / trace(G^_i) is at least 1 / h
-  for strips of h rows, so that its sixteenth power does not vanish, and what four squarings err is below h^2 2^-50 of it.
+  for strips of h rows, so that its sixteenth power does not vanish; what four squarings err is below h^2 2^-50 of it.
 * What underflow takes from an entry or a product is below the smallest normal number.
 """
 
@@ -67,8 +67,21 @@ def changes(pairs: Sequence[tuple[Tensor, Reference]], height: int = STRIP) -> l
     """Returns how far weights are from references that fit them; NaN propagates. The host waits once per device."""
     trusted = {weight.device: float32_products_are_exact_to_rounding(weight.device) for weight, _ in pairs}
     dtypes = [_working_dtype(weight, trusted) for weight, _ in pairs]
-    sums = [_sums_over_strips(*pair, height, dtype) for pair, dtype in zip(pairs, dtypes, strict=True)]
-    return [_bounds(row, *pair, height, dtype) for row, pair, dtype in zip(_rows(sums), pairs, dtypes, strict=True)]
+    grams = [_grams(*pair, height, dtype) for pair, dtype in zip(pairs, dtypes, strict=True)]
+    found: dict[int, Change] = {}
+    for device in {gram.device for gram in grams}:
+        there = [index for index, gram in enumerate(grams) if gram.device == device]
+        tops, traces = _eigenvalues(torch.cat([grams[index] for index in there]).double())
+        start = 0
+        for index in there:
+            own = slice(start, start := start + len(grams[index]))
+            sums = _total(tops[own]), _total(traces[own])
+            found[index] = _bounds(*sums, *pairs[index], height, dtypes[index])
+    return [found[index] for index in range(len(pairs))]
+
+
+def _total(values: Sequence[float]) -> float:
+    return sum(values)
 
 
 def _working_dtype(weight: Tensor, trusted: Mapping[torch.device, bool]) -> torch.dtype:
@@ -77,44 +90,37 @@ def _working_dtype(weight: Tensor, trusted: Mapping[torch.device, bool]) -> torc
     return torch.float32 if single and trusted[weight.device] else torch.float64
 
 
-def _sums_over_strips(weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Tensor:
-    """Returns the sum over strips of the bounds on s(D_i)^2 and that of ||D_i||_F^2, both as they are computed."""
+def _grams(weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Tensor:
+    """Returns D_i D_i^T for every strip of the change, (strips, height, height)."""
     device = weight.device if weight.device.type != "mps" else torch.device("cpu")  # MPS has no float64
     own, earlier = weight.detach().to(device, dtype), reference.values.to(device, dtype)
     change = torch.sub(own, earlier, alpha=reference.factor).reshape(len(own), -1)
-    height = min(height, len(change))
     if missing := -len(change) % height:
         change = F.pad(change, (0, 0, 0, missing))
     strips = change.view(-1, height, change.shape[1])
     with torch.autocast(device.type, enabled=False):
-        grams = torch.bmm(strips, strips.mT).double()
+        return torch.bmm(strips, strips.mT)
+
+
+def _eigenvalues(grams: Tensor) -> tuple[list[float], list[float]]:
+    """Returns an upper bound on the largest eigenvalue of each matrix, and its trace, both as they are computed."""
     grams = (grams + grams.mT) / 2.0
     traces = grams.diagonal(dim1=1, dim2=2).sum(1)
     powers = grams / traces.clamp_min(_SMALLEST_TRACE)[:, None, None]
     for _ in range(4):
         powers = powers @ powers
     tops = traces * torch.linalg.matrix_norm(powers) ** (1.0 / 16.0)
-    return torch.stack((tops.sum(), traces.sum()))
-
-
-def _rows(pairs: Sequence[Tensor]) -> list[Sequence[float]]:
-    """Returns the values of small tensors, all of a device at once."""
-    found: list[Sequence[float]] = [()] * len(pairs)
-    for device in {pair.device for pair in pairs}:
-        there = [index for index, pair in enumerate(pairs) if pair.device == device]
-        for index, values in zip(there, torch.stack([pairs[index] for index in there]).tolist(), strict=True):
-            found[index] = values
+    found: tuple[list[float], list[float]] = tuple(torch.stack((tops, traces)).tolist())
     return found
 
 
-def _bounds(sums: Sequence[float], weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Change:
-    """Returns what follows from the sums over strips, rounding included."""
+def _bounds(top: float, trace: float, weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Change:
+    """Returns what follows from the sums over strips of the eigenvalues and of the traces, rounding included."""
     information = torch.finfo(dtype)
     unit, smallest = information.eps / 2.0, information.smallest_normal
     rows, columns = len(weight), weight[0].numel()
     gamma = columns * unit / (1.0 - columns * unit)
     lost = -(-rows // height) * (height * columns * smallest + _SMALLEST_TRACE)
-    top, trace = sums
     frobenius = trace * (1.0 + 2.0**-40) / (1.0 - gamma) + lost
     spectral = (top + gamma * frobenius) * (1.0 + 2.0**-34) + lost
     product = 0.0 if reference.factor == 1.0 else 4.0 * unit * reference.factor * reference.frobenius
