@@ -129,7 +129,7 @@ class Clipping:
         self._follower, self._max_norm = follower, max_norm
 
     def __call__(self) -> None:
-        self._follower.begin()
+        self._follower.measure()
         for name in self._names:
             self._follower.clip_(name, self._max_norm)
 

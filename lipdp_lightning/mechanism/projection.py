@@ -281,14 +281,14 @@ class Projector:
         """Puts every layer back into its norm ball; the follower then holds the bounds of what is stored."""
         for weight in self._standardized.values():
             standardize(weight, self._with_variance)
-        self._follower.begin()
+        self._follower.measure()
         for layer, rule in self._rules.items():
             if rule is not None:
                 rule.follow_(self._follower, self._names[layer])
 
     def norms(self) -> dict[str, tuple[float, float | None]]:
         """Returns the certified norm and the maximum (None: free) of every layer, for reports."""
-        self._follower.begin()
+        self._follower.measure()
         return {
             layer: (self._follower.bound(name), None if (rule := self._rules[layer]) is None else rule.max_norm)
             for layer, name in self._names.items()

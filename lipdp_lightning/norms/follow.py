@@ -126,7 +126,7 @@ class Follower(NormSource):
     def vector_norm(self, vector: Tensor) -> float:
         self._asked[id(vector)] = vector
         found = self._vectors.get(id(vector))
-        return super().vector_norm(vector) if found is None else found[1]
+        return _vector_norms([vector])[0] if found is None else found[1]
 
     # ---- what a projection asks
 
@@ -138,8 +138,12 @@ class Follower(NormSource):
         """Returns the weight that was last asked about under this name."""
         return self._weights[name]
 
+    def measure(self) -> None:
+        """Bounds what follows by the weights as they are now, and not as they were when the last walk began."""
+        self._measured = self._within_slack(self._weights)
+
     def bound(self, name: str) -> float:
-        """Returns an upper bound on the norms of all operators of a weight, as of the last :meth:`begin`."""
+        """Returns an upper bound on the norms of all operators of a weight, as they were measured last."""
         return max(self._now(name).norms.values())
 
     @torch.no_grad()
@@ -286,6 +290,6 @@ def _vector_norms(vectors: Sequence[Tensor]) -> list[float]:
     """Returns upper bounds on the norms of vectors; NaN propagates. The host waits once."""
     if not vectors:
         return []
-    margin = 1.0 + (max(vector.numel() for vector in vectors) + 16) * 2.0**-52
     norms = torch._foreach_norm([vector.detach() for vector in vectors], 2, dtype=torch.float64)
-    return [value * margin for value in torch.stack(list(norms)).tolist()]
+    values = torch.stack(list(norms)).tolist()
+    return [norm * (1.0 + (v.numel() + 16) * 2.0**-52) for norm, v in zip(values, vectors, strict=True)]

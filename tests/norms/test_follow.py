@@ -371,6 +371,19 @@ def test_vectors_are_measured_anew_in_every_walk() -> None:
     assert math.isnan(follower.vector_norm(first))
 
 
+def test_norms_of_vectors_do_not_depend_on_what_was_asked_before() -> None:
+    """They are part of the key of a step's noise: an interrupted run must find the same bits."""
+    vectors = [noise(count, seed=count) for count in (3, 100, 5000)]
+    follower = Follower()
+    alone = [Follower().vector_norm(vector) for vector in vectors]
+    for asked_about in (vectors, vectors[:1], [], vectors[1:], vectors):
+        follower.begin()
+        follower.measure()
+        assert [follower.vector_norm(vector) for vector in asked_about] == [
+            alone[[v is vector for v in vectors].index(True)] for vector in asked_about
+        ]
+
+
 # ---- projections
 
 
