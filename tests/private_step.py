@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from lipdp_lightning.bounds.certifier import Certifier
 from lipdp_lightning.bounds.losses import Loss
-from lipdp_lightning.bounds.tracked import TrackedNorms
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.layers.cotangents import attach_cotangent_clips
 from lipdp_lightning.mechanism.noise import Place, Sum
 from lipdp_lightning.mechanism.scaling import StepNumbers
 from lipdp_lightning.mechanism.step import Mechanism
+from lipdp_lightning.norms.follow import Follower
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.training import PrivateModule
 from lipdp_lightning.training.guards import matching_modules
@@ -80,7 +80,7 @@ class Harness:
         clips = matching_modules(self.module.network, plan.cotangent_clip)
         certifier = Certifier(
             self.module.network, input_shape, input_bound, self.module.loss,
-            norms=TrackedNorms(), cotangent_caps=clips,
+            norms=Follower(), cotangent_caps=clips,
         )  # fmt: skip
         attach_cotangent_clips(self.module.network, clips)
         self.mechanism = kind(self.module.network, certifier, plan, secret, place=place, context=context, grid=grid)

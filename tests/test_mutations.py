@@ -72,9 +72,6 @@ CAUGHT: dict[str, dict[str, str]] = {
     "bounds/test_losses.py": {
         "a mean over the batch is accepted as a loss": "test_losses_without_a_bound_are_refused_with_the_fix",
     },
-    "bounds/test_tracker.py": {
-        "kappa forgotten between exact norms": "test_update_without_kappa_fails_the_same_check",
-    },
     "data_modules/test_data_splits.py": {
         "a random split that re-deals the records": "test_a_split_that_moves_other_records_is_refused",
     },
@@ -123,6 +120,13 @@ CAUGHT: dict[str, dict[str, str]] = {
     "mechanism/test_view_sums.py": {
         "gradient not divided by the views": "test_a_gradient_that_is_not_divided_by_the_views_breaks_the_bound",
         "loss divided by the views before a clip": "test_a_loss_divided_by_the_views_breaks_the_bound_of_a_clip",
+    },
+    "norms/test_follow.py": {
+        "kappa forgotten between exact norms": "test_following_a_kernel_without_kappa_fails_the_same_check",
+        "the change of a weight bounded from below": "test_a_change_bounded_from_below_fails_the_same_check",
+    },
+    "norms/test_strips.py": {
+        "the largest strip of a change alone": "test_the_largest_strip_alone_is_no_bound",
     },
     "privacy/test_accountants.py": {
         "half the noise for replace-one": "test_halving_the_noise_is_not_replace_one",

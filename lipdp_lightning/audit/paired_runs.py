@@ -16,8 +16,8 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..mechanism.step import Mechanism
 from ..mechanism.place import Reduce
+from ..mechanism.step import Mechanism
 from ..privacy.plan import PrivacyPlan
 from ..privacy.sampling import local_slice, poisson_sample
 from ..privacy.statistics import Statistics, Terms, bounded_sum

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from ..baselines.clipping import make_clipper
 from ..bounds.losses import Loss
-from ..bounds.tracked import TrackedNorms
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
+from ..norms.follow import Follower
 from ..privacy.plan import PrivacyPlan
 from ..privacy.plan_checks import MOST_STEPS
 from ..privacy.randomness import derive_key
@@ -75,7 +75,7 @@ class Subject:
         self.output_shape = tuple(found.shape[1:])
         module.clip_loss(plan.loss_clip)
         surroundings: Any = SimpleNamespace(precision="32-true"), SimpleNamespace(input_shape=self.input_shape)
-        certifier = make_certifier(surroundings[0], module, plan, surroundings[1], TrackedNorms())
+        certifier = make_certifier(surroundings[0], module, plan, surroundings[1], Follower())
         repeated = repeated_step(plan, switched)
         strategy = StepStrategy(repeated)
         strategy.clipper = make_clipper(module.network, repeated)

@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..bounds import changes, deviations
 from ..bounds.certifier import Certifier
-from ..bounds.close_norm import may_be_taken_anew
 from ..bounds.losses import CrossEntropy
-from ..bounds.references import Reference
-from ..bounds.tracked import TrackedNorms
 from ..layers import make_private
 from ..mechanism.noise import PIECE
+from ..norms.follow import Follower
 from .networks import network_named
 
-FLOAT16, FLOAT32, FLOAT64 = 2, 4, 8
+FLOAT32, FLOAT64 = 4, 8
 NOISE_AT_ONCE = FLOAT64 * 3 * PIECE
 """Bytes of the words, the normals and the sum of one piece of a release."""
 
@@ -60,7 +56,7 @@ def count(name: str) -> Counts:
         loss.backward()
     parameters = sum(p.numel() for p in model.parameters())
     matrices = [p for p in model.parameters() if p.ndim > 1]
-    references = sum((1 if may_be_taken_anew(m) else 2) * FLOAT16 * m.numel() for m in matrices)
+    references = sum(FLOAT32 * m.numel() for m in matrices)
     return Counts(name, parameters, sum(kept.values()) // 2, counter.get_total_flops() // 2, references)
 
 
@@ -109,35 +105,24 @@ class CertificateCounts:
     operations: float
 
 
-def _by_torch(weight: torch.Tensor, reference: Reference | None = None) -> bool:
-    return False
-
-
-@patch.object(deviations, "is_single", _by_torch)
-@patch.object(deviations, "is_packed", _by_torch)
-@patch.object(deviations, "is_plain_single", _by_torch)
-@patch.object(changes, "is_packed", _by_torch)
 def count_certificate(name: str, steps: int, update_size: float, max_norm: float = 1.0) -> CertificateCounts:
-    """Over steps with random updates, after the exact norms of the set-up, by torch's operations alone, as on a GPU."""
-    from .certificate import RandomUpdates
+    """Over steps with random updates, after the exact norms of the set-up."""
+    from .certificate import Clipping, RandomUpdates
 
     torch.manual_seed(0)
     network = network_named(name)
     model: nn.Module = make_private(network.build())
-    norms = TrackedNorms()
+    norms = Follower()
     certifier = Certifier(model, network.shape, 1.0, CrossEntropy(), norms=norms)
-    for _ in range(2):  # the exact norms, then the tracker that follows them
-        certifier.certify()
-    tracker = norms.tracker
-    assert tracker is not None
-    limits: list[float | None] = [max_norm] * len(tracker.entries)
-    tracker.clip(limits)
+    certifier.certify()
+    clip = Clipping(model, norms, max_norm)
+    clip()
     update, total = RandomUpdates(model, update_size), _Operations()
     operations = 0
     for _ in range(steps):
         update()
         with total, FlopCounterMode(display=False) as counter:
-            tracker.clip(limits)
+            clip()
             certifier.certify()
         operations += counter.get_total_flops()
     return CertificateCounts(total.launches / steps, total.waits / steps, operations / steps)

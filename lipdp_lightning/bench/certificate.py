@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from ..bounds.certifier import Certifier
 from ..bounds.losses import CrossEntropy
-from ..bounds.tracked import TrackedNorms
-from ..bounds.tracker import SLACK
 from ..layers import make_private
 from ..models import ConvNet, WideResNet
+from ..norms.follow import SLACK, Follower
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convnet-1.6m": (lambda: ConvNet((1, 28, 28), 10, (32, 64), hidden=(512,)), (1, 28, 28)),
@@ -92,37 +91,76 @@ def measure(
     torch.manual_seed(0)
     build, shape = MODELS[name]
     model = make_private(build())
-    norms = TrackedNorms(slack)
+    norms = Follower(slack)
     certifier = Certifier(model, shape, 1.0, CrossEntropy(), norms=norms)
     exact = _seconds(certifier.certify)
-    certifier.certify()
-    tracker = norms.tracker
-    assert tracker is not None
-    limits: list[float | None] = [_MAX_NORM] * len(tracker.entries)
-    tracker.clip(limits)
+    clip = Clipping(model, norms)
+    clip()
     update = RandomUpdates(model, update_size)
     passes = Passes(model, shape, batch_sizes, repeats)
-    tightened, refreshed = tracker.tightenings, list(tracker.refresh_counts)
+    renewals = Renewals(norms)
     projections, certificates = [], []
     for step in range(steps):
         if step * repeats // steps != (step - 1) * repeats // steps:
             passes.take()
         update()
-        projections.append(_seconds(lambda: tracker.clip(limits)))
+        projections.append(_seconds(clip))
         certificates.append(_seconds(certifier.certify))
-    unrefreshed = [i for i, count in enumerate(tracker.refresh_counts) if count == refreshed[i]]
-    due = _seconds(lambda: [tracker.refresh(i) for i in unrefreshed])
+        renewals.count()
+    due = _seconds(renewals.evaluate_others)
     projection = statistics.fmean(projections) + due / steps
     amortised = projection + statistics.fmean(certificates)
     return [
         CertificateCost(
             name, sum(p.numel() for p in model.parameters()), update_size, slack, torch.get_num_threads(), batch,
             len(taken), statistics.median(taken), exact, statistics.median(certificates), projection,
-            (tracker.tightenings - tightened) / steps, (tracker.refreshes - sum(refreshed)) / steps, amortised,
+            renewals.tightened / steps, renewals.evaluated / steps, amortised,
             100 * amortised / statistics.median(taken),
         )
         for batch, taken in passes.seconds.items()
     ]  # fmt: skip
+
+
+class Clipping:
+    """Clips every weight that a follower was asked about."""
+
+    def __init__(self, model: nn.Module, follower: Follower, max_norm: float = _MAX_NORM) -> None:
+        self._names = [name for name, _ in model.named_parameters() if follower.operators_of(name)]
+        self._follower, self._max_norm = follower, max_norm
+
+    def __call__(self) -> None:
+        self._follower.measure()
+        for name in self._names:
+            self._follower.clip_(name, self._max_norm)
+
+
+class Renewals:
+    """Counts how often the weights that are followed got a new reference, and whether their norms were evaluated."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._before = follower.state()["anchors"]
+        self._unevaluated = set(self._before)
+        self.tightened = self.evaluated = 0
+
+    def count(self) -> None:
+        now = self._follower.state()["anchors"]
+        for name, anchor in now.items():
+            if anchor["reference"] is self._before[name]["reference"]:
+                continue
+            if anchor["exact"] == anchor["norms"]:
+                self.evaluated += 1
+                self._unevaluated.discard(name)
+            else:
+                self.tightened += 1
+        self._before = now
+
+    def evaluate_others(self) -> None:
+        """Evaluates each norm that did not fall due."""
+        self.evaluated += len(self._unevaluated)
+        for name in self._unevaluated:
+            for operator in self._follower.operators_of(name):
+                operator.close_norm(self._follower.weight_of(name))
 
 
 class RandomUpdates:

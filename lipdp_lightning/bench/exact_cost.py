@@ -19,10 +19,10 @@ from torch import nn
 
 from ..bounds.certifier import Certifier
 from ..bounds.losses import CrossEntropy
-from ..bounds.tracked import TrackedNorms
 from ..layers import make_private
 from ..mechanism.step import Mechanism
 from ..models import ConvNet, GaborNet, ShallowVGG
+from ..norms.follow import Follower
 from ..privacy.plan import PrivacyPlan
 from ..report.tables import render_table
 
@@ -49,7 +49,7 @@ class Step:
                 100_000, rows, 10**6, 1.0, 1e-6, scaling=scaling, max_norm=None,
                 radius=1.0 if scaling == "exact" else None,
             )  # fmt: skip
-            certifier = Certifier(self._model, shape, 1.0, self._loss, norms=TrackedNorms())
+            certifier = Certifier(self._model, shape, 1.0, self._loss, norms=Follower())
             self._mechanism = Mechanism(self._model, certifier, plan, bytes(16))
 
     def __call__(self) -> float:

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import GroupBound
 from ..bounds.certifier import Certifier
-from ..bounds.tracked import TrackedNorms
 from ..layers import ScaledLayer, scale_cotangent
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.step import Mechanism
+from ..norms.follow import Follower
 from ..privacy.randomness import new_secret
 from ..report.tables import render_table
 from ..training.guards import matching_modules
@@ -168,7 +168,7 @@ def measure(module: Any, data: Any, plan: Any, examples: int) -> list[dict[str, 
     clips = matching_modules(module.network, plan.cotangent_clip)
     certifier = Certifier(
         module.network, data.input_shape, module.input_bound, module.loss,
-        norms=TrackedNorms(), cotangent_caps=clips,
+        norms=Follower(), cotangent_caps=clips,
     )  # fmt: skip
     attach_cotangent_clips(module.network, clips)
     mechanism = Mechanism(module.network, certifier, plan, new_secret())

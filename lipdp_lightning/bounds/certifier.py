@@ -101,7 +101,8 @@ class Certifier:
         if problems:
             raise CertificationError(problems)
         propagate_shapes(self._graph, self._input_shape)
-        self._steps = _prepare(self._graph, self._norms_used, model)
+        self._held.named()
+        self._steps = _prepare(self._graph, self._norms_used, model, self._held)
         self._output = _output_node(self._graph)
         self._constants = Constants(model, self._graph)
         self._rehearse()
@@ -132,13 +133,18 @@ class Certifier:
         if self.identity.differences():
             self._take_up()
 
-    def certify(self) -> Certificate:
-        """Bounds for the network and its weights as they are now."""
+    def certify(self, digest: bytes = b"") -> Certificate:
+        """Returns bounds for the network and its weights as they are now.
+
+        Args:
+            digest: names all bits of the weights, where the caller knows it; bounds that were sealed under it are used.
+        """
         self.follow()
         self._constants.begin()
         bounds: dict[fx.Node, Bound] = {}
         problems: list[Problem] = []
-        self.norms.begin()
+        self._held.named()  # parameters may have been replaced
+        self.norms.begin(digest)
         for step in self._steps:
             try:
                 bounds[step.node] = self._forward(step, bounds)
@@ -258,7 +264,7 @@ def certify(
     return Certifier(model, input_shape, input_bound, loss, compute_dtype=compute_dtype).certify()
 
 
-def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module) -> list[_Step]:
+def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, held: HeldTensors) -> list[_Step]:
     modules = dict(graph.named_modules())
     steps, problems = [], []
     for node in graph.graph.nodes:
@@ -282,7 +288,7 @@ def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module) -> list
             problems.append(Problem(node_path(node), f"{operation_name(node)} has no rule", hint))
         shapes = tuple(shape) if isinstance(shape, list) else (shape,)
         assert rule is None or callable(rule)
-        operation = Operation(operation_name(node), module, shapes[0], norms, shapes)
+        operation = Operation(operation_name(node), module, shapes[0], norms, shapes, held.name_of)
         flat, path = _flat(node), "" if module is None or module is model else str(node.target)
         activations_alone = flat is not None and all(of is not None for _, of in flat) and not node.kwargs
         scalable = bool(getattr(module, "scales_gradient", False))

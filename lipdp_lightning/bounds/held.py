@@ -25,6 +25,7 @@ class HeldTensors:
         self._held: tuple[list[int], list[int]] = ([], [])
         self._named: dict[str, Tensor] = {}
         self._names: dict[str, nn.Parameter] = {}
+        self._name_of: dict[int, str] = {}
         self._parameters: list[nn.Parameter] = []
 
     def named(self) -> dict[str, Tensor]:
@@ -34,12 +35,17 @@ class HeldTensors:
             self._held = _identities(self._attributes)
             self._names = dict(self._model.named_parameters())
             self._named = self._names | dict(self._model.named_buffers())
+            self._name_of = {id(tensor): name for name, tensor in self._named.items()}
             self._parameters = [tensor for tensor in self._named.values() if isinstance(tensor, nn.Parameter)]
         return self._named
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         self.named()
         return self._names
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """Returns the first name of a parameter or buffer, as of the last call of :meth:`named`; None for others."""
+        return self._name_of.get(id(tensor))
 
     def parameters_and_modules(self) -> tuple[list[nn.Parameter], list[nn.Module]]:
         """Both by one look."""

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..norms.operators import Operator
+from ..norms.source import NormSource as NormSource
+
 
 class Unbounded(Exception):
     """An operation that cannot be certified; collected over the whole model and reported at once."""
@@ -90,32 +93,8 @@ def with_margin(bound: Bound, margin: float) -> Bound:
     )
 
 
-class NormSource:
-    """Gives certified norms of weights; this one computes each exactly every time it is asked."""
-
-    def begin(self) -> None:
-        """A new walk over the graph starts; weights may have changed since the last one."""
-
-    def operator_norm(
-        self,
-        weight: Tensor,
-        exact: Callable[[], float],
-        deviation_factor: float,
-        groups: int = 1,
-        spectral: bool = False,
-        anew: Callable[[Tensor], float] | None = None,
-    ) -> float:
-        """A bound on the norm of the operator with this weight; a change D of the weight moves it by at
-        most ``deviation_factor * ||D||_F``.
-
-        ``spectral`` promises more: by at most ``deviation_factor`` times the largest spectral norm among the
-        matrices ``D.reshape(groups, rows / groups, -1)``, as linear layers and convolutions do. ``anew`` bounds the
-        norm of the operator with any weight that it is given, closely and cheaply enough to be asked every few steps.
-        """
-        return exact()
-
-    def vector_norm(self, vector: Tensor) -> float:
-        return float(torch.linalg.vector_norm(vector.detach().double())) * (1 + 2.0**-40)
+def _nameless(tensor: Tensor) -> str | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -127,10 +106,18 @@ class Operation:
     output_shape: tuple[int, ...]  # of one example; of the first part where the output is a tuple
     norms: NormSource
     output_shapes: tuple[tuple[int, ...], ...] = ()  # of every part of a tuple output
+    name_of: Callable[[Tensor], str | None] = _nameless  # of a parameter or buffer that the model holds
 
     @property
     def output_numel(self) -> int:
         return math.prod(self.output_shape)
+
+    def operator_norm(self, weight: Tensor, operator: Operator) -> float:
+        """Returns an upper bound on the norm of an operator; the weight is known by the name that the model gives it.
+
+        A constant that is neither a parameter nor a buffer is known by the operation that reads it.
+        """
+        return self.norms.operator_norm(self.name_of(weight) or self.name, weight, operator)
 
     def inner_dims(self, dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
         """Dimensions counted from the first one after the batch; refuses the batch dimension, and an empty list.

@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
 def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
     """What training would start from: projected weights, their bounds, and the noise."""
     from ..bounds.certifier import Certifier
-    from ..bounds.tracked import TrackedNorms
     from ..mechanism.step import Mechanism
+    from ..norms.follow import Follower
     from ..privacy.randomness import new_secret
     from ..training.facts import group_rows
     from ..training.guards import matching_modules
@@ -74,7 +74,7 @@ def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
     module.clip_loss(plan.loss_clip)
     certifier = Certifier(
         module.network, data.input_shape, module.input_bound, module.loss,
-        norms=TrackedNorms(), cotangent_caps=matching_modules(module.network, plan.cotangent_clip),
+        norms=Follower(), cotangent_caps=matching_modules(module.network, plan.cotangent_clip),
     )  # fmt: skip
     refuse_outputs(plain, certifier.output_shape, data)
     mechanism = Mechanism(module.network, certifier, plan, new_secret())

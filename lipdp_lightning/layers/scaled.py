@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..bounds.geometry import coverage, output_size
 from ..bounds.registry import rule
 from ..bounds.rules.linear import conv_module, linear_module
 from ..kernels.rows import patch_norms, row_norms
+from ..norms.geometry import coverage, output_size
 from .exact_norms import Contribution
 from .scaled_functions import Keep, scaled_conv, scaled_linear
 

@@ -1,19 +1,15 @@
-"""Projections of one layer's weight after a step, each with a certificate of what is stored.
+"""Projections of weights after a step, each with a certificate of what is stored.
 
-All functions change the weight in place and return a certified upper bound on the norm of the layer's
-operator. The radius is met by the values as stored in the weight's dtype: the weight is computed in float64,
-rounded, certified again, and scaled down by a few units in the last place until the certificate of the stored
-values is within it.
-
-``certified_norm`` is a function of a weight tensor that returns an upper bound on the norm of the operator
-with that weight, for instance :func:`lipdp_lightning.bounds.norms.conv_norm` with its geometry. It must read
-the values of the tensor it is given. ``kappa`` and ``groups`` are those of the convolution, 1 for a dense
-layer.
+All change the weight in place, and know an upper bound on the norm of the layer's operator afterwards. The radius is
+met by the values as stored in the weight's dtype: the weight is computed in float64, rounded, certified again, and
+scaled down by a few units in the last place until the certificate of the stored values is within it. In training,
+:class:`Clip` goes by the bound that is followed instead, with the rounding of one product as its margin.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -21,29 +17,164 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from lipdp_lightning.bounds.gram import as_float64, rounding_margin, spectral_norms
-
-CertifiedNorm = Callable[[Tensor], float]
-
-KINDS = ("clip", "clip_singular", "fixed", "bjorck", "frobenius")
-BJORCK_STEPS = 12
+from ..bounds.certificate import Certificate
+from ..norms.dense import as_float64, rounding_margin, spectral_norms
+from ..norms.follow import Follower
+from ..norms.operators import Operator
+from ..privacy.plan import PrivacyPlan
+from .standardization import standardize, standardized_layers
 
 _ATTEMPTS = 64
 _INSIDE = 1.0 - 2.0**-40
-"""Radius kept by the norms of this module, so that another evaluation order of the same bound is within it too."""
+"""Part of the radius that spectral norms are kept to, so that another order of evaluation is within it too."""
 
 
-def _require_radius(max_norm: float) -> None:
-    if not (math.isfinite(max_norm) and max_norm > 0.0):
-        raise ValueError(
-            f"max_norm={max_norm} is no radius: a projection needs a finite positive one.\n"
-            "HINT: use a value near 1, or leave the layer free."
-        )
+@dataclass(frozen=True)
+class _Uses(Operator):
+    """All operators that one weight defines, as one: their norms are bounded together."""
+
+    operators: tuple[Operator, ...]
+    groups: int
+
+    def norm(self, weight: Tensor, name: str = "weight") -> float:
+        return max(operator.norm(weight, name) for operator in self.operators)
+
+    def deviation_factor(self, weight: Tensor) -> float:
+        return max(operator.deviation_factor(weight) for operator in self.operators)
 
 
-def _store_within(weight: Tensor, target: Tensor, max_norm: float, certified_norm: CertifiedNorm) -> float:
-    """Store ``target`` (float64, norm about max_norm) so that the certificate of the stored values is <=
-    max_norm.
+@dataclass(frozen=True)
+class Projection(ABC):
+    """How one layer is projected: the kind is the class, ``max_norm`` the radius."""
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.max_norm) and self.max_norm > 0.0):
+            raise ValueError(
+                f"max_norm={self.max_norm} is no radius: a projection needs a finite positive one.\n"
+                "HINT: use a value near 1, or leave the layer free."
+            )
+
+    @abstractmethod
+    def apply_(self, weight: Tensor, operator: Operator) -> float:
+        """Projects the weight in place; returns an upper bound on the operator's norm afterwards."""
+
+    def follow_(self, follower: Follower, name: str) -> None:
+        """Projects a weight that is followed, and tells the follower its norm."""
+        operators = follower.operators_of(name)
+        operator = operators[0] if len(operators) == 1 else _Uses(operators, operators[0].groups)
+        follower.settle(name, self.apply_(follower.weight_of(name), operator))
+
+
+class Clip(Projection):
+    """Scales the weight down to norm <= max_norm, if it is above (ClipWeights of Barczewski & Ramon 2024).
+
+    It is radial: the direction is kept. This is not the Euclidean projection onto the spectral ball, and projected
+    gradient descent with it may stop at a point that is no optimum; see :class:`ClipSingular`.
+    """
+
+    @torch.no_grad()
+    def apply_(self, weight: Tensor, operator: Operator) -> float:
+        norm = operator.norm(weight)
+        return norm if norm <= self.max_norm else _scaled_to(weight, norm, self.max_norm, operator)
+
+    def follow_(self, follower: Follower, name: str) -> None:
+        follower.clip_(name, self.max_norm)
+
+
+class Fixed(Projection):
+    """Scales the weight, up or down, to norm = max_norm (Fix-Lip-DP-SGD of Barczewski & Ramon 2024).
+
+    The CERTIFIED norm becomes max_norm up to a few units in the last place of the dtype, from below; the norm itself is
+    lower by the slack of the operator's bound. A zero weight has no direction: it is left at zero.
+    """
+
+    @torch.no_grad()
+    def apply_(self, weight: Tensor, operator: Operator) -> float:
+        norm = operator.norm(weight)
+        return 0.0 if norm == 0.0 else _scaled_to(weight, norm, self.max_norm, operator)
+
+
+class ClipSingular(Projection):
+    """Projects onto {s(weight as a matrix) <= max_norm / kappa}: larger singular values are cut to that.
+
+    For a dense layer this is the Euclidean projection onto the spectral ball. For a convolution the matrix is
+    c_out x (c_in k_h k_w), per group, and s(conv) <= kappa s(matrix) <= max_norm; the set is convex but smaller than
+    {s(conv) <= max_norm}, so that a kernel may be changed though its own norm is within max_norm.
+    """
+
+    @torch.no_grad()
+    def apply_(self, weight: Tensor, operator: Operator) -> float:
+        blocks, within = _blocks(weight, operator.groups), _matrix_norm(operator.groups)
+        radius = self.max_norm / operator.deviation_factor(weight) * _INSIDE
+        if within(weight) > radius:
+            left, values, right = torch.linalg.svd(blocks, full_matrices=False)
+            target = (left * values.clamp_max(radius)[..., None, :]) @ right
+            _store_within(weight, target.reshape(weight.shape), radius, within)
+        return min(operator.norm(weight), self.max_norm)
+
+
+@dataclass(frozen=True)
+class Bjorck(Projection):
+    """Drives the singular values of the weight as a matrix towards max_norm by Bjorck-Bowie iteration.
+
+    The matrix is first divided by a certified norm, so that its singular values lie in [0, 1]; each step maps
+    s to s (3 - s^2) / 2, which keeps [0, 1] (and maps [0, 2] into [-1, 1]), so one certificate serves any
+    number of steps. Afterwards s(matrix) <= max_norm: the norm is <= max_norm for a dense layer but only
+    <= kappa max_norm for a convolution, and that is what is certified. A zero weight stays zero.
+    """
+
+    steps: int = 12
+
+    @torch.no_grad()
+    def apply_(self, weight: Tensor, operator: Operator) -> float:
+        blocks = _blocks(weight, operator.groups)
+        norms = spectral_norms(blocks)[:, None, None]
+        blocks = blocks / torch.where(norms > 0, norms, torch.ones_like(norms))
+        wide = blocks.shape[-2] < blocks.shape[-1]
+        for _ in range(self.steps):
+            cubic = (blocks @ blocks.mT) @ blocks if wide else blocks @ (blocks.mT @ blocks)
+            blocks = 1.5 * blocks - 0.5 * cubic
+        target = self.max_norm * blocks.reshape(weight.shape)
+        norm = _store_within(weight, target, self.max_norm * _INSIDE, _matrix_norm(operator.groups))
+        return min(operator.norm(weight), operator.deviation_factor(weight) * norm)
+
+
+class Frobenius(Projection):
+    """Projects onto {||W||_F <= max_norm}, the kernel of a convolution taken as it is.
+
+    s(W) <= ||W||_F bounds a dense layer by max_norm and a convolution by kappa max_norm only.
+    """
+
+    @torch.no_grad()
+    def apply_(self, weight: Tensor, operator: Operator) -> float:
+        margin = rounding_margin(weight.shape[0], weight[0].numel())  # that of a spectral norm is within it then
+
+        def within(stored: Tensor) -> float:
+            return float(torch.linalg.vector_norm(as_float64(stored).flatten())) * margin
+
+        norm = within(weight)
+        if norm > self.max_norm:
+            target = as_float64(weight) / norm * self.max_norm
+            norm = _store_within(weight, target, self.max_norm * _INSIDE, within)
+        return min(operator.norm(weight), operator.deviation_factor(weight) * norm)
+
+
+KINDS: Mapping[str, type[Projection]] = {
+    "clip": Clip, "clip_singular": ClipSingular, "fixed": Fixed, "bjorck": Bjorck, "frobenius": Frobenius,
+}  # fmt: skip
+
+
+# ---- storing a weight within a radius
+
+
+def _scaled_to(weight: Tensor, norm: float, max_norm: float, operator: Operator) -> float:
+    return _store_within(weight, as_float64(weight) / norm * max_norm, max_norm, operator.norm)
+
+
+def _store_within(weight: Tensor, target: Tensor, max_norm: float, certified_norm: Callable[[Tensor], float]) -> float:
+    """Stores ``target`` (float64, norm about max_norm) so that the certificate of the stored values is <= max_norm.
 
     Rounding to the weight's dtype moves the norm either way. In float32 four units in the last place are
     given away at once, which spares a second certificate; in bfloat16 they would be 3 %, so there the loss
@@ -59,13 +190,13 @@ def _store_within(weight: Tensor, target: Tensor, max_norm: float, certified_nor
         excess = norm / max_norm - 1.0
         loss = max(2.0 * loss, loss + (excess if attempt == 0 else 0.0) + eps / 16.0)
     raise ValueError(
-        f"certified_norm still returns {norm} > {max_norm} for a weight scaled down to zero: it does not "
-        "read the tensor it is given.\nHINT: pass a function of the weight, such as dense_norm."
+        f"the certified norm is still {norm} > {max_norm} for a weight scaled down to zero: the operator does not "
+        "read the weight that it is given.\nHINT: compute the norm from the weight, as dense_norm does."
     )
 
 
 def _blocks(weight: Tensor, groups: int) -> Tensor:
-    """float64 copy of the weight as one matrix per group, (groups, c_out / groups, everything else)."""
+    """Returns a float64 copy of the weight as one matrix per group, (groups, c_out / groups, everything else)."""
     if weight.ndim < 2 or groups < 1 or weight.shape[0] % groups:
         raise ValueError(
             f"a weight of shape {tuple(weight.shape)} is no stack of {groups} matrices.\n"
@@ -74,140 +205,11 @@ def _blocks(weight: Tensor, groups: int) -> Tensor:
     return as_float64(weight).clone().reshape(groups, weight.shape[0] // groups, -1)
 
 
-def _reshaped_norm(groups: int) -> CertifiedNorm:
+def _matrix_norm(groups: int) -> Callable[[Tensor], float]:
     return lambda weight: float(spectral_norms(_blocks(weight, groups)).max())
 
 
-@torch.no_grad()
-def clip(weight: Tensor, max_norm: float, certified_norm: CertifiedNorm) -> float:
-    """Scale the weight down to norm <= max_norm, if it is above (ClipWeights of Barczewski & Ramon 2024).
-
-    Radial: the direction is kept. This is not the Euclidean projection onto the spectral ball, and projected
-    gradient descent with it may stop at a point that is no optimum; see :func:`clip_singular`.
-    """
-    _require_radius(max_norm)
-    norm = certified_norm(weight)
-    if norm <= max_norm:
-        return norm
-    return _store_within(weight, as_float64(weight) / norm * max_norm, max_norm, certified_norm)
-
-
-@torch.no_grad()
-def fixed(weight: Tensor, max_norm: float, certified_norm: CertifiedNorm) -> float:
-    """Scale the weight, up or down, to norm = max_norm (Fix-Lip-DP-SGD of Barczewski & Ramon 2024).
-
-    The CERTIFIED norm becomes max_norm up to a few units in the last place of the dtype, from below; the norm
-    itself is lower by the slack of ``certified_norm``. A zero weight has no direction: it is left at zero,
-    and 0.0 returned.
-    """
-    _require_radius(max_norm)
-    norm = certified_norm(weight)
-    if norm == 0.0:
-        return 0.0
-    return _store_within(weight, as_float64(weight) / norm * max_norm, max_norm, certified_norm)
-
-
-@torch.no_grad()
-def clip_singular(
-    weight: Tensor, max_norm: float, certified_norm: CertifiedNorm, *, kappa: float = 1.0, groups: int = 1
-) -> float:
-    """Euclidean projection onto {s(reshaped weight) <= max_norm / kappa}: larger singular values are cut to
-    that.
-
-    For a dense layer this is the projection onto the spectral ball. For a convolution the reshaped kernel is
-    c_out x (c_in k_h k_w), per group, and s(conv) <= kappa s(reshaped kernel) <= max_norm; the set is convex
-    but smaller than {s(conv) <= max_norm}, so that a kernel may be changed though its own norm is within
-    max_norm.
-    """
-    _require_radius(max_norm)
-    radius = max_norm / kappa * _INSIDE
-    within = _reshaped_norm(groups)
-    norm = within(weight)
-    if norm > radius:
-        left, values, right = torch.linalg.svd(_blocks(weight, groups), full_matrices=False)
-        target = (left * values.clamp_max(radius)[..., None, :]) @ right
-        norm = _store_within(weight, target.reshape(weight.shape), radius, within)
-    return min(certified_norm(weight), max_norm)
-
-
-@torch.no_grad()
-def bjorck(
-    weight: Tensor,
-    max_norm: float,
-    certified_norm: CertifiedNorm,
-    *,
-    kappa: float = 1.0,
-    groups: int = 1,
-    steps: int = BJORCK_STEPS,
-) -> float:
-    """Drive the singular values of the reshaped weight towards max_norm by Bjorck-Bowie iteration.
-
-    The matrix is first divided by a certified norm, so that its singular values lie in [0, 1]; each step maps
-    s to s (3 - s^2) / 2, which keeps [0, 1] (and maps [0, 2] into [-1, 1]), so one certificate serves any
-    number of steps. Afterwards s(reshaped weight) <= max_norm: the norm is <= max_norm for a dense layer but
-    only <= kappa max_norm for a convolution, and that is what the returned value certifies. A zero weight
-    stays zero.
-    """
-    _require_radius(max_norm)
-    blocks = _blocks(weight, groups)
-    norms = spectral_norms(blocks)[:, None, None]
-    blocks = blocks / torch.where(norms > 0, norms, torch.ones_like(norms))
-    wide = blocks.shape[-2] < blocks.shape[-1]
-    for _ in range(steps):
-        cubic = (blocks @ blocks.mT) @ blocks if wide else blocks @ (blocks.mT @ blocks)
-        blocks = 1.5 * blocks - 0.5 * cubic
-    target = max_norm * blocks.reshape(weight.shape)
-    norm = _store_within(weight, target, max_norm * _INSIDE, _reshaped_norm(groups))
-    return min(certified_norm(weight), kappa * norm)
-
-
-@torch.no_grad()
-def frobenius(weight: Tensor, max_norm: float, certified_norm: CertifiedNorm, *, kappa: float = 1.0) -> float:
-    """Euclidean projection onto {||W||_F <= max_norm}, the kernel of a convolution taken as it is.
-
-    s(W) <= ||W||_F bounds a dense layer by max_norm and a convolution by kappa max_norm only.
-    """
-    _require_radius(max_norm)
-
-    margin = rounding_margin(weight.shape[0], weight[0].numel())  # that of a spectral norm is within it then
-
-    def within(stored: Tensor) -> float:
-        return float(torch.linalg.vector_norm(as_float64(stored).flatten())) * margin
-
-    norm = within(weight)
-    if norm > max_norm:
-        target = as_float64(weight) / norm * max_norm
-        norm = _store_within(weight, target, max_norm * _INSIDE, within)
-    return min(certified_norm(weight), kappa * norm)
-
-
-@dataclass(frozen=True)
-class ProjectionRule:
-    """How one layer is projected: one of KINDS, and the radius."""
-
-    kind: str
-    max_norm: float
-
-    def __post_init__(self) -> None:
-        _require_kind(self.kind)
-        _require_radius(self.max_norm)
-
-    def apply(self, weight: Tensor, certified_norm: CertifiedNorm, *, kappa: float = 1.0, groups: int = 1) -> float:
-        """Project in place; return a certified norm of what is stored."""
-        if self.kind == "clip":
-            return clip(weight, self.max_norm, certified_norm)
-        if self.kind == "fixed":
-            return fixed(weight, self.max_norm, certified_norm)
-        if self.kind == "clip_singular":
-            return clip_singular(weight, self.max_norm, certified_norm, kappa=kappa, groups=groups)
-        if self.kind == "bjorck":
-            return bjorck(weight, self.max_norm, certified_norm, kappa=kappa, groups=groups)
-        return frobenius(weight, self.max_norm, certified_norm, kappa=kappa)
-
-
-def _require_kind(kind: str) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"projection={kind!r} is not one of {KINDS}.\nHINT: 'clip' is that of the papers.")
+# ---- the layers of a model
 
 
 def _first_match(name: str, patterns: Sequence[str]) -> str | None:
@@ -219,16 +221,17 @@ def resolve_projection(
     kind: str,
     max_norm: float | Mapping[str, float | None],
     free: Sequence[str] = (),
-) -> dict[str, ProjectionRule | None]:
-    """The rule of every layer, None for those left free (a layer's own norm does not enter its own bound).
+) -> dict[str, Projection | None]:
+    """Returns the projection of every layer, None for those left free.
 
+    A layer may be left free because its own norm does not enter its own bound.
     ``max_norm`` is one radius or a mapping from fnmatch patterns to radii, of which the first that matches
     counts; a radius of None frees the layer, and so does a match in ``free``, which comes first. ValueError,
     with all problems at once, for a pattern that matches nothing, a layer that nothing matches, an unknown
     kind, a bad radius.
     """
     radii: Mapping[str, float | None] = max_norm if isinstance(max_norm, Mapping) else {"*": max_norm}
-    problems = [] if kind in KINDS else [f"projection={kind!r} is not one of {KINDS}"]
+    problems = [] if kind in KINDS else [f"projection={kind!r} is not one of {tuple(KINDS)}"]
     for pattern, radius in radii.items():
         if radius is not None and not (math.isfinite(radius) and radius > 0.0):
             problems.append(f"max_norm={radius} for {pattern!r} is not finite and positive")
@@ -247,4 +250,46 @@ def resolve_projection(
             "the projection cannot be set up: " + "; ".join(problems) + f".\nHINT: the layers are {list(names)}; "
             "patterns are those of fnmatch, '*' matches all, and 'free' lists layers without a bound."
         )
-    return {name: None if radius is None else ProjectionRule(kind, radius) for name, radius in chosen.items()}
+    return {name: None if radius is None else KINDS[kind](radius) for name, radius in chosen.items()}
+
+
+class Projector:
+    """Applies the plan's projections to the weights that a certifier asked a follower about.
+
+    Guarantee: after ``project_`` every projected layer's certified norm is at most its maximum, and
+    the certificate taken next is that of the projected weights. A layer's own norm does not enter its own
+    bound, so layers may be left free.
+    """
+
+    def __init__(
+        self, follower: Follower, plan: PrivacyPlan, certificate: Certificate, parameters: Mapping[str, Tensor]
+    ) -> None:
+        """``certificate`` is one of the follower's walk, which told it the trained weights with an operator norm."""
+        self._follower = follower
+        trained = [name for group in certificate.groups for name in group.parameters]
+        self._names = {n.rpartition(".")[0] or n: n for n in trained if follower.operators_of(n)}
+        self._rules: dict[str, Projection | None] = dict.fromkeys(self._names)
+        if plan.max_norm is not None and plan.projection != "none":
+            limit = plan.max_norm if isinstance(plan.max_norm, int | float) else dict(plan.max_norm)
+            self._rules = resolve_projection(list(self._names), plan.projection, limit, plan.free_layers)
+        free = frozenset(n for n in self._names if any(fnmatchcase(n, pattern) for pattern in plan.free_layers))
+        weights = {layer: parameters[name] for layer, name in self._names.items()}
+        self._standardized = standardized_layers(weights, plan.standardize, free)
+        self._with_variance = plan.standardize == "mean_and_variance"
+
+    def project_(self) -> None:
+        """Puts every layer back into its norm ball; the follower then holds the bounds of what is stored."""
+        for weight in self._standardized.values():
+            standardize(weight, self._with_variance)
+        self._follower.measure()
+        for layer, rule in self._rules.items():
+            if rule is not None:
+                rule.follow_(self._follower, self._names[layer])
+
+    def norms(self) -> dict[str, tuple[float, float | None]]:
+        """Returns the certified norm and the maximum (None: free) of every layer, for reports."""
+        self._follower.measure()
+        return {
+            layer: (self._follower.bound(name), None if (rule := self._rules[layer]) is None else rule.max_norm)
+            for layer, name in self._names.items()
+        }

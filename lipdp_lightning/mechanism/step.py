@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
 from ..kernels.normals import numeric_environment
+from ..norms.follow import Follower
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import KeyedDigest, derive_key, state_digest
 from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, release_
-from .projector import Projector
+from .projection import Projector
 from .scaling import Scaling, StepNumbers
 from .watched import WatchedTensors, bounds_of, versions_of
 
@@ -77,7 +78,9 @@ class Mechanism:
         named = dict(model.named_parameters())
         self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
         self._device = self._parameters[0][0].device
-        self._projector = Projector(certifier, plan, self.certificate, named)
+        assert isinstance(certifier.norms, Follower), "training needs a Certifier with a Follower"
+        self._follower = certifier.norms
+        self._projector = Projector(self._follower, plan, self.certificate, named)
         self._certified_versions: list[int] = []
         self._step: int | None = None
         self._sealed = False
@@ -109,8 +112,7 @@ class Mechanism:
             return
         named = self._watched.named()
         weights = self._digest.of(named)
-        self._projector.expect(weights)  # the bounds of the projection still hold for the same weights
-        self._certify(named)
+        self._certify(named, weights)  # for the same weights, the bounds of the projection still hold
         self._switch(step)
         self._step, self._drawn, self._sealed = step, 0, sealed
         self.scaling.begin(self.numbers())
@@ -151,9 +153,10 @@ class Mechanism:
 
     def project_(self) -> None:
         """Puts every layer back into its norm ball."""
-        bounds = self._projector.project_()
-        if bounds is not None and self._device.type == "cpu":  # elsewhere a digest is slow
-            self._projector.projected(self._digest.of(self._watched.named()), bounds)
+        self._projector.project_()
+        if self._device.type == "cpu":  # elsewhere a digest is slow
+            named = self._watched.named()
+            self._follower.seal(self._digest.of(named), named)
 
     # ---- public numbers
 
@@ -217,9 +220,9 @@ class Mechanism:
     def _noise_of(self, step: int) -> StepNoise:
         return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure, self._grid)
 
-    def _certify(self, named: Mapping[str, Tensor]) -> Certificate:
+    def _certify(self, named: Mapping[str, Tensor], digest: bytes = b"") -> Certificate:
         try:
-            certificate = self._certifier.certify()
+            certificate = self._certifier.certify(digest)
         except CertificationError:
             self._check_identity()  # which tells what was changed
             raise

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..bounds.tracked import TrackedNorms
 from ..mechanism.step import Mechanism
+from ..norms.follow import Follower
 from ..privacy.branches import Branches, ResumeState
 from ..privacy.statistics import Statistics
 from .averaging import WeightAverage
@@ -28,7 +28,7 @@ class CheckpointStrategy(ProcessStrategy):
     restored: ResumeState | None
     average: WeightAverage | None
     configured: list[dict[str, Any]]
-    _norms: TrackedNorms
+    _norms: Follower
     _restored_statistics: dict[str, Tensor] | None
     _restored_norms: dict[str, Any] | None
 

@@ -12,9 +12,9 @@ import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 
 from ..bounds.certifier import CertificationError, Certifier
-from ..bounds.tracked import TrackedNorms
-from ..bounds.values import NormSource
 from ..mechanism.step import Mechanism
+from ..norms.follow import Follower
+from ..norms.source import NormSource
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import new_secret
 from ..slurm.environment import task_problems
@@ -306,7 +306,7 @@ def _certificate(
         if problems := clipping_problems(module.network, plan, str(trainer.precision)):
             return problems, ()
     try:
-        certifier = make_certifier(trainer, module, plan, data, TrackedNorms())
+        certifier = make_certifier(trainer, module, plan, data, Follower())
         Mechanism(module.network, certifier, plan, new_secret()).close()
     except CertificationError as error:
         return [str(problem) for problem in error.problems], ()

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..baselines.clipping import Clipper, make_clipper
-from ..bounds.tracked import TrackedNorms
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
+from ..norms.follow import Follower
 from ..privacy.branches import Branches, ResumeState
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key, new_secret
@@ -96,7 +96,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._hooks: list[Any] = []
         self._branch = ""
         self._can_repeat = True
-        self._norms = TrackedNorms()
+        self._norms = Follower()
         self._micro_batches = 0
         self._partial_sums: PartialSums | None = None
         self._private_step = -1
@@ -161,7 +161,7 @@ class PrivateStrategy(CheckpointStrategy):
         require_exact_products()
         super().setup(trainer)
         self.configured = [hyperparameters(o) for o in self.optimizers]
-        self._norms = TrackedNorms()
+        self._norms = Follower()
         certifier = make_certifier(trainer, module, plan, data, self._norms)
         self.clipper = make_clipper(module.network, plan)
         self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))

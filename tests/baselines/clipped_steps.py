@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lipdp_lightning.baselines.clipper import OpacusClipper
 from lipdp_lightning.baselines.groups import ClippedGroups
-from lipdp_lightning.bounds.tracked import TrackedNorms
+from lipdp_lightning.norms.follow import Follower
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.training import PrivateModule
 
@@ -40,7 +40,7 @@ class ClippedSteps:
     ) -> None:
         self.module, self.plan, self.chunks = PrivateModule(network, loss), plan, chunks
         network = self.module.network
-        certifier = ClippedGroups(plan, network, input_shape, 1.0, self.module.loss, norms=TrackedNorms())
+        certifier = ClippedGroups(plan, network, input_shape, 1.0, self.module.loss, norms=Follower())
         self.mechanism = Noiseless(network, certifier, plan, SECRET)
         self.clipper = clipper(network, plan)
         self.module.trainer = SimpleNamespace(

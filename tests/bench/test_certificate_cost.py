@@ -48,7 +48,7 @@ def test_parts_of_a_batch_add_up_to_its_gradient(monkeypatch: pytest.MonkeyPatch
 
 def test_every_layer_is_charged_with_an_exact_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates too small for any bound to move beyond its slack: the exact norms are charged all the same."""
-    monkeypatch.setitem(certificate.MODELS, "tiny", (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), (3, 2, 2)))
+    monkeypatch.setitem(certificate.MODELS, "tiny", (lambda: nn.Sequential(nn.Flatten(), nn.Linear(27, 20)), (3, 3, 3)))
     monkeypatch.setattr(certificate, "_MAX_NORM", 100.0)
     (cost,) = measure("tiny", [2], repeats=1, steps=5, update_size=1e-9)
     assert cost.refreshes_per_step == 1 / 5

@@ -15,11 +15,11 @@ from lipdp_lightning.audit import attack
 from lipdp_lightning.bounds import Certificate, CertificationError, Certifier, certify
 from lipdp_lightning.bounds.checks import OPERATION_MARGIN
 from lipdp_lightning.bounds.losses import Huber
-from lipdp_lightning.bounds.norms import dense_norm
 from lipdp_lightning.bounds.rounded_norms import RoundedNorms
 from lipdp_lightning.bounds.trace import trace
 from lipdp_lightning.bounds.values import NormSource
 from lipdp_lightning.layers import CotangentClip, Residual, make_private
+from lipdp_lightning.norms import Dense, dense_norm
 
 ROOT2 = math.sqrt(2.0)
 close = pytest.approx
@@ -289,4 +289,4 @@ def test_rounding_a_weight_is_no_relative_change_of_its_norm() -> None:
     weight = torch.where(signs > 0, 1 + 2.0**-8 + 2.0**-12, -1 - 2.0**-8 + 2.0**-12)
     exact_norm, cast_norm = dense_norm(weight), dense_norm(weight.to(torch.bfloat16))
     assert cast_norm > exact_norm * (1 + 10 * 2.0**-8)
-    assert RoundedNorms(NormSource()).operator_norm(weight, lambda: exact_norm, 1.0) >= cast_norm
+    assert RoundedNorms(NormSource()).operator_norm("weight", weight, Dense()) >= cast_norm

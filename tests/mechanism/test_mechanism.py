@@ -458,9 +458,9 @@ def test_close_detaches_from_the_model() -> None:
     assert harness.module.network[1].gradient_scaler is None
 
 
-def test_training_needs_tracked_norms() -> None:
+def test_training_needs_a_follower() -> None:
     network = linear()
-    with pytest.raises(AssertionError, match="TrackedNorms"):
+    with pytest.raises(AssertionError, match="Follower"):
         Mechanism(network, Certifier(network, (12,), 1.0, "cross_entropy"), make_plan(), SECRET)
 
 

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lipdp_lightning.bounds.norms import conv_norm, dense_norm, kappa
-from lipdp_lightning.mechanism import projection
 from lipdp_lightning.mechanism.projection import (
     KINDS,
-    ProjectionRule,
-    bjorck,
-    clip,
-    clip_singular,
-    fixed,
-    frobenius,
+    Bjorck,
+    Clip,
+    ClipSingular,
+    Fixed,
+    Frobenius,
+    Projection,
     resolve_projection,
 )
+from lipdp_lightning.norms import Convolution, Dense, Operator, conv_norm, dense_norm, kappa
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-conv = partial(conv_norm, padding=1, input_size=8)
+conv = Convolution(padding=1, input_size=8)
 KAPPA = kappa((3, 3), padding=1)
 
 
@@ -53,7 +51,7 @@ def stored_above(project: Callable[[Tensor, float], float], dtype: torch.dtype) 
     return count
 
 
-RULES = {kind: (lambda w, c, kind=kind: ProjectionRule(kind, c).apply(w, dense_norm)) for kind in KINDS}
+RULES = {kind: (lambda w, c, kind=kind: KINDS[kind](c).apply_(w, Dense())) for kind in KINDS}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,7 +74,7 @@ def test_scaling_in_the_dtype_without_a_second_certificate_fails_the_same_check(
 def test_stored_convolution_is_within_what_is_documented(kind: str, dtype: torch.dtype) -> None:
     for seed in range(8):
         kernel = random_weight(seed, 4, 3, 3, 3, dtype=dtype)
-        reported = ProjectionRule(kind, 0.8).apply(kernel, conv, kappa=KAPPA)
+        reported = KINDS[kind](0.8).apply_(kernel, conv)
         norm = conv_truth(kernel.double())
         allowed = 0.8 if kind in ("clip", "fixed", "clip_singular") else 0.8 * KAPPA * (1 + 1e-12)
         assert norm * (1 - 1e-12) <= reported <= allowed
@@ -87,7 +85,7 @@ def test_weights_inside_are_untouched(kind: str) -> None:
     weight = random_weight(0, 5, 5, dtype=torch.float32)
     weight.mul_(0.1 / float(weight.norm()))
     before = weight.clone()
-    reported = ProjectionRule(kind, 1.0).apply(weight, dense_norm)
+    reported = KINDS[kind](1.0).apply_(weight, Dense())
     assert torch.equal(weight, before)
     assert reported == dense_norm(before)
 
@@ -96,9 +94,9 @@ def test_weights_inside_are_untouched(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_projecting_twice_changes_next_to_nothing(kind: str, dtype: torch.dtype) -> None:
     once = random_weight(1, 6, 9, dtype=dtype)
-    ProjectionRule(kind, 1.0).apply(once, dense_norm)
+    KINDS[kind](1.0).apply_(once, Dense())
     twice = once.clone()
-    ProjectionRule(kind, 1.0).apply(twice, dense_norm)
+    KINDS[kind](1.0).apply_(twice, Dense())
     limit = 1e-3 if kind == "bjorck" else 1e-8 + 8 * torch.finfo(dtype).eps
     assert float((twice - once).norm()) <= limit * float(once.norm())
 
@@ -106,26 +104,31 @@ def test_projecting_twice_changes_next_to_nothing(kind: str, dtype: torch.dtype)
 def test_clip_keeps_the_direction_and_uses_the_whole_radius() -> None:
     weight = random_weight(2, 6, 9, dtype=torch.float32)
     original = weight.clone()
-    assert 1.0 - 1e-5 <= clip(weight, 1.0, dense_norm) <= 1.0
+    assert 1.0 - 1e-5 <= Clip(1.0).apply_(weight, Dense()) <= 1.0
     assert torch.allclose(weight / weight.norm(), original / original.norm(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_fixed_scales_up_and_down(scale: float) -> None:
     weight = random_weight(3, 4, 6, dtype=torch.float32) * scale
-    assert 2.0 * (1 - 1e-5) <= fixed(weight, 2.0, dense_norm) <= 2.0
+    assert 2.0 * (1 - 1e-5) <= Fixed(2.0).apply_(weight, Dense()) <= 2.0
 
 
 def test_fixed_certified_norm_of_a_convolution_is_the_radius() -> None:
     kernel = random_weight(4, 4, 3, 3, 3, dtype=torch.float32)
-    assert fixed(kernel, 1.0, partial(conv_norm, padding=1, input_size=32, method="fast")) > 1.0 - 1e-5
+
+    class Fast(Dense):
+        def norm(self, weight: Tensor, name: str = "weight") -> float:
+            return conv_norm(weight, padding=1, input_size=32, method="fast")
+
+    assert Fixed(1.0).apply_(kernel, Fast()) > 1.0 - 1e-5
     assert conv_truth(kernel.double()) < 0.95  # the slack of the bound, not of the scaling
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_zero_weight_stays_zero(kind: str) -> None:
     weight = torch.zeros(3, 4)
-    assert ProjectionRule(kind, 1.0).apply(weight, dense_norm) == 0.0
+    assert KINDS[kind](1.0).apply_(weight, Dense()) == 0.0
     assert not weight.any()
 
 
@@ -133,9 +136,9 @@ def test_clip_singular_is_the_euclidean_projection() -> None:
     """Nearest point of a convex set C: <W - P, V - P> <= 0 for every V in C."""
     weight = random_weight(5, 6, 8)
     projected = weight.clone()
-    clip_singular(projected, 1.0, dense_norm)
+    ClipSingular(1.0).apply_(projected, Dense())
     radial = weight.clone()
-    clip(radial, 1.0, dense_norm)
+    Clip(1.0).apply_(radial, Dense())
     products = []
     for seed in range(50):
         other = random_weight(100 + seed, 6, 8)
@@ -149,28 +152,28 @@ def test_clip_singular_is_the_euclidean_projection() -> None:
 def test_clip_singular_takes_groups_and_shape_apart() -> None:
     kernel = random_weight(6, 4, 2, 3, 3)
     ungrouped = kernel.clone()
-    reported = clip_singular(kernel, 1.0, partial(conv, groups=2), kappa=KAPPA, groups=2)
+    reported = ClipSingular(1.0).apply_(kernel, Convolution(padding=1, input_size=8, groups=2))
     assert reported <= 1.0
     for block in kernel.chunk(2):
         assert dense_norm(block.flatten(1)) == pytest.approx(1 / KAPPA, rel=1e-6)
-    clip_singular(ungrouped, 1.0, partial(conv, groups=2), kappa=KAPPA, groups=1)
+    ClipSingular(1.0).apply_(ungrouped, conv)
     assert not torch.allclose(kernel, ungrouped)
 
 
-def descend(project: Callable[[Tensor, float, Callable[[Tensor], float]], float]) -> Tensor:
+def descend(projection: Projection) -> Tensor:
     """Projected gradient descent on |W - diag(2, 1/2)|^2 / 2 over the spectral unit ball."""
     target = torch.diag(torch.tensor([2.0, 0.5], dtype=torch.float64))
     weight = torch.eye(2, dtype=torch.float64) * 0.1
     for _ in range(400):
         weight -= 0.1 * (weight - target)
-        project(weight, 1.0, dense_norm)
+        projection.apply_(weight, Dense())
     return weight
 
 
 def test_radial_scaling_stops_short_of_the_optimum_that_the_projection_reaches() -> None:
     optimum = torch.diag(torch.tensor([1.0, 0.5], dtype=torch.float64))
-    assert torch.allclose(descend(clip_singular), optimum, atol=1e-6)
-    radial = descend(clip)
+    assert torch.allclose(descend(ClipSingular(1.0)), optimum, atol=1e-6)
+    radial = descend(Clip(1.0))
     assert torch.allclose(radial, torch.diag(torch.tensor([1.0, 0.25], dtype=torch.float64)), atol=1e-6)
     assert not torch.allclose(radial, optimum, atol=0.1)
 
@@ -191,7 +194,7 @@ def test_bjorck_step_maps_zero_to_two_into_the_unit_interval() -> None:
 def test_one_certificate_serves_any_number_of_bjorck_steps(steps: int) -> None:
     for scale in (1e-6, 1.0, 50.0):
         weight = random_weight(7, 8, 5) * scale
-        reported = bjorck(weight, 1.0, dense_norm, steps=steps)
+        reported = Bjorck(1.0, steps).apply_(weight, Dense())
         assert torch.linalg.svdvals(weight)[0] <= reported <= 1.0
         assert dense_norm(weight) <= 1.0
 
@@ -200,41 +203,41 @@ def test_one_certificate_serves_any_number_of_bjorck_steps(steps: int) -> None:
 def test_bjorck_orthogonalises(seed: int) -> None:
     weight = random_weight(seed, 5, 9, dtype=torch.float32)
     directions = torch.linalg.svd(weight, full_matrices=False)
-    bjorck(weight, 2.0, dense_norm, steps=20)
+    Bjorck(2.0, 20).apply_(weight, Dense())
     assert torch.allclose(weight, 2.0 * directions.U @ directions.Vh, atol=1e-5)
 
 
-@pytest.mark.parametrize("project", [bjorck, frobenius])
-def test_reshaped_kernel_within_one_does_not_bound_the_convolution_by_one(
-    project: Callable[..., float],
-) -> None:
+@pytest.mark.parametrize("kind", [Bjorck, Frobenius])
+def test_reshaped_kernel_within_one_does_not_bound_the_convolution_by_one(kind: type[Projection]) -> None:
     kernel = torch.ones(1, 1, 3, 3, dtype=torch.float64)
-    reported = project(kernel, 1.0, conv, kappa=KAPPA)
+    reported = kind(1.0).apply_(kernel, conv)
     assert dense_norm(kernel.flatten(1)) <= 1.0 + 1e-12
     assert 2.5 < conv_truth(kernel) <= reported <= KAPPA
 
 
 def test_a_norm_that_ignores_its_argument_is_refused() -> None:
+    class Constant(Operator):
+        def norm(self, weight: Tensor, name: str = "weight") -> float:
+            return 2.0
+
     with pytest.raises(ValueError, match="HINT"):
-        clip(random_weight(9, 3, 3), 1.0, lambda _: 2.0)
+        Clip(1.0).apply_(random_weight(9, 3, 3), Constant())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf])
 def test_bad_radius_is_refused(kind: str, radius: float) -> None:
     with pytest.raises(ValueError, match="HINT"):
-        getattr(projection, kind)(torch.eye(2), radius, dense_norm)
-    with pytest.raises(ValueError, match="HINT"):
-        ProjectionRule(kind, radius)
+        KINDS[kind](radius)
 
 
 def test_bad_kind_and_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"(?s)spectral.*HINT"):
-        ProjectionRule("spectral", 1.0)
+        resolve_projection(["layer"], "spectral", 1.0)
     with pytest.raises(ValueError, match="HINT"):
-        clip_singular(torch.ones(3), 1.0, dense_norm)
+        ClipSingular(1.0).apply_(torch.ones(3), Dense())
     with pytest.raises(ValueError, match="HINT"):
-        bjorck(torch.ones(3, 1, 3, 3), 1.0, dense_norm, groups=2)
+        Bjorck(1.0).apply_(torch.ones(3, 1, 3, 3), Convolution(groups=2))
 
 
 def test_non_finite_weight_is_refused_and_left_alone() -> None:
@@ -242,7 +245,7 @@ def test_non_finite_weight_is_refused_and_left_alone() -> None:
         weight = torch.eye(2)
         weight[0, 1] = math.nan
         with pytest.raises(ValueError, match="HINT"):
-            ProjectionRule(kind, 0.5).apply(weight, dense_norm)
+            KINDS[kind](0.5).apply_(weight, Dense())
         assert float(weight[0, 0]) == 1.0
 
 
@@ -250,7 +253,7 @@ def test_parameters_that_require_gradients_are_projected_in_place() -> None:
     layer = nn.Linear(4, 4)
     storage = layer.weight.data_ptr()
     for kind in KINDS:
-        ProjectionRule(kind, 0.1).apply(layer.weight, dense_norm)
+        KINDS[kind](0.1).apply_(layer.weight, Dense())
     assert layer.weight.data_ptr() == storage and layer.weight.requires_grad
     assert dense_norm(layer.weight) <= 0.1
 
@@ -261,8 +264,8 @@ NAMES = ("features.0", "features.3", "head")
 def test_one_radius_for_all_and_free_layers() -> None:
     rules = resolve_projection(NAMES, "clip", 2.0, free=["head"])
     assert rules == {
-        "features.0": ProjectionRule("clip", 2.0),
-        "features.3": ProjectionRule("clip", 2.0),
+        "features.0": Clip(2.0),
+        "features.3": Clip(2.0),
         "head": None,
     }
     assert tuple(rules) == NAMES

@@ -1,4 +1,4 @@
-"""Projection of a whole model after each step: lipdp_lightning/mechanism/projector.py."""
+"""Projection of a whole model after each step: lipdp_lightning/mechanism/projection.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from private_step import Harness, Tied, make_network, make_plan, mlp, random_batch
 from torch import nn
 
-from lipdp_lightning.bounds.norms import conv_norm, dense_norm
 from lipdp_lightning.mechanism.step import Mechanism
+from lipdp_lightning.norms import conv_norm, dense_norm
 
 
 def harness_of(network: str = "convnet", **plan: Any) -> Harness:
@@ -116,7 +116,7 @@ def test_shared_weights_are_projected_once_and_the_certificate_is_of_what_is_sto
 
 
 def test_one_kernel_at_two_sizes_stays_covered_by_the_certificate() -> None:
-    """Its two operators have two norms, of which one is projected; both are certified as they are."""
+    """Its two operators have two norms, both of which are projected and certified as they are."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -134,7 +134,7 @@ def test_one_kernel_at_two_sizes_stays_covered_by_the_certificate() -> None:
     certificate = harness.mechanism.refresh_certificate()
     bounds = [n.lipschitz[0] for n in certificate.nodes if n.operation == "conv"]
     exact = [certified(network.conv, size) for size in ((8, 8), (4, 4))]
-    assert exact[0] <= 0.7
+    assert max(exact) <= 0.7
     assert all(e <= b * (1 + 1e-9) for e, b in zip(exact, bounds, strict=True))
     harness.mechanism.close()
 

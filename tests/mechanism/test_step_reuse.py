@@ -10,9 +10,10 @@ import torch
 from private_step import Harness, make_plan, mlp, random_batch
 from torch import nn
 
-from lipdp_lightning.bounds.tracked import TrackedNorms
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.mechanism.watched import WatchedTensors
+from lipdp_lightning.norms import follow
+from lipdp_lightning.norms.follow import Follower
 
 
 def harness(kind: type[Mechanism] = Mechanism, **options: object) -> Harness:
@@ -58,31 +59,34 @@ def test_the_certificate_after_a_projection_measures_nothing_again(monkeypatch: 
     own = harness()
     own.release(random_batch(20, (12,), 5))
     own.mechanism.project_()
-    tracker = own.mechanism._projector._norms.tracker
-    assert tracker is not None
-    measured = tracker.update()
-    monkeypatch.setattr(tracker, "update", lambda: pytest.fail("measured twice"))
+    follower = own.mechanism._follower
+    names = ["1.weight", "3.weight", "5.weight"]
+    projected = {name: follower.bound(name) for name in names}
+    monkeypatch.setattr(follow, "changes", lambda *_: pytest.fail("measured twice"))
     own.mechanism.begin_step(1)
-    used = own.mechanism._projector._norms._operator_bounds
-    # the same bounds up to rounding, and none above the radius
-    assert used == pytest.approx(measured, rel=1e-6) and max(used) <= 1.0
+    assert {name: follower.bound(name) for name in names} == projected and max(projected.values()) <= 1.0
+    monkeypatch.undo()
+    follower.begin()
+    # the same bounds up to rounding
+    assert {name: follower.bound(name) for name in names} == pytest.approx(projected, rel=1e-5)
     own.mechanism.close()
 
 
 @pytest.mark.parametrize("kind", ["fixed", "bjorck", "clip_singular", "frobenius"])
 def test_a_projection_that_certifies_its_result_is_not_certified_again(kind: str) -> None:
     own = harness(projection=kind)
-    tracker = own.mechanism._projector._norms.tracker
-    assert tracker is not None
+    follower = own.mechanism._follower
     with torch.no_grad():
         for parameter in own.module.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))  # far enough for exact norms to fall due
     own.mechanism.project_()
-    before = tracker.refreshes
-    bounds = tracker.update()
-    assert tracker.refreshes == before
-    for entry, bound in zip(tracker.entries, bounds, strict=True):
-        assert entry.exact_norm(entry.weight) <= bound * (1 + 1e-12)
+    before = {name: anchor["reference"] for name, anchor in follower.state()["anchors"].items()}
+    follower.begin()
+    for name, parameter in own.module.network.named_parameters():
+        for operator in follower.operators_of(name):
+            assert operator.norm(parameter) <= follower.bound(name) * (1 + 1e-12)
+    after = {name: anchor["reference"] for name, anchor in follower.state()["anchors"].items()}
+    assert len(before) == 3 and all(after[name] is reference for name, reference in before.items())
     own.mechanism.close()
 
 
@@ -106,7 +110,7 @@ def test_replaced_and_added_tensors_are_seen() -> None:
     assert watched.parameters_and_modules()[1] == list(model.modules())
 
 
-class StaleVectors(TrackedNorms):
+class StaleVectors(Follower):
     """Broken on purpose: answers for biases with what they were at first."""
 
     def vector_norm(self, vector: torch.Tensor) -> float:
@@ -114,10 +118,10 @@ class StaleVectors(TrackedNorms):
         return known.setdefault(id(vector), super().vector_norm(vector))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("norms", [TrackedNorms, StaleVectors])
-def test_bounds_follow_biases_that_grow(norms: type[TrackedNorms], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("norms", [Follower, StaleVectors])
+def test_bounds_follow_biases_that_grow(norms: type[Follower], monkeypatch: pytest.MonkeyPatch) -> None:
     """On an input of zero, the second layer receives the first one's bias, which no projection keeps small."""
-    monkeypatch.setattr("private_step.TrackedNorms", norms)
+    monkeypatch.setattr("private_step.Follower", norms)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Linear(8, 5))
     own = Harness(network, (12,), make_plan(scaling="worst_case", max_norm=1.0), kind=Mechanism)
@@ -131,4 +135,4 @@ def test_bounds_follow_biases_that_grow(norms: type[TrackedNorms], monkeypatch: 
             network[1].bias.mul_(1.6)
         own.mechanism.project_()
     own.mechanism.close()
-    assert followed is (norms is TrackedNorms)
+    assert followed is (norms is Follower)

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from small_runs import SECRET, Crash, Gradients, fit, make_module, make_plan, weights
 
 from callbacks import ResumeCheckpoint
-from lipdp_lightning.bounds.tracked import TrackedNorms
+from lipdp_lightning.norms.follow import Follower
 from lipdp_lightning.training import PrivateModule
 from lipdp_lightning.training.step_record import StepRecord
 
@@ -103,7 +103,7 @@ def test_a_replay_with_other_noise_scales_is_refused_and_then_becomes_a_branch(
 
     Broken on purpose: the norms' bounds start anew from the weights in the checkpoint.
     """
-    monkeypatch.setattr(TrackedNorms, "load_state", lambda self, state: None)
+    monkeypatch.setattr(Follower, "load_state", lambda self, state: None)
 
     def slow() -> dict[str, Any]:
         return {"module": make_module(rate=0.003), **LONG}

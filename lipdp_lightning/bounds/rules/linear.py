@@ -10,10 +10,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..close_norm import close_norm, may_be_taken_anew
-from ..conv_norms import conv_norm
-from ..geometry import convolution_axes, kappa
-from ..norms import dense_norm
+from ...norms.geometry import convolution_axes
+from ...norms.operators import Convolution, Dense
 from ..registry import rule
 from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value
 
@@ -57,8 +55,7 @@ def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
             "torch broadcasts a weight or bias of this shape, which multiplies its gradient",
             "give a weight of shape (outputs, inputs) and a bias of shape (outputs,)",
         )
-    anew = close_norm if may_be_taken_anew(matrix) else None
-    norm = op.norms.operator_norm(matrix, lambda: dense_norm(matrix), 1.0, spectral=True, anew=anew)
+    norm = op.operator_norm(matrix, Dense())
     return _affine(op, x, weight, bias, norm, 1.0, math.prod(x.shape[:-1]))
 
 
@@ -92,19 +89,10 @@ def conv_bound(
             f"a convolution over {rank} axes was given one example of shape {x.shape}",
             "give it (batch, channels, ...) with a batch dimension",
         )
-    geometry: dict[str, Any] = {
-        "stride": tuple(stride),
-        "padding": padding,
-        "dilation": tuple(dilation),
-        "padding_mode": padding_mode,
-        "input_size": x.shape[1:],
-    }
-    copies = kappa(tuple(kernel.shape[2:]), **geometry)
-    norm = op.norms.operator_norm(
-        kernel, lambda: conv_norm(kernel, groups=groups, **geometry), copies, groups, spectral=True
-    )
+    operator = Convolution(tuple(stride), padding, tuple(dilation), groups, padding_mode, tuple(x.shape[1:]))
+    norm = op.operator_norm(kernel, operator)
     positions = math.prod(op.output_shape[1:])
-    return _affine(op, x, weight, bias, norm, copies, positions)
+    return _affine(op, x, weight, bias, norm, operator.deviation_factor(kernel), positions)
 
 
 @lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lipdp_lightning.bounds.norms import coverage, kappa, output_size
+from lipdp_lightning.norms import coverage, kappa, output_size
 
 MODES = ("zeros", "circular", "reflect", "replicate")
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lipdp_lightning.bounds.gram import largest_norm, rounding_margin
-from lipdp_lightning.bounds.norms import dense_norm, gram_norm
+from lipdp_lightning.norms import dense_norm, gram_norm
+from lipdp_lightning.norms.dense import largest_norm, rounding_margin
 
 
 def truth(matrix: Tensor) -> float:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lipdp_lightning.bounds import cholesky
-from lipdp_lightning.bounds.cholesky import TOLERANCE, exceeding, largest_eigenvalue
+from lipdp_lightning.norms import cholesky
+from lipdp_lightning.norms.cholesky import TOLERANCE, exceeding, largest_eigenvalue
 
 
 def gram(seed: int, count: int, side: int, inner: int, dtype: torch.dtype = torch.complex128) -> Tensor:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lipdp_lightning.bounds.norms import (
+from lipdp_lightning.norms import (
     conv_norm,
     conv_norm_exact,
     conv_norm_fast,
@@ -23,7 +23,7 @@ from lipdp_lightning.bounds.norms import (
     kappa,
     output_size,
 )
-from lipdp_lightning.bounds.symbols import frequencies
+from lipdp_lightning.norms.conv import frequencies
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
@@ -330,7 +330,7 @@ def test_large_torus_is_sampled_and_stays_above() -> None:
 
 
 def on_coarse_grids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lipdp_lightning.bounds.conv_norms._FINE_PRODUCTS", 0)
+    monkeypatch.setattr("lipdp_lightning.norms.conv._FINE_PRODUCTS", 0)
 
 
 def large_cases() -> list[Case]:
@@ -363,7 +363,7 @@ def test_coarse_grids_without_their_factor_are_reported(monkeypatch: pytest.Monk
     def no_factor(axis: Any, taps: int, per_tap: int) -> tuple[int, float]:
         return frequencies(axis, taps, per_tap)[0], 1.0
 
-    monkeypatch.setattr("lipdp_lightning.bounds.conv_norms.frequencies", no_factor)
+    monkeypatch.setattr("lipdp_lightning.norms.conv.frequencies", no_factor)
     assert len(violations(by("tight"), large_cases())) >= 2
 
 
