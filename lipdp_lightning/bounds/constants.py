@@ -16,6 +16,10 @@ _FROM_WEIGHTS = (
     "it reads a tensor that forward computes from a trained parameter, whose gradient no rule bounds",
     "let layers read their weights directly, or detach() what is computed from them",
 )
+_FROM_CONSTANTS = (
+    "it reads a tensor that forward computes from constants or weights alone",
+    "register constants as buffers, and let layers read their weights directly",
+)
 
 
 class Constants:
@@ -55,10 +59,10 @@ class Constants:
         args = fx.node.map_arg(node.args, self._value)
         kwargs = fx.node.map_arg(node.kwargs, self._value)
         if node.op not in ("call_function", "call_method") or _counts_examples((args, kwargs)):
-            raise Unbounded(
-                "it reads a tensor that forward computes from constants or weights alone",
-                "register constants as buffers, and let layers read their weights directly",
-            )
+            raise Unbounded(*_FROM_CONSTANTS)
+        parameters = _parameters_in((args, kwargs))
+        if parameters and node.target not in ("detach", torch.detach, torch.Tensor.detach, getattr):
+            raise Unbounded(*(_FROM_WEIGHTS if any(p.requires_grad for p in parameters) else _FROM_CONSTANTS))
         with torch.enable_grad():
             if node.op == "call_method":
                 receiver, *rest = args
@@ -72,6 +76,14 @@ class Constants:
 
 
 def _counts_examples(values: Any) -> bool:
+    return any(isinstance(v, BatchNumber) for v in _members(values))
+
+
+def _parameters_in(values: Any) -> list[nn.Parameter]:
+    return [v for v in _members(values) if isinstance(v, nn.Parameter)]
+
+
+def _members(values: Any) -> list[Any]:
     found: list[Any] = []
     fx.node.map_aggregate(values, found.append)
-    return any(isinstance(v, BatchNumber) for v in found)
+    return found
