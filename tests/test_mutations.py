@@ -29,6 +29,7 @@ from private_step import (
 )  # fmt: skip
 from torch import Tensor, nn
 
+from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.bounds.losses import CrossEntropy
 from lipdp_lightning.layers import ScaledLinear, scale_cotangent
 from lipdp_lightning.mechanism import step as mechanism_module
@@ -313,7 +314,7 @@ def test_the_cotangent_passed_on_is_not_scaled() -> None:
     def scales_what_it_passes_on(layer: ScaledLinear, inputs: tuple[Tensor]) -> tuple[Tensor]:
         return (scale_cotangent(inputs[0], 1 / layer.example_norms(inputs[0]).detach().clamp_min(1e-6)),)
 
-    mutated.module.network[3].register_forward_pre_hook(scales_what_it_passes_on)
+    mutated.module.network[3].register_forward_pre_hook(TrustedHook(scales_what_it_passes_on))
     x, y = torch.ones(12), torch.tensor(0)
 
     def covered(h: Harness) -> bool:

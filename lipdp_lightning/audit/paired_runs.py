@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..mechanism.place import Reduce
+from ..mechanism.noise import Reduce
 from ..mechanism.step import Mechanism
 from ..privacy.plan import PrivacyPlan
 from ..privacy.sampling import local_slice, poisson_sample

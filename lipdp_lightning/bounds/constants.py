@@ -17,6 +17,10 @@ _FROM_WEIGHTS = (
     "it reads a tensor that forward computes from a trained parameter, whose gradient no rule bounds",
     "let layers read their weights directly, or detach() what is computed from them",
 )
+_FROM_CONSTANTS = (
+    "it reads a tensor that forward computes from constants or weights alone",
+    "register constants as buffers, and let layers read their weights directly",
+)
 
 
 class Constants:
@@ -55,11 +59,19 @@ class Constants:
             return self._attribute(str(node.target))
         args = fx.node.map_arg(node.args, self._value)
         kwargs = fx.node.map_arg(node.kwargs, self._value)
+<<<<<<< HEAD
         if node.op not in ("call_function", "call_method") or _count_examples((args, kwargs)):
             raise Unbounded(
                 "it reads a tensor that forward computes from constants or weights alone",
                 "register constants as buffers, and let layers read their weights directly",
             )
+=======
+        if node.op not in ("call_function", "call_method") or _counts_examples((args, kwargs)):
+            raise Unbounded(*_FROM_CONSTANTS)
+        parameters = _parameters_in((args, kwargs))
+        if parameters and node.target not in ("detach", torch.detach, torch.Tensor.detach, getattr):
+            raise Unbounded(*(_FROM_WEIGHTS if any(p.requires_grad for p in parameters) else _FROM_CONSTANTS))
+>>>>>>> identity
         with torch.enable_grad():
             if node.op == "call_method":
                 receiver, *rest = args
@@ -72,7 +84,22 @@ class Constants:
         return operator.attrgetter(target)(held)
 
 
+<<<<<<< HEAD
 def _count_examples(values: Any) -> bool:
     found: list[Any] = []
     fx.node.map_aggregate(values, found.append)
     return any(counts_examples(value) for value in found)
+=======
+def _counts_examples(values: Any) -> bool:
+    return any(isinstance(v, BatchNumber) for v in _members(values))
+
+
+def _parameters_in(values: Any) -> list[nn.Parameter]:
+    return [v for v in _members(values) if isinstance(v, nn.Parameter)]
+
+
+def _members(values: Any) -> list[Any]:
+    found: list[Any] = []
+    fx.node.map_aggregate(values, found.append)
+    return found
+>>>>>>> identity
