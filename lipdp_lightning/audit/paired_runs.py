@@ -6,7 +6,7 @@ place of their own. What both runs start a step from is then equal, and the inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning
@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..mechanism.noise import Reduce
+from ..mechanism.noise import Reduce, StepNoise, Sum
 from ..mechanism.step import Mechanism
 from ..privacy.plan import PrivacyPlan
 from ..privacy.sampling import local_slice, poisson_sample
@@ -175,33 +175,26 @@ class TranscribedStrategy(PrivateStrategy):
 
     def _transcribe(self, mechanism: Mechanism) -> None:
         """Look at the sums at the one place where noise is added to them."""
-        sums, release, scribe, plan = mechanism.sums, mechanism.sums.release_, self.scribe, mechanism.plan
-        parameters, total = sums.gradients.parameters, sums.gradients.segments.total
+        release, scribe, plan = mechanism._release, self.scribe, mechanism.plan
 
-        def transcribed(
-            deviations: list[float], apart: Mapping[int, Tensor], votes: Tensor, share: float, divisor: float,
-            reduce: Reduce | None,
-        ) -> Tensor:  # fmt: skip
+        def transcribed(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
             name = step_name(self.lightning_module.trainer.global_step)
-            inputs = torch.zeros(total + votes.numel(), dtype=torch.float64, device=votes.device)
-            sums.gradients.add_to(inputs, apart, share)
-            inputs[total:] += votes * share
+            inputs = torch.cat([piece for one in sums for _, piece in one.parts()])
             if reduce is not None:
                 reduce(inputs)
-            for what, value in (("noise", deviations), ("share", share), ("divisor", divisor)):
-                scribe.show(f"{what} of {name}", value)
+            numbers = [(one.deviation, one.share, one.divisor) for one in sums]
+            scribe.show(f"noise, share and divisor of {name}", numbers)
             outputs = scribe.given(name)
             if outputs is None:
-                noisy = release(deviations, apart, votes, share, divisor, reduce)
-                outputs = (*(_gradient(p).clone() for p in parameters), noisy.clone())
+                release(sums, noise, reduce)
+                outputs = tuple(one.values.clone() for one in sums)
             else:
-                for parameter, output in zip(parameters, outputs, strict=False):
-                    parameter.grad = output.clone()
-            spread = torch.tensor(deviations, dtype=torch.float64).repeat_interleave(torch.tensor(mechanism._sizes()))
+                for one, output in zip(sums, outputs, strict=True):
+                    one.values.copy_(output)
+            spread = torch.cat([torch.full((one.values.numel(),), one.deviation, dtype=torch.float64) for one in sums])
             scribe.released(Release(name, inputs, spread.to(inputs.device), plan.step_noise_multiplier, outputs))
-            return outputs[-1].clone()
 
-        sums.release_ = transcribed  # type: ignore[assignment]
+        mechanism._release = transcribed  # type: ignore[method-assign]
 
     def _show_state(self, when: str) -> None:
         """Whatever the next step starts from, besides the data."""
@@ -215,11 +208,6 @@ class TranscribedStrategy(PrivateStrategy):
             scribe.show(f"schedule {index} {when}", config.scheduler.state_dict())
         scribe.show(f"radii {when}", mechanism.state())
         scribe.show(f"torch's generator {when}", torch.get_rng_state())
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 class Seen(Callback):

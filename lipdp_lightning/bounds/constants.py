@@ -59,19 +59,11 @@ class Constants:
             return self._attribute(str(node.target))
         args = fx.node.map_arg(node.args, self._value)
         kwargs = fx.node.map_arg(node.kwargs, self._value)
-<<<<<<< HEAD
-        if node.op not in ("call_function", "call_method") or _count_examples((args, kwargs)):
-            raise Unbounded(
-                "it reads a tensor that forward computes from constants or weights alone",
-                "register constants as buffers, and let layers read their weights directly",
-            )
-=======
         if node.op not in ("call_function", "call_method") or _counts_examples((args, kwargs)):
             raise Unbounded(*_FROM_CONSTANTS)
         parameters = _parameters_in((args, kwargs))
         if parameters and node.target not in ("detach", torch.detach, torch.Tensor.detach, getattr):
             raise Unbounded(*(_FROM_WEIGHTS if any(p.requires_grad for p in parameters) else _FROM_CONSTANTS))
->>>>>>> identity
         with torch.enable_grad():
             if node.op == "call_method":
                 receiver, *rest = args
@@ -84,14 +76,8 @@ class Constants:
         return operator.attrgetter(target)(held)
 
 
-<<<<<<< HEAD
-def _count_examples(values: Any) -> bool:
-    found: list[Any] = []
-    fx.node.map_aggregate(values, found.append)
-    return any(counts_examples(value) for value in found)
-=======
 def _counts_examples(values: Any) -> bool:
-    return any(isinstance(v, BatchNumber) for v in _members(values))
+    return any(counts_examples(value) for value in _members(values))
 
 
 def _parameters_in(values: Any) -> list[nn.Parameter]:
@@ -102,4 +88,3 @@ def _members(values: Any) -> list[Any]:
     found: list[Any] = []
     fx.node.map_aggregate(values, found.append)
     return found
->>>>>>> identity

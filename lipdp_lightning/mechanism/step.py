@@ -147,7 +147,7 @@ class Mechanism:
         sums = self._sums(numbers)
         if seal is not None:
             self.digest = seal(state_digest({}, self.digest, self._contribution(sums)))
-        release_(sums, self._noise_of(step), reduce, replicated=self.place.mode == "replicated")
+        self._release(sums, self._noise_of(step), reduce)
         self._learn(numbers, sums[-1].values)
         self._step = None
 
@@ -207,6 +207,9 @@ class Mechanism:
                 deviation = numbers.deviations[group.name]
                 sums.append(Sum(parameter.grad, deviation, share, divisor, apart.get(parameter)))
         return [*sums, Sum(votes, numbers.vote_deviation, share)]
+
+    def _release(self, sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
+        release_(sums, noise, reduce, replicated=self.place.mode == "replicated")
 
     def _contribution(self, sums: Sequence[Sum]) -> bytes:
         """Returns a digest of what this process adds to the sums, under a key of the secret; nothing of it is kept."""

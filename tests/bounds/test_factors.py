@@ -25,7 +25,6 @@ FORMS: dict[str, Sum] = {
     "sub": lambda m, y, o, k: y.sub(other=o, alpha=k),
     "add_": lambda m, y, o, k: (2 * y).add_(o, alpha=k),
     "sub_": lambda m, y, o, k: (2 * y).sub_(o, alpha=k),
-    "__rsub__": lambda m, y, o, k: (k * y).__rsub__(o),
     "o - y": lambda m, y, o, k: o - k * y,
     "y - o": lambda m, y, o, k: k * y - o,
     "iadd": lambda m, y, o, k: operator.iadd(k * y, o),
@@ -47,9 +46,15 @@ OTHERS: dict[str, Callable[[Any, Tensor], Any]] = {
 def test_factors_belong_to_their_operand(form: str) -> None:
     """With alpha 3 and -3, against the Jacobian and the largest output found."""
     for other in OTHERS:
-        if other != "number" or form not in ("torch.rsub", "__rsub__"):
+        if other != "number" or form != "torch.rsub":
             for alpha in (3, -3, 0.25):
                 _check(FORMS[form], OTHERS[other], alpha)
+
+
+def test_a_reflected_subtraction_that_is_called_by_name_is_refused() -> None:
+    """Tracing records it as a subtraction, and what runs is another operation."""
+    with pytest.raises(CertificationError, match=r"__rsub__ in place of sub.*HINT"):
+        bounds_of(Forward(lambda m, y: y.__rsub__(m.scale)), (4,), 1.5)
 
 
 def _check(form: Sum, other: Callable[[Any, Tensor], Any], alpha: float) -> None:
