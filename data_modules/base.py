@@ -202,6 +202,8 @@ class PrivateDataModule(lightning.LightningDataModule):
         """Zeros of the shapes and types of a batch; None where a subclass changes batches in a way of its own."""
         if type(self).on_after_batch_transfer is not PrivateDataModule.on_after_batch_transfer:
             return None
+        if self.preliminary:  # what a batch becomes is known once they are released
+            return None
         known = self._ready()
         x = torch.zeros((rows, *self.input_shape), dtype=known.x.dtype)
         return self.transform_batch(x), torch.zeros((rows, *self.target_shape), dtype=known.y.dtype)

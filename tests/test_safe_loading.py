@@ -118,7 +118,12 @@ def test_the_best_trial_of_a_search_is_read_without_code(tmp_path: Path) -> None
         def __reduce__(self) -> tuple[Any, ...]:
             return open, (str(tmp_path / "ran"), "w")
 
-    for content in ({"score": 1.0, "params": {}, "model": Touch()}, {"score": Touch()}, [1], {"score": "x"}):
+    for content in (
+        {"trial": 0, "score": 1.0, "params": {}, "model": Touch()},
+        {"score": Touch()},
+        [1],
+        {"score": "x"},
+    ):
         torch.save(content, tmp_path / "best.pt")
         with pytest.raises(ValueError, match=r"best.pt cannot be read.*HINT"):
             BestTrial(tmp_path / "best.pt")

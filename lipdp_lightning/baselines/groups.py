@@ -27,9 +27,9 @@ class ClippedGroups(Certifier):
         super().__init__(network, *arguments, **options)
         self._plan = plan
 
-    def certify(self) -> Certificate:
+    def certify(self, digest: bytes = b"") -> Certificate:
         self.follow()
-        self.norms.begin()
+        self.norms.begin(digest)
         groups = tuple(self._group(name, members) for name, members in clip_groups(self._model, self._plan.scaling))
         return Certificate((), groups, math.inf, self.input_bound, "")
 

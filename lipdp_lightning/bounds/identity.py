@@ -11,6 +11,7 @@ from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
@@ -376,7 +377,7 @@ class _Found:
             self._labels.append(lambda: ((f"{label}[{i}]", v) for i, v in enumerate(value)))
             for member in list(value):
                 self.value(f"a member of {label}", member)
-        elif type(value).__module__ == "numpy" or isinstance(value, bytearray):
+        elif isinstance(value, np.ndarray | np.generic | bytearray):
             self.arrays.append(value)
         else:
             self._object(label, value)

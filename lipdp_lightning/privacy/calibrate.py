@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.privacy.accountants import (
     ADD_REMOVE,
     AccountantFallbackWarning,
@@ -239,7 +240,9 @@ def _check(epsilon: float, tolerance: float, delta: float, sample_rate: float) -
     if not (epsilon > 0 and math.isfinite(epsilon)):
         problems.append(f"epsilon {epsilon} is not a positive finite number: 0 would need infinite noise.")
     elif epsilon < SMALLEST_EPSILON:
-        problems.append(f"epsilon {epsilon} is out of reach: below {SMALLEST_EPSILON:.0e} rounding alone is as large.")
+        problems.append(
+            f"epsilon {epsilon} is out of reach: below {upper_text(SMALLEST_EPSILON)} rounding alone is as large."
+        )
     if not 0 < delta < 1:
         problems.append(f"delta {delta} is not in (0, 1): no Gaussian mechanism has one.")
     if not 0 < sample_rate <= 1:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.privacy.ledger import (
     GAUSSIAN,
     SUBSAMPLED_GAUSSIAN,
@@ -131,7 +132,7 @@ class PrivacyPlan:
             problems.append(f"epsilon {epsilon} is not a positive finite number.\nHINT: epsilon=3")
         elif epsilon is not None and epsilon < SMALLEST_EPSILON:
             problems.append(
-                f"epsilon {epsilon} is below {SMALLEST_EPSILON:.0e}: noise drowns any model.\nHINT: epsilon=3"
+                f"epsilon {epsilon} is below {upper_text(SMALLEST_EPSILON)}: noise drowns any model.\nHINT: epsilon=3"
             )
         if (epochs is None) == (steps is None):
             problems.append("epochs and steps: exactly one is needed, the other follows.\nHINT: epochs=60")

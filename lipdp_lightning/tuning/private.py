@@ -130,6 +130,9 @@ class BestTrial:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._candidate = path.with_name(f"candidate-{path.name}")
+        for kept in (self.path, self._candidate):  # a damaged file is refused before anything is trained
+            if kept.exists():
+                _read(kept)
 
     def content(self) -> dict[str, Any]:
         """Score, settings and model; ValueError if the file holds anything else. No code that it names is run."""

@@ -17,6 +17,7 @@ from lipdp_lightning.audit.canaries import gradient_canary, run_finding, run_sco
 from lipdp_lightning.audit.neighbours import search_neighbours
 from lipdp_lightning.audit.one_run import CanaryStrategy, OneRun, canary_run, one_run_finding
 from lipdp_lightning.audit.sampling import plan_sampler
+from lipdp_lightning.mechanism.scaling import StepNumbers
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.calibrate import privacy_bound
 from lipdp_lightning.training import PrivateModule
@@ -82,8 +83,13 @@ class HalfNoise(CanaryStrategy):
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
-        stated = self.mechanism.deviations
-        self.mechanism.deviations = lambda: {n: v / 4 for n, v in stated().items()}
+        stated = self.mechanism.numbers
+
+        def quarter() -> StepNumbers:
+            numbers = stated()
+            return dataclasses.replace(numbers, deviations={n: v / 4 for n, v in numbers.deviations.items()})
+
+        self.mechanism.numbers = quarter
 
 
 def module() -> PrivateModule:

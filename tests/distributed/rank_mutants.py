@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lipdp_lightning.mechanism.noise import StepNoise
@@ -113,8 +112,8 @@ class EmptyWithoutNoise(_Patched):
         self.rows = len(batch[0])
         return super().training_step(batch, *args, **options)
 
-    def changed(self, drawn: Tensor) -> Tensor:
-        return drawn if self.rows else torch.zeros_like(drawn)
+    def changed(self, noise: StepNoise) -> StepNoise:
+        return noise if self.rows else replace(noise, share=0.0)
 
 
 class EmptySkipped(PrivateStrategy):

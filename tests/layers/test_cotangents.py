@@ -159,6 +159,8 @@ def test_a_factor_for_each_row_or_none(rows: int) -> None:
 def test_two_modules_with_clips_have_their_own_radii_and_both_bind() -> None:
     from private_step import Harness, make_network, make_plan, random_batch
 
+    from lipdp_lightning.bounds.identity import TrustedHook
+
     network, shape = make_network("mlp", gain=6.0)
     radii = {"1": 0.02, "3": 0.005}
     own = Harness(network, shape, make_plan(cotangent_clip=list(radii.items()), max_norm=None))
@@ -171,9 +173,8 @@ def test_two_modules_with_clips_have_their_own_radii_and_both_bind() -> None:
         output.register_hook(look)
 
     for path in radii:  # before the clip's own hook: its output, not what reads it
-        own.module.network.get_submodule(path).register_forward_hook(
-            lambda module, args, output, path=path: watch(path, output), prepend=True
-        )
+        looking = TrustedHook(lambda module, args, output, path=path: watch(path, output))
+        own.module.network.get_submodule(path).register_forward_hook(looking, prepend=True)
     own.accumulate(random_batch(64, shape, 5))
     for path, radius in radii.items():
         assert radius * (1 - 1e-4) < largest[path] <= radius * (1 + 1e-5)

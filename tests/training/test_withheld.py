@@ -99,7 +99,7 @@ class Refuses(Callback):
 
 
 def test_refusals_of_the_library_and_errors_of_files_stay_as_they_are() -> None:
-    with pytest.raises(ValueError, match=r"a parameter was frozen, unfrozen or added after set-up.*HINT"):
+    with pytest.raises(ValueError, match=r"what is trained changed after set-up.*HINT"):
         fit(make_plan(steps=2), Refuses())
     full = OSError(28, "No space left on device", "last.ckpt")
     withhold(full)
