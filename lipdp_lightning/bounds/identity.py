@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import types
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -404,7 +406,18 @@ _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "lightning", "
 
 
 def _is_foreign(thing: Any) -> bool:
-    return str(getattr(thing, "__module__", "")).partition(".")[0] in _FOREIGN
+    """Whether it comes from Python, torch or an installed package, whose own state and caches are not followed."""
+    package = str(getattr(thing, "__module__", "")).partition(".")[0]
+    return package in _FOREIGN or _is_installed(package)
+
+
+@lru_cache(maxsize=1024)
+def _is_installed(package: str) -> bool:
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return file is not None and any(Path(file).is_relative_to(place) for place in _INSTALLED)
+
+
+_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
 def _written_by_users(thing: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator
@@ -131,6 +132,21 @@ def _rehearse(
         torch.autograd.grad(losses.sum(), trained, allow_unused=True)
 
 
+def _move_twice(schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
+    """Moves a schedule and puts it and its optimizer back: a configured run is given the same objects later."""
+    state, groups = copy.deepcopy(schedule.state_dict()), schedule.optimizer.param_groups
+    options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a schedule before its optimizer
+            schedule.step()
+            schedule.step()
+    finally:
+        schedule.load_state_dict(state)
+        for group, before in zip(groups, options, strict=True):
+            group.update(before)
+
+
 def _schedule_problems(module: PrivateModule) -> list[str]:
     """Whether a schedule that was just made can be moved twice; one that follows a metric is left out."""
     try:
@@ -140,10 +156,7 @@ def _schedule_problems(module: PrivateModule) -> list[str]:
         if not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
             return []
         if not isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a schedule before its optimizer
-                schedule.step()
-                schedule.step()
+            _move_twice(schedule)
     except Exception as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return [f"the schedule fails when it moves, {message}. HINT: check lr_scheduler.init_args."]

@@ -183,6 +183,10 @@ def parameters_of(mechanism: Mechanism) -> list[nn.Parameter]:
     return [parameter for parameters in mechanism._parameters for parameter in parameters]
 
 
+def of_the_last_layer(mechanism: Mechanism, number: int) -> float:
+    return 0.0 if number >= len(parameters_of(mechanism)) - len(mechanism._parameters[-1]) else 1.0
+
+
 class Skips(SkipsEmptySamples):
     def privatize_(self, step: int, reduce: Any = None) -> None:
         super().privatize_(step, reduce)
@@ -389,7 +393,7 @@ GALLERY: dict[str, Broken] = {
         "the same noise on all ranks": wrapped(lambda step, place, digest: (step, replace(place, rank=0), digest)),
         "one draw for all groups": shaped(same_for_all_groups),
         "uniform noise of the same variance": shaped(uniform_noise),
-        "no noise on the last layer": added(lambda m, n: 0.0 if n == len(parameters_of(m)) - 1 else 1.0),
+        "no noise on the last layer": added(of_the_last_layer),
         "the variance is added for the deviation": added(lambda m, n: m.plan.noise_multiplier),
     }),
     "noise key without the state": Broken(

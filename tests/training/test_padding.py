@@ -36,7 +36,12 @@ def trained(monkeypatch: Any, multiple: int, kind: type[PrivateModule] = Private
     monkeypatch.setattr(strategy, "padding_multiple", lambda *_: multiple)
     sizes: list[int] = []
     module = make_module(network=network(), kind=kind)
-    module.network.register_forward_pre_hook(TrustedHook(lambda _, inputs: sizes.append(len(inputs[0]))))
+
+    def look(network: nn.Module, inputs: tuple[Tensor]) -> None:
+        if network.training:  # and not where set-up tries a step
+            sizes.append(len(inputs[0]))
+
+    module.network.register_forward_pre_hook(TrustedHook(look))
     callbacks = [AugmentationMultiplicity(2, [nn.Identity()])] if options.pop("views", False) else []
     more = {"physical_batch_size": options.pop("physical_batch_size", None)}
     fit(make_plan(noise_multiplier=0.0, **options), *callbacks, module=module, **more)
