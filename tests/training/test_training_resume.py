@@ -13,8 +13,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from small_runs import SECRET, Crash, Gradients, fit, make_module, make_plan, weights
+from torch import nn
 
 from callbacks import ResumeCheckpoint
+from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.norms.follow import Follower
 from lipdp_lightning.training import PrivateModule
 from lipdp_lightning.training.step_record import StepRecord
@@ -106,7 +108,9 @@ def test_a_replay_with_other_noise_scales_is_refused_and_then_becomes_a_branch(
     monkeypatch.setattr(Follower, "load_state", lambda self, state: None)
 
     def slow() -> dict[str, Any]:
-        return {"module": make_module(rate=0.003), **LONG}
+        torch.manual_seed(0)
+        wide = nn.Sequential(nn.Linear(6, 24), MaxMin(), nn.Linear(24, 20), MaxMin(), nn.Linear(20, 3))
+        return {"module": make_module(rate=0.003, network=wide), **LONG}  # the norm of 24 x 20 lags behind its weights
 
     session(tmp_path, crash=6, every=4, **slow())
     with pytest.raises(ValueError, match=r"step 4 of this run was released before.*HINT"):
