@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import itertools
@@ -309,6 +310,65 @@ def test_files_and_names_exist(path: Path) -> None:
 def test_a_name_that_does_not_exist_is_found() -> None:
     assert unresolved("`tests/test_nothing.py` `data_modules.Nothing` `bounds.certifier.nothing`") != []
     assert unresolved("`tests/test_docs.py` `privacy/plan.py` `data_modules.Digits` `bounds.certifier.certify`") == []
+
+
+# ---- tests and functions that pages name
+
+
+def named_tests(text: str) -> set[str]:
+    return set(re.findall(r"\btests/[\w/]+\.py::\w+", text))
+
+
+def named_functions(text: str) -> set[str]:
+    """Functions of the library that a page names as ``folder/file.py::Class.method``."""
+    return set(re.findall(r"`((?!tests/)[\w/]+\.py::[\w.]+)`", text))
+
+
+def is_defined(name: str) -> bool:
+    """Whether a file of the library defines a class or a function of this name, methods after a dot."""
+    file, _, dotted = name.partition("::")
+    if not (ROOT / "lipdp_lightning" / file).is_file():
+        return False
+    body = ast.parse((ROOT / "lipdp_lightning" / file).read_text(encoding="utf-8")).body
+    for part in dotted.split("."):
+        found = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part]
+        if not found:
+            return False
+        body = found[0].body
+    return True
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_every_test_that_a_page_names_exists(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert [test for test in sorted(named_tests(text)) if not exists(test)] == []
+
+
+def stations() -> dict[str, str]:
+    """The numbered sections of the walk through the core."""
+    parts = re.split(r"^## ", (ROOT / "docs/read_the_core.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {part.partition("\n")[0]: part for part in parts if re.match(r"\d+\. ", part)}
+
+
+@pytest.mark.parametrize("title", stations())
+def test_every_station_of_the_core_has_a_claim_code_and_tests(title: str) -> None:
+    text = stations()[title]
+    assert [text.count(mark) for mark in ("**Claim.**", "**Read.**", "**Breaks.**")] == [1, 1, 1]
+    functions = named_functions(text)
+    assert functions and named_tests(text)
+    assert [name for name in sorted(functions) if not is_defined(name)] == []
+
+
+def test_the_stations_of_the_core_are_numbered() -> None:
+    assert [int(title.partition(".")[0]) for title in stations()] == list(range(1, 15))
+
+
+def test_a_function_and_a_test_that_do_not_exist_are_found() -> None:
+    assert named_functions("`a/b.py::C.d` and `tests/a.py::test_b`") == {"a/b.py::C.d"}
+    assert named_tests("`tests/test_docs.py::test_gone`") == {"tests/test_docs.py::test_gone"}
+    assert is_defined("privacy/plan.py::PrivacyPlan.digest") and is_defined("privacy/sampling.py::_words")
+    for gone in ("privacy/plan.py::PrivacyPlan.gone", "privacy/plan.py::gone", "privacy/gone.py::gone"):
+        assert not is_defined(gone)
 
 
 # ---- the papers' mistakes
