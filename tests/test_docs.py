@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import itertools
@@ -15,12 +16,16 @@ from typing import Any
 
 import pytest
 import torch
+from private_step import Harness, make_plan, random_batch
+from torch import nn
 
 import lipdp_lightning.layers
 from lipdp_lightning.bounds import registry
 from lipdp_lightning.bounds.losses import LOSSES
 from lipdp_lightning.cli import COMMANDS, main
 from lipdp_lightning.commands.experiment import Experiment, parse_experiment
+from lipdp_lightning.layers import MaxMin
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.reproduce import Options, Output
 from lipdp_lightning.reproduce.entry import checked_cells, checked_result
 
@@ -309,6 +314,127 @@ def test_files_and_names_exist(path: Path) -> None:
 def test_a_name_that_does_not_exist_is_found() -> None:
     assert unresolved("`tests/test_nothing.py` `data_modules.Nothing` `bounds.certifier.nothing`") != []
     assert unresolved("`tests/test_docs.py` `privacy/plan.py` `data_modules.Digits` `bounds.certifier.certify`") == []
+
+
+# ---- tests and functions that pages name
+
+
+def named_tests(text: str) -> set[str]:
+    return set(re.findall(r"\btests/[\w/]+\.py::\w+", text))
+
+
+def named_functions(text: str) -> set[str]:
+    """Functions of the library that a page names as ``folder/file.py::Class.method``."""
+    return set(re.findall(r"`((?!tests/)[\w/]+\.py::[\w.]+)`", text))
+
+
+def is_defined(name: str) -> bool:
+    """Whether a file of the library defines a class or a function of this name, methods after a dot."""
+    file, _, dotted = name.partition("::")
+    if not (ROOT / "lipdp_lightning" / file).is_file():
+        return False
+    body = ast.parse((ROOT / "lipdp_lightning" / file).read_text(encoding="utf-8")).body
+    for part in dotted.split("."):
+        found = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part]
+        if not found:
+            return False
+        body = found[0].body
+    return True
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_every_test_that_a_page_names_exists(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert [test for test in sorted(named_tests(text)) if not exists(test)] == []
+
+
+def stations() -> dict[str, str]:
+    """The numbered sections of the walk through the core."""
+    parts = re.split(r"^## ", (ROOT / "docs/read_the_core.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {part.partition("\n")[0]: part for part in parts if re.match(r"\d+\. ", part)}
+
+
+@pytest.mark.parametrize("title", stations())
+def test_every_station_of_the_core_has_a_claim_code_and_tests(title: str) -> None:
+    text = stations()[title]
+    assert [text.count(mark) for mark in ("**Claim.**", "**Read.**", "**Breaks.**")] == [1, 1, 1]
+    functions = named_functions(text)
+    assert functions and named_tests(text)
+    assert [name for name in sorted(functions) if not is_defined(name)] == []
+
+
+def test_the_stations_of_the_core_are_numbered() -> None:
+    assert [int(title.partition(".")[0]) for title in stations()] == list(range(1, 15))
+
+
+def test_a_function_and_a_test_that_do_not_exist_are_found() -> None:
+    assert named_functions("`a/b.py::C.d` and `tests/a.py::test_b`") == {"a/b.py::C.d"}
+    assert named_tests("`tests/test_docs.py::test_gone`") == {"tests/test_docs.py::test_gone"}
+    assert is_defined("privacy/plan.py::PrivacyPlan.digest") and is_defined("privacy/sampling.py::_words")
+    for gone in ("privacy/plan.py::PrivacyPlan.gone", "privacy/plan.py::gone", "privacy/gone.py::gone"):
+        assert not is_defined(gone)
+
+
+# ---- how large the core is
+
+
+CORE = ("bounds", "kernels", "layers", "mechanism", "norms", "privacy")
+FOUR_LAYERS = (12, 16, 16, 16, 5)
+
+
+def lines_of(files: set[str]) -> int:
+    return sum(len((ROOT / "lipdp_lightning" / file).read_text(encoding="utf-8").splitlines()) for file in files)
+
+
+def walk_of_a_step() -> tuple[int, int]:
+    """How many files of the library a steady private step runs in, and how often it goes from one to another."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(FOUR_LAYERS)]
+    network = nn.Sequential(*[part for layer in layers for part in (layer, MaxMin())][:-1])
+    harness = Harness(network, FOUR_LAYERS[:1], make_plan(scaling="joint", allocation="optimal"), kind=Mechanism)
+    optimizer = torch.optim.SGD(harness.module.network.parameters(), lr=0.01)
+    walked: list[str] = []
+
+    def note(frame: types.FrameType, event: str, argument: Any) -> None:
+        if event == "call" and str(ROOT / "lipdp_lightning") in frame.f_code.co_filename:
+            walked.append(frame.f_code.co_filename)
+
+    for step in range(4):
+        batch = random_batch(20, FOUR_LAYERS[:1], FOUR_LAYERS[-1])
+        walked.clear()
+        sys.setprofile(note)
+        try:
+            harness.release(batch, step)
+            optimizer.step()
+            harness.mechanism.project_()
+        finally:
+            sys.setprofile(None)
+    harness.mechanism.close()
+    return len(set(walked)), sum(a != b for a, b in itertools.pairwise(walked))
+
+
+def counts_of_the_core() -> dict[str, int]:
+    spine = {name.partition("::")[0] for text in stations().values() for name in named_functions(text)}
+    library = ROOT / "lipdp_lightning"
+    core = {str(path.relative_to(library)) for room in CORE for path in (library / room).rglob("*.py")}
+    files, changes = walk_of_a_step()
+    return {
+        "lines of the spine": lines_of(spine),
+        "files of the spine": len(spine),
+        "lines of the core": lines_of(core),
+        "files of the core": len(core),
+        "files that a step walks through": files,
+        "changes of file in a step": changes,
+    }
+
+
+def test_the_core_is_no_larger_than_the_page_says() -> None:
+    text = section("docs/architecture.md", "What is not reached yet")
+    rows = re.findall(r"^\| (.+?) \| [\d,]+ \| ([\d,]+) \|$", text, re.MULTILINE)
+    stated, counted = {name: int(number.replace(",", "")) for name, number in rows}, counts_of_the_core()
+    print(*(f"{name}: {number}" for name, number in counted.items()), sep="\n")
+    assert stated.keys() == counted.keys()
+    assert {name: number for name, number in counted.items() if number > stated[name]} == {}
 
 
 # ---- the papers' mistakes
