@@ -83,6 +83,11 @@ class PrivateDataModule(lightning.LightningDataModule):
     ) -> None:
         super().__init__()
         self.validation_fraction = self.heldout_share if validation_fraction is None else validation_fraction
+        if not 0 <= self.validation_fraction < 1:
+            raise refusal(
+                f"{type(self).__name__}: validation_fraction is {self.validation_fraction}, not in [0, 1)",
+                "the share of the training rows that is held out, such as 0.1",
+            )
         self.split = split
         self.eval_batch_size = eval_batch_size
         self.pin_memory = pin_memory

@@ -76,6 +76,14 @@ def class_paths(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 def import_problem(error: Exception, arguments: Sequence[str]) -> str:
     """Returns what to say of an error that is not the parser's own: a module that fails while it is imported."""
+    problem = failed_import(arguments)
+    if problem is not None:
+        return problem
+    return f"the configuration cannot be used, {described(error)}. HINT: LIPDP_TRACEBACK=1 shows where it fails."
+
+
+def failed_import(arguments: Sequence[str]) -> str | None:
+    """Returns what to say of the first module that a class path names and that raises when it is imported."""
     for key, path in _named(arguments):
         try:
             importlib.import_module(path.rpartition(".")[0])
@@ -84,7 +92,7 @@ def import_problem(error: Exception, arguments: Sequence[str]) -> str:
         except Exception as cause:
             problem = f"{described(cause)}. HINT: `python -c 'import {path.rpartition('.')[0]}'` shows where"
             return f"{key}: {path} cannot be imported, {problem}."
-    return f"the configuration cannot be used, {described(error)}. HINT: LIPDP_TRACEBACK=1 shows where it fails."
+    return None
 
 
 def _named(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:

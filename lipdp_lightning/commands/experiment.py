@@ -34,7 +34,7 @@ from ..training.run_directory import RunDirectory
 from ..training.settings import PrivacySettings
 from ..training.step_record import StepRecord
 from ..training.strategy import PrivateStrategy
-from .class_paths import Constructors, import_problem, optimizer_problem
+from .class_paths import Constructors, failed_import, import_problem, optimizer_problem
 from .config_file import check_config_file, config_files
 from .known_keys import known_keys
 from .parser_errors import parser_error
@@ -269,7 +269,8 @@ def make_experiment(
     try:
         return kind(arguments, directory, wandb)
     except ArgumentError as error:
-        raise ValueError(parser_error(str(error), known_keys())) from error
+        # the parser takes a module that fails while it is imported for a class of the wrong kind
+        raise ValueError(failed_import(arguments) or parser_error(str(error), known_keys())) from error
     except (ValueError, OSError):
         raise
     except Exception as error:

@@ -83,7 +83,7 @@ class Mechanism:
         self._projector = Projector(self._follower, plan, self.certificate, named)
         self._certified_versions: list[int] = []
         self._step: int | None = None
-        self._sealed = False
+        self._sealed, self._weights = False, b""
         self._drawn = 0
         self.checksum = b""
         self.digest = b""
@@ -111,14 +111,14 @@ class Mechanism:
             self._check_unchanged("between two micro-batches")
             return
         named = self._watched.named()
-        weights = self._digest.of(named)
-        self._certify(named, weights)  # for the same weights, the bounds of the projection still hold
+        self._weights = self._digest.of(named)
+        self._certify(named, self._weights)  # for the same weights, the bounds of the projection still hold
         self._switch(step)
         self._step, self._drawn, self._sealed = step, 0, sealed
         self.scaling.begin(self.numbers())
         tracked = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.scaling.state().items()}
         # bounds may lag behind the weights, and they scale both gradients and noise
-        self.checksum = state_digest(tracked, weights, *self._context, bounds_of(self.certificate))
+        self.checksum = state_digest(tracked, self._weights, *self._context, bounds_of(self.certificate))
         own = state_digest({}, self.checksum, numeric_environment())
         self.digest = own if agree is None else agree(own)
 
@@ -142,7 +142,8 @@ class Mechanism:
         """
         assert self._step == step, f"privatize_({step}) without begin_step({step})"
         assert (seal is not None) == self._sealed, "the key of the noise is settled in begin_step, or by a seal"
-        self._check_unchanged("between forward and privatize_")
+        # once more to the last bit: a write through .data changes no version
+        self._check_unchanged("between forward and privatize_", self._digest.of(self._watched.named()))
         numbers = self.numbers()
         sums = self._sums(numbers)
         if seal is not None:
@@ -265,10 +266,10 @@ class Mechanism:
                 "and buffers may be loaded in place."
             )
 
-    def _check_unchanged(self, when: str) -> None:
+    def _check_unchanged(self, when: str, weights: bytes | None = None) -> None:
         """Refuses any change between the certificate and the release, of the weights too."""
         self._check_identity()
-        if self._certified_versions != self._watched.versions():
+        if self._certified_versions != self._watched.versions() or weights not in (None, self._weights):
             raise AssertionError(  # also where python leaves out assert statements
                 f"the weights changed {when}, or a buffer did: the gradients are not those of the step's certificate. "
                 "HINT: change weights and buffers between steps, and keep no state that forward updates."

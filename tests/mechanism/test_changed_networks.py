@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from private_step import Harness, mahalanobis, make_plan, random_batch
+from private_step import Harness, mahalanobis, make_plan, mlp, random_batch
 from torch import Tensor, nn
 
 from lipdp_lightning.bounds.certifier import CertificationError
@@ -376,4 +376,23 @@ def test_passes_without_gradients_and_between_steps_take_no_part(scaling: str) -
         harness.module.network(BATCH[0])
     again = harness.release(BATCH, 1)
     assert all(torch.equal(again[name], values) for name, values in expected.items())
+    harness.mechanism.close()
+
+
+@pytest.mark.parametrize("layer", [1, 3, 5])
+@pytest.mark.parametrize("scaling", ["worst_case", "layerwise", "joint", "exact"])
+def test_weights_that_are_written_through_data_within_a_step_release_nothing(scaling: str, layer: int) -> None:
+    """Such a write changes neither a version nor an address: the backward pass takes the new weights, the noise not."""
+    torch.manual_seed(0)
+    options = {"radius": 0.1} if scaling == "exact" else {}
+    harness = Harness(mlp(), (12,), make_plan(scaling=scaling, max_norm=1.0, **options))
+    batch = random_batch(6, (12,), 5)
+    harness.release(batch, 0)
+    harness.module.zero_grad(set_to_none=True)
+    harness.mechanism.begin_step(1)
+    loss = harness.module.training_step(batch, 0)
+    harness.module.network[layer].weight.data.mul_(1000)
+    loss.backward()
+    with pytest.raises(AssertionError, match=r"weights changed between forward and privatize_.*HINT"):
+        harness.mechanism.privatize_(1)
     harness.mechanism.close()
