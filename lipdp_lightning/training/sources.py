@@ -6,6 +6,7 @@ import ast
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import site
 import sys
 import sysconfig
@@ -100,7 +101,9 @@ def _file_of(name: str) -> Path | None:
         paths: Any = None
         for depth in range(1, name.count(".") + 2):
             try:
-                spec = PathFinder.find_spec(".".join(name.split(".")[:depth]), paths)
+                part = ".".join(name.split(".")[:depth])
+                # a package in development may be found by a finder of its own, which knows top-level names
+                spec = importlib.util.find_spec(part) if depth == 1 else PathFinder.find_spec(part, paths)
             except (ImportError, ValueError, AttributeError):
                 return None
             if spec is None:

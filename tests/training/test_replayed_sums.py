@@ -359,3 +359,16 @@ def test_a_killed_run_whose_file_was_edited_draws_fresh_noise(tmp_path: Path, na
     for step in steps:
         one, other = (torch.load(tmp_path / part / f"{step}.pt") for part in ("first", "second"))
         assert differ_by_fresh_noise(one, other) if name else torch.equal(one, other)
+
+
+def test_a_script_outside_of_the_repository_finds_the_code_of_this_project(tmp_path: Path) -> None:
+    """An installation in development is found by a finder of its own, and not by the folders of sys.path."""
+    script = tmp_path / "script.py"
+    script.write_text("from lipdp_lightning.training.sources import code_digest\nprint(len(code_digest([])))\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    if "No module named 'lipdp_lightning'" in result.stderr:
+        pytest.skip("this project is not installed")
+    assert result.stdout.strip() == "32", result.stderr
