@@ -144,7 +144,8 @@ class Subject:
     def _accumulate(self, batch: Batch, step: int) -> None:
         for chunk in range(self.chunks):
             part = tuple(t[chunk :: self.chunks] for t in batch)
-            self.mechanism.begin_step(step)
+            if chunk:  # nothing may have changed since the one before
+                self.mechanism.begin_step(step)
             loss: Any = self.module.training_step(part, chunk)  # type: ignore[arg-type]
             (loss / self.chunks).backward()
 

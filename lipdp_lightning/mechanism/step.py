@@ -84,6 +84,7 @@ class Mechanism:
         self._certified_versions: list[int] = []
         self._step: int | None = None
         self._sealed, self._weights = False, b""
+        self._known: tuple[Certificate, Scaling, dict[str, float], StepNumbers] | None = None
         self._drawn = 0
         self.checksum = b""
         self.digest = b""
@@ -167,7 +168,11 @@ class Mechanism:
 
     def numbers(self) -> StepNumbers:
         """Returns sensitivities, deviations and thresholds under the present certificate and scaling."""
-        return self.scaling.numbers(self.certificate)
+        certificate, scaling, state = self.certificate, self.scaling, self.scaling.state()
+        known = self._known
+        if known is None or known[0] is not certificate or known[1] is not scaling or known[2] != state:
+            known = self._known = certificate, scaling, state, scaling.numbers(certificate)
+        return known[3]
 
     def sensitivities(self) -> dict[str, float]:
         """Returns Delta_k of every group under the plan's scaling, with the margin for float32 sums."""

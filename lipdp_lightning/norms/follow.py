@@ -103,6 +103,7 @@ class Follower(NormSource):
         self._operators: dict[str, tuple[Operator, ...]] = {}
         self._anchors: dict[str, Anchor] = {}
         self._measured: dict[str, Measured] = {}
+        self._cheap: dict[str, tuple[Tensor, Measured]] = {}  # norms that are taken anew, while a weight stays as it is
         self._sealed: tuple[bytes, dict[str, Measured]] = b"", {}
         self._asked: dict[int, Tensor] = {}
         self._vectors: dict[int, tuple[Tensor, float]] = {}
@@ -240,6 +241,9 @@ class Follower(NormSource):
     def _renewed(self, name: str) -> Measured:
         """Returns the bounds of a weight that the strip bound does not serve."""
         weight, anchor = self._weights[name], self._usable(name)
+        cheap = self._cheap.get(name)
+        if cheap is not None and cheap[1].norms.keys() == {*self._operators[name]} and _equal(cheap[0], weight):
+            return cheap[1]
         if anchor is not None:
             change = changes([(weight, anchor.reference)], TALL_STRIP)[0]
             closer = anchor.followed(weight, change)
@@ -249,7 +253,9 @@ class Follower(NormSource):
         norms = self._evaluated(name)
         if all(operator.is_cheap(weight) for operator in norms):
             self._anchors.pop(name, None)
-            return Measured(norms, frobenius_norm(weight))
+            found = Measured(norms, frobenius_norm(weight))
+            self._cheap[name] = weight.detach().clone(), found
+            return found
         return self._anchored(name, norms)
 
     def _evaluated(self, name: str) -> dict[Operator, float]:
@@ -280,6 +286,12 @@ class Follower(NormSource):
         reference = Reference(values, frobenius_norm(values))
         self._anchors[name] = Anchor(reference, norms if exact is None else exact, norms)
         return Measured(norms, reference.frobenius)
+
+
+def _equal(kept: Tensor, weight: Tensor) -> bool:
+    """Returns whether two tensors are the same numbers; never with a NaN."""
+    alike = kept.shape == weight.shape and kept.dtype == weight.dtype and kept.device == weight.device
+    return alike and bool(torch.equal(kept, weight.detach()))
 
 
 def _texts(values: Mapping[Operator, float]) -> dict[str, float]:
