@@ -15,7 +15,7 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from numba import carray, float64, types
+from numba import float64, types
 from numba.extending import intrinsic
 
 from .threads import MOST_FIELDS, THREAD_COUNT, THREAD_NUMBER, loop
@@ -44,16 +44,18 @@ def _rounded_once(context: Any, a: Any, b: Any, c: Any) -> Any:
     return float64(float64, float64, float64), generate
 
 
+carray: Any = numba.carray  # type: ignore[attr-defined]
+_njit: Any = numba.njit
 _pointer: Any = intrinsic(_pointer_at)
 _fma: Any = intrinsic(_rounded_once)
 
 
 def _compiled(function: Any) -> Any:
-    return numba.njit(error_model="numpy")(function)
+    return _njit(error_model="numpy")(function)
 
 
 def _in_any_order(function: Any) -> Any:
-    return numba.njit(error_model="numpy", fastmath={"reassoc"})(function)
+    return _njit(error_model="numpy", fastmath={"reassoc"})(function)
 
 
 @_compiled
@@ -300,9 +302,9 @@ def _normals(words: Any, out: Any) -> None:
 def _cached(function: Any) -> Any:
     signature, options = "void(int64[::1], float64[::1])", {"error_model": "numpy", "nogil": True}
     try:
-        return numba.njit(signature, cache=True, **options)(function)
+        return _njit(signature, cache=True, **options)(function)
     except RuntimeError:
-        return numba.njit(signature, **options)(function)
+        return _njit(signature, **options)(function)
 
 
 normals = _cached(_normals)

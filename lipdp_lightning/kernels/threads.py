@@ -57,10 +57,11 @@ class Loop:
 
     def __init__(self, body: Callable[[Any], None], kinds: tuple[Kind, ...]) -> None:
         self._kinds = kinds
+        self._native: Any
         try:
-            self._native = numba.cfunc("void(voidptr)", error_model="numpy", nopython=True, cache=True)(body)
+            self._native = numba.cfunc("void(voidptr)", error_model="numpy", cache=True)(body)
         except RuntimeError:  # there is no directory that the cache could be kept in
-            self._native = numba.cfunc("void(voidptr)", error_model="numpy", nopython=True)(body)
+            self._native = numba.cfunc("void(voidptr)", error_model="numpy")(body)
 
     def __call__(self, entries: int, *arguments: Tensor | float) -> None:
         """Runs the loop, on several threads if there are many entries to work on.
@@ -76,7 +77,7 @@ class Loop:
                 fields.append(argument.data_ptr())
                 fields.extend(argument.shape)
             elif dtype == torch.float64:
-                fields.frombytes(array("d", (argument,)).tobytes())
+                fields.frombytes(array("d", (float(argument),)).tobytes())
             else:
                 fields.append(int(argument))
         assert len(fields) <= MOST_FIELDS
