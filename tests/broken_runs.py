@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from small_runs import make_module
 from torch import Tensor, nn
 
 from lipdp_lightning.audit.paired_runs import TranscribedStrategy
+from lipdp_lightning.mechanism.scaling import StepNumbers
 from lipdp_lightning.training import PrivateModule
 
 
@@ -143,7 +144,7 @@ class DividesByTheDrawn(TranscribedStrategy):
         super().setup(trainer)
         mechanism = self.mechanism
         assert mechanism is not None
-        mechanism._divisor = lambda: float(max(1, mechanism._drawn))  # type: ignore[method-assign]
+        mechanism.divisor = lambda: float(max(1, mechanism._drawn))  # type: ignore[method-assign]
 
 
 class NoiseByTheDrawn(TranscribedStrategy):
@@ -153,8 +154,13 @@ class NoiseByTheDrawn(TranscribedStrategy):
         super().setup(trainer)
         mechanism = self.mechanism
         assert mechanism is not None
-        stated = mechanism._deviations_with_votes
-        mechanism._deviations_with_votes = lambda: [d * (1 + mechanism._drawn) for d in stated()]  # type: ignore[method-assign]
+        stated = mechanism.numbers
+
+        def scaled() -> StepNumbers:
+            numbers = stated()
+            return replace(numbers, deviations={n: d * (1 + mechanism._drawn) for n, d in numbers.deviations.items()})
+
+        mechanism.numbers = scaled  # type: ignore[method-assign]
 
 
 class SkipsTheBias(TranscribedStrategy):
@@ -167,9 +173,9 @@ class SkipsTheBias(TranscribedStrategy):
         bias = [p for p in mechanism.model.parameters() if p.dim() == 1][-1]
         privatize = mechanism.privatize_
 
-        def without_the_bias(step: int, reduce: Any = None) -> None:
+        def without_the_bias(*arguments: Any) -> None:
             raw = None if bias.grad is None else bias.grad.clone()
-            privatize(step, reduce)
+            privatize(*arguments)
             bias.grad = raw
 
         mechanism.privatize_ = without_the_bias  # type: ignore[method-assign]
@@ -180,8 +186,13 @@ class HalfTheSensitivity(TranscribedStrategy):
         super().setup(trainer)
         mechanism = self.mechanism
         assert mechanism is not None
-        stated = mechanism.deviations
-        mechanism.deviations = lambda: {n: d / 8 for n, d in stated().items()}  # type: ignore[method-assign]
+        stated = mechanism.numbers
+
+        def eighth() -> StepNumbers:
+            numbers = stated()
+            return replace(numbers, deviations={n: d / 8 for n, d in numbers.deviations.items()})
+
+        mechanism.numbers = eighth  # type: ignore[method-assign]
 
 
 # ---- callbacks
@@ -237,7 +248,7 @@ BROKEN: dict[str, BrokenRun] = {
     ),
     "printed when a batch is empty": BrokenRun("printed", {"module": of_kind(Prints)}),
     "division by the drawn sample": BrokenRun("divisor", {"strategy": DividesByTheDrawn}),
-    "noise by the drawn sample": BrokenRun("noise of step", {"strategy": NoiseByTheDrawn}),
+    "noise by the drawn sample": BrokenRun("deviation of step", {"strategy": NoiseByTheDrawn}),
     "a mean that no ledger counts": BrokenRun("takes no part", {"data": Centred}),
     "dropout keyed by row": BrokenRun(
         "times the sensitivity", {"module": of_kind(DropsByRow, dropped_inputs)}, {"expected_batch_size": ROWS}

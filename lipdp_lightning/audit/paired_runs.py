@@ -182,8 +182,8 @@ class TranscribedStrategy(PrivateStrategy):
             inputs = torch.cat([piece for one in sums for _, piece in one.parts()])
             if reduce is not None:
                 reduce(inputs)
-            numbers = [(one.deviation, one.share, one.divisor) for one in sums]
-            scribe.show(f"noise, share and divisor of {name}", numbers)
+            for what in ("deviation", "share", "divisor"):
+                scribe.show(f"{what} of {name}", [getattr(one, what) for one in sums])
             outputs = scribe.given(name)
             if outputs is None:
                 release(sums, noise, reduce)
