@@ -57,7 +57,7 @@ def _number(value: float | None) -> str:
 
 
 def _epsilons(finding: Finding) -> tuple[str, str]:
-    """What was shown, rounded down, and what is claimed, rounded up."""
+    """Returns the bound that was shown, rounded down, and the one that is claimed, rounded up."""
     lower, claimed = finding.epsilon_lower, finding.epsilon_claimed
     return "-" if lower is None else lower_text(lower), "-" if claimed is None else upper_text(claimed)
 

@@ -82,7 +82,7 @@ def paired_runs(
 
 
 def _error_of(run: Callable[[Scribe], None], scribe: Scribe) -> Exception | None:
-    """What ends the run, which is then part of what it shows."""
+    """Returns the error that ends the run, which is then part of what the run shows, or None."""
     try:
         run(scribe)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a run releases, what each release was made from, and all else that can be seen of the run.
+"""Records what a run releases, what each release was made from, and all else that can be seen of the run.
 
 A proof of privacy for an adaptive run goes release by release: given everything that was released before, the next
 release is a mechanism whose input moves by at most its sensitivity when one example joins. Two transcripts show whether
@@ -62,7 +62,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two transcripts.
+    """Lists what differs between two transcripts.
 
     Attributes:
         moved: by release, the distance of the inputs over the sensitivity that is assumed.
