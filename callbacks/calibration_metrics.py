@@ -20,7 +20,7 @@ from lipdp_lightning.calibration.probabilities import check_labels, check_probab
 from lipdp_lightning.calibration.scores import scores_of_sums
 from lipdp_lightning.calibration.sums import DEFAULT_BINS, CalibrationSums
 from lipdp_lightning.privacy.plan import PrivacyPlan
-from lipdp_lightning.report.calibration import HELD_OUT
+from lipdp_lightning.report.calibration_summary import HELD_OUT
 from lipdp_lightning.training.predictions import class_scores, held_out_labels, predict_rows
 
 _PROBE_ROWS = 8

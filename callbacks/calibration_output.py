@@ -11,7 +11,7 @@ import numpy as np
 
 from lipdp_lightning.files import write_bytes_atomically
 from lipdp_lightning.report.atomic import write_all_atomically
-from lipdp_lightning.report.calibration import class_csv, class_table
+from lipdp_lightning.report.calibration_summary import class_csv, class_table
 from lipdp_lightning.report.figure_style import figure_to_png
 from lipdp_lightning.report.model import json_ready
 from lipdp_lightning.report.plots_calibration import calibration_figures

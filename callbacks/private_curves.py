@@ -27,8 +27,8 @@ from lipdp_lightning.curves import (
     private_reliability,
     private_roc,
 )
-from lipdp_lightning.curves.files import write_new
-from lipdp_lightning.curves.plots import plot_hosmer_lemeshow, plot_reliability, plot_roc
+from lipdp_lightning.curves.columns import write_new
+from lipdp_lightning.curves.curve_plots import plot_hosmer_lemeshow, plot_reliability, plot_roc
 from lipdp_lightning.report.figure_style import figure_to_png
 from lipdp_lightning.training.predictions import class_scores, predict_rows
 

@@ -18,8 +18,8 @@ from callbacks.parameter_averaging import averaging_of
 from data_modules.base import PrivateDataModule
 from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.calibration.temperature import GRID, check_grid, fit_temperature, private_temperature
-from lipdp_lightning.curves.files import write_new
-from lipdp_lightning.curves.noise import NoiseSource
+from lipdp_lightning.curves.columns import write_new
+from lipdp_lightning.curves.discrete_noise import NoiseSource
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.training.predictions import TEMPERATURE_FILE, class_scores, predict_rows, read_temperature
 
@@ -221,7 +221,7 @@ def planned_beside_training(trainer: lightning.Trainer) -> float:
 
 
 def _report_of(trainer: lightning.Trainer) -> Any:
-    from callbacks.report import PrivacyReport
+    from callbacks.privacy_report import PrivacyReport
 
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return next((c for c in callbacks if isinstance(c, PrivacyReport)), None)

@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from data_modules.android import Android as Android
     from data_modules.arrays import NpzArrays as NpzArrays
     from data_modules.base import PrivateDataModule as PrivateDataModule
+    from data_modules.benchmark_tables import Adult as Adult
+    from data_modules.benchmark_tables import BreastCancer as BreastCancer
+    from data_modules.benchmark_tables import CaliforniaHousing as CaliforniaHousing
+    from data_modules.benchmark_tables import DefaultCredit as DefaultCredit
+    from data_modules.benchmark_tables import Dropout as Dropout
+    from data_modules.benchmark_tables import GermanCredit as GermanCredit
+    from data_modules.benchmark_tables import Nursery as Nursery
+    from data_modules.benchmark_tables import WineQuality as WineQuality
     from data_modules.cifar import CIFAR10 as CIFAR10
     from data_modules.csv_table import CSVTable as CSVTable
     from data_modules.csv_table import SchemaTable as SchemaTable
@@ -27,14 +35,6 @@ if TYPE_CHECKING:
     from data_modules.image_folder import ImageFolder as ImageFolder
     from data_modules.mapped import MappedArrays as MappedArrays
     from data_modules.schema import TableSchema as TableSchema
-    from data_modules.tables import Adult as Adult
-    from data_modules.tables import BreastCancer as BreastCancer
-    from data_modules.tables import CaliforniaHousing as CaliforniaHousing
-    from data_modules.tables import DefaultCredit as DefaultCredit
-    from data_modules.tables import Dropout as Dropout
-    from data_modules.tables import GermanCredit as GermanCredit
-    from data_modules.tables import Nursery as Nursery
-    from data_modules.tables import WineQuality as WineQuality
     from data_modules.text import SNLI as SNLI
     from data_modules.text import HashedWords as HashedWords
     from data_modules.text import MovieSnippets as MovieSnippets
@@ -55,7 +55,7 @@ _HOME = {
     "mapped": ("MappedArrays",),
     "schema": ("TableSchema",),
     "text": ("HashedWords", "MovieSnippets", "SNLI", "SentenceEmbeddings", "WordVectors"),
-    "tables": (
+    "benchmark_tables": (
         "Adult",
         "BreastCancer",
         "CaliforniaHousing",

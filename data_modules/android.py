@@ -8,11 +8,11 @@ import torch
 
 from data_modules import codes
 from data_modules.base import GroupedRows, Rows
+from data_modules.benchmark_tables import NamedTable
 from data_modules.csv_table import read_table
 from data_modules.encoding import encode
 from data_modules.schema import ClassLabel, Numeric, TableSchema
 from data_modules.splits import Split
-from data_modules.tables import NamedTable
 from data_modules.units import hashed_names
 
 

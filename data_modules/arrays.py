@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.files import refusal, refused_zip
+from data_modules.found_files import refusal, refused_zip
 from data_modules.splits import Split
 
 

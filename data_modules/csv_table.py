@@ -11,7 +11,7 @@ from typing import Any
 
 from data_modules.base import GroupedRows, PrivateDataModule, Rows
 from data_modules.encoding import RawTable, encode, group_names, match_columns
-from data_modules.files import kind_of, read_text, refusal
+from data_modules.found_files import kind_of, read_text, refusal
 from data_modules.schema import ClassLabel, TableSchema
 from data_modules.schema_yaml import load_schema
 from data_modules.splits import Split

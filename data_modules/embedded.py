@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.files import refusal
+from data_modules.found_files import refusal
 from data_modules.schema import scale_declared
 
 Ranges = dict[str, tuple[float, float]]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_modules.files import refusal
+from data_modules.found_files import refusal
 from data_modules.schema import ColumnProblem, TableSchema
 
 

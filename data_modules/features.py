@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from data_modules.base import PrivateDataModule
-from data_modules.files import cache_root, refusal
+from data_modules.found_files import cache_root, refusal
 from data_modules.poisson import InMemoryRows, slices
 from lipdp_lightning.features import FeatureExtractor
 from lipdp_lightning.features.cache import KeptRows, Source, cached_features

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from data_modules import codes
-from data_modules.files import refusal
+from data_modules.benchmark_tables import NamedTable
+from data_modules.found_files import refusal
 from data_modules.schema import Categorical, ClassLabel, Numeric, TableSchema
 from data_modules.splits import Split
-from data_modules.tables import NamedTable
 from data_modules.units import Grouping
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data_modules.base import PrivateDataModule, Rows, box_norm
 from data_modules.downloads import fetched, how_to_get
-from data_modules.files import data_root, find_file, read_bytes, refusal
+from data_modules.found_files import data_root, find_file, read_bytes, refusal
 from data_modules.splits import Split
 
 _UNSIGNED_BYTE = 0x08

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.files import kind_of, refusal, refused_zip
+from data_modules.found_files import kind_of, refusal, refused_zip
 from data_modules.splits import Split
 
 PARTS = ("train", "test")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.files import kind_of, refusal
+from data_modules.found_files import kind_of, refusal
 from data_modules.splits import Split
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from data_modules.checks import check_declared_size, check_rows
-from data_modules.files import refusal
+from data_modules.found_files import refusal
 from data_modules.poisson import InMemoryRows
+from data_modules.row_checks import check_declared_size, check_rows
 from data_modules.splits import checked_split, hashed_split
 from data_modules.units import Groups
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from data_modules.files import read_text, refusal
+from data_modules.found_files import read_text, refusal
 from data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric, TableSchema
 from data_modules.units import Grouping
 

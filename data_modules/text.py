@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from data_modules.base import PrivateDataModule, Rows
-from data_modules.files import data_root, find_file, read_bytes, read_text, refusal
+from data_modules.found_files import data_root, find_file, read_bytes, read_text, refusal
 from data_modules.splits import Split
 
 _WORD = re.compile(r"[a-z]+|[0-9]+|[!?]")

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("LIPDP_TRACEBACK") == "1":
             raise
-        from .commands.one_line import shown
+        from .experiment.one_line import shown
         from .report.show import show
 
         show(f"lipdp {name}: {shown(name, error)}\n", sys.stderr)

@@ -23,11 +23,11 @@ import lipdp_lightning.layers
 from lipdp_lightning.bounds import registry
 from lipdp_lightning.bounds.losses import LOSSES
 from lipdp_lightning.cli import COMMANDS, main
-from lipdp_lightning.commands.experiment import Experiment, parse_experiment
+from lipdp_lightning.experiment.experiment import Experiment, parse_experiment
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.mechanism.step import Mechanism
-from lipdp_lightning.reproduce import Options, Output
-from lipdp_lightning.reproduce.entry import checked_cells, checked_result
+from lipdp_lightning.studies.reproduce import Options, Output
+from lipdp_lightning.studies.reproduce.entry import checked_cells, checked_result
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -81,7 +81,7 @@ def test_no_page_with_code_is_left_out() -> None:
     assert [name_of(p) for p in PAGES if list(blocks(p, "python"))] == [
         "README.md",
         "CONTRIBUTING.md",
-        "docs/baselines.md",  # in tests/baselines/test_baseline_docs.py
+        "docs/baselines.md",  # in tests/clipping/test_baseline_docs.py
         "docs/bring_your_own_data.md",  # in tests/data_modules/test_data_own.py
         "docs/parties.md",
         "docs/reproduce.md",

@@ -18,10 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("lipdp_lightning", "callbacks", "data_modules")
 # appended to or locked, and not replaced; downloads go through names of their own and compare digests
 OWN_WAY = {
-    "lipdp_lightning/files.py", "lipdp_lightning/report/atomic.py", "lipdp_lightning/curves/files.py",
+    "lipdp_lightning/files.py", "lipdp_lightning/report/atomic.py", "lipdp_lightning/curves/columns.py",
     "lipdp_lightning/training/step_record.py", "lipdp_lightning/training/run_directory.py",
     "lipdp_lightning/training/checkpoint_io.py", "lipdp_lightning/tuning/storage.py",
-    "lipdp_lightning/reproduce/store.py", "lipdp_lightning/features/cache.py", "data_modules/downloads.py",
+    "lipdp_lightning/studies/reproduce/store.py", "lipdp_lightning/features/cache.py", "data_modules/downloads.py",
     "data_modules/cifar.py",
 }  # fmt: skip
 METHODS = {"write_text", "write_bytes", "tofile", "to_csv", "savetxt", "savez", "savez_compressed", "memmap"}

@@ -17,9 +17,9 @@ from lipdp_lightning.bound_text import ShownBound, lower_text, upper_text
 from lipdp_lightning.commands import status
 from lipdp_lightning.privacy.budget import BudgetRow, format_table
 from lipdp_lightning.report.tables import plan_rows
-from lipdp_lightning.reproduce.entry import describe_epsilon
+from lipdp_lightning.studies.reproduce.entry import describe_epsilon
 from lipdp_lightning.tuning.objectives import OBJECTIVES
-from lipdp_lightning.tuning.outputs import _at, _value
+from lipdp_lightning.tuning.search_files import _at, _value
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("lipdp_lightning", "callbacks", "data_modules")

@@ -111,30 +111,58 @@ def test_the_critical_rooms_load_no_trainer() -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_rooms_import_only_the_rooms_above_them() -> None:
-    """bounds and layers know nothing of noise; privacy knows nothing of models; nothing private knows the trainer."""
-    allowed = {
-        "norms": {"norms"},
-        "kernels": {"kernels"},
-        "bounds": {"bounds", "norms"},
-        "layers": {"bounds", "kernels", "layers", "norms"},
-        "audit": {"bounds", "layers", "norms", "privacy", "mechanism", "training", "baselines", "report", "audit"},
-        "privacy": {"kernels", "privacy"},
-        "mechanism": {"bounds", "kernels", "layers", "norms", "privacy", "mechanism"},
-        "features": {"layers", "features"},
-        "models": {"layers", "features", "models"},
-        "slurm": {"slurm"},
-    }
-    wrong = []
-    for room, known in allowed.items():
-        for path in modules_of(f"lipdp_lightning/{room}"):
-            strangers = siblings(path) - known
-            wrong += [f"{path.relative_to(ROOT)} imports {stranger}" for stranger in sorted(strangers)]
-    assert wrong == []
+# Which rooms a room may import, also inside functions; modules beside the rooms, such as files.py, count as rooms.
+KNOWS = {
+    "bound_text": "",
+    "files": "",
+    "kernels": "",
+    "norms": "",
+    "run_names": "",
+    "schedules": "",
+    "slurm": "",
+    "bounds": "norms",
+    "layers": "bounds kernels norms",
+    "privacy": "bound_text files kernels",
+    "mechanism": "bounds kernels layers norms privacy",
+    "clipping": "bounds layers privacy",
+    "features": "files layers",
+    "models": "features layers",
+    "augmentations": "layers",
+    "report": "bound_text files",
+    "data_modules": "features privacy",
+    "training": "augmentations bounds clipping files kernels layers mechanism norms privacy run_names slurm",
+    "curves": "bound_text files privacy report",
+    "calibration": "curves",
+    "callbacks": "augmentations bound_text bounds calibration curves data_modules files privacy report slurm training",
+    "audit": "bound_text bounds clipping data_modules layers mechanism norms privacy report training",
+    "experiment": "bounds callbacks data_modules files privacy report schedules training",
+    "tuning": "bound_text experiment files privacy report training",
+    "bench": "bounds data_modules files kernels layers mechanism models norms privacy report training",
+    "studies": (
+        "audit augmentations bench bound_text bounds calibration clipping curves data_modules experiment features "
+        "files layers mechanism models norms privacy report training"
+    ),
+    "commands": (
+        "audit bench bound_text bounds callbacks curves data_modules experiment files mechanism norms privacy report "
+        "run_names slurm studies training tuning"
+    ),
+    "cli": "commands experiment report",
+}
 
 
-def siblings(path: Path) -> set[str]:
-    """Rooms of the library that a module imports, by relative or absolute name."""
+def rooms() -> dict[str, list[Path]]:
+    """Returns the modules of each room: a folder or a module of the library, and the other two packages."""
+    found: dict[str, list[Path]] = {}
+    for path in modules_of(*PACKAGES):
+        package, *inner = path.relative_to(ROOT).parts
+        if package == "lipdp_lightning" and inner == ["__init__.py"]:
+            continue
+        found.setdefault(inner[0].removesuffix(".py") if package == "lipdp_lightning" else package, []).append(path)
+    return found
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Returns the rooms that a module imports, by relative or absolute name, at its top or inside a function."""
     package = path.relative_to(ROOT).parts[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -145,16 +173,49 @@ def siblings(path: Path) -> set[str]:
             base = list(package[: len(package) - node.level + 1]) if node.level else []
             names = [".".join([*base, *([node.module] if node.module else []), alias.name]) for alias in node.names]
         for name in names:
-            parts = name.split(".")
-            if parts[0] == "lipdp_lightning" and len(parts) > 1 and (ROOT / "lipdp_lightning" / parts[1]).is_dir():
-                found.add(parts[1])
+            root, _, inner = name.partition(".")
+            room = inner.partition(".")[0] if root == "lipdp_lightning" else root
+            if root in PACKAGES and room in KNOWS:
+                found.add(room)
     return found
 
 
-def test_siblings_are_found_however_they_are_imported() -> None:
-    found = siblings(ROOT / "lipdp_lightning/mechanism/step.py")
-    assert {"bounds", "privacy", "mechanism"} <= found
-    assert "mechanism" not in siblings(ROOT / "lipdp_lightning/privacy/randomness.py")
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Returns rooms that cannot be put in an order in which each knows only rooms before it."""
+    left = dict(graph)
+    while ready := [room for room, known in left.items() if not known & set(left)]:
+        for room in ready:
+            del left[room]
+    return sorted(left)
+
+
+def test_every_room_imports_what_the_table_says() -> None:
+    """The table is exact: an import that is not in it fails, and so does an entry that nothing uses."""
+    used = {room: set().union(*map(imported_rooms, paths)) - {room} for room, paths in rooms().items()}
+    assert {room: " ".join(sorted(known)) for room, known in used.items()} == {
+        room: " ".join(sorted(known.split())) for room, known in KNOWS.items()
+    }
+
+
+def test_no_rooms_import_each_other() -> None:
+    graph = {room: set(known.split()) for room, known in KNOWS.items()}
+    assert cycle_in(graph) == []
+    assert cycle_in(graph | {"norms": {"mechanism"}}) != []
+
+
+def test_imports_are_found_however_they_are_written() -> None:
+    assert {"bounds", "privacy", "mechanism"} <= imported_rooms(ROOT / "lipdp_lightning/mechanism/step.py")
+    assert "mechanism" not in imported_rooms(ROOT / "lipdp_lightning/privacy/sampling.py")
+
+
+def test_no_file_name_occurs_twice() -> None:
+    """A file of ``bounds/rules`` is named after the layers that it rules, and one of ``commands`` after its command."""
+    named_after = {"rules", "commands"}
+    places: dict[str, list[str]] = {}
+    for path in modules_of(*PACKAGES):
+        if path.name != "__init__.py" and path.parent.name not in named_after:
+            places.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_modules_are_short() -> None:

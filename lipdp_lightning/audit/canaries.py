@@ -18,10 +18,7 @@ from torch import Tensor
 
 from ..bound_text import lower_text, upper_text
 from ..privacy.plan import PrivacyPlan
-from .accounting import optimistic_epsilon
-from .findings import Curve, Finding, PlotData, verdict
-from .sampling import Sampler
-from .statistics import (
+from .confidence import (
     ErrorBounds,
     best_threshold,
     epsilon_from_errors,
@@ -31,6 +28,9 @@ from .statistics import (
     multiplier_not_refuted,
     proportion_upper,
 )
+from .findings import Curve, Finding, PlotData, verdict
+from .optimistic_epsilon import optimistic_epsilon
+from .sampling_checks import Sampler
 from .subject import Batch, Example, Subject
 
 Scores = tuple[list[float], list[float]]  # without the canary, with it

@@ -17,7 +17,7 @@ from ..mechanism.step import Mechanism
 from ..privacy.plan import PrivacyPlan
 from ..training.module import PrivateModule
 from .findings import Curve, Finding, PlotData, verdict
-from .noise import group_deviations, noise_sample
+from .noise_checks import group_deviations, noise_sample
 from .subject import Subject
 
 WIDTH = 12

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ..bounds.losses import Loss
+from .confidence import best_guesses, one_run_epsilon
 from .findings import Curve, Finding, PlotData, verdict
-from .statistics import best_guesses, one_run_epsilon
 
 RATE = 1e-3  # the false-positive rate at which attacks are compared
 Train = Callable[[Tensor], nn.Module]  # mask of the rows to train on -> model

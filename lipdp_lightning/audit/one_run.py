@@ -30,8 +30,8 @@ from ..training.module import PrivateModule
 from ..training.strategy import PrivateStrategy
 from .brief_training import train_briefly
 from .canaries import score_plot
+from .confidence import best_guesses, one_run_epsilon, one_run_p_value
 from .findings import Finding, verdict
-from .statistics import best_guesses, one_run_epsilon, one_run_p_value
 from .subject import SECRET
 
 MOST_CANARIES = 2000

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..baselines.clipping import make_clipper
 from ..bounds.losses import Loss
+from ..clipping import make_clipper
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism

@@ -16,18 +16,18 @@ from ..privacy.calibrate import privacy_bound
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key
 from ..training.module import PrivateModule
-from .accounting import accounting_finding, claimed_epsilon
 from .attack import attack
 from .blackbox import black_box_questions, our_implementation
 from .canaries import gradient_canary, run_finding, run_scores, step_finding, step_scores
 from .composition import composition_finding, deep_subject, depth_finding
+from .confidence import shares
 from .findings import Finding, strict, verdict
 from .neighbouring_runs import neighbouring_finding
 from .neighbours import Worst, interaction_finding, neighbours_finding, search_neighbours
-from .noise import noise_finding, noise_sample
+from .noise_checks import noise_finding, noise_sample
 from .one_run import canary_run, one_run_finding
-from .sampling import plan_sampler, sampling_finding
-from .statistics import shares
+from .optimistic_epsilon import accounting_finding, claimed_epsilon
+from .sampling_checks import plan_sampler, sampling_finding
 from .subject import SECRET, Subject
 from .synthetic import made_up_data, plain_copy
 

@@ -111,7 +111,7 @@ class CertificateCounts:
 
 def count_certificate(name: str, steps: int, update_size: float, max_norm: float = 1.0) -> CertificateCounts:
     """Over steps with random updates, after the exact norms of the set-up."""
-    from .certificate import Clipping, RandomUpdates
+    from .certificate_cost import Clipping, RandomUpdates
 
     torch.manual_seed(0)
     network = network_named(name)

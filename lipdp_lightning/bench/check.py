@@ -16,9 +16,9 @@ import yaml
 
 from . import start_up
 from .compare import Effort, measure_cell
+from .contender_rows import Row, memory_over, quartiles, ratios_of
 from .contenders import REFERENCE, Job, problem_of
 from .networks import network_named
-from .rows import Row, memory_over, quartiles, ratios_of
 
 OWN_BOUNDS = Path(__file__).with_name("bounds.yaml")
 IN_STEPS = ("step_time", "peak_memory")

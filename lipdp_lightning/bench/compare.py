@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .contender_process import Entry, started
+from .contender_rows import OK, Row, memory_over, quartiles, ratios_of
 from .contenders import OURS, REFERENCE, Job
-from .entry import Entry, started
-from .memory import available_bytes
 from .needed import measure_memory
 from .networks import network_named
-from .parts import REST
-from .rows import OK, Row, memory_over, quartiles, ratios_of
+from .peak_memory import available_bytes
+from .step_parts import REST
 
 
 @dataclass(frozen=True)

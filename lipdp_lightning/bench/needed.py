@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .contender_process import started
+from .contender_rows import Row
 from .contenders import MEMORY_STEPS, Job
-from .entry import started
-from .rows import Row
 
 
 def measure_memory(jobs: Sequence[Job], rows: Sequence[Row], patience: float) -> None:

@@ -7,6 +7,7 @@ help:     `lipdp --help`, over importing torch
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -69,7 +70,6 @@ def _finished(command: list[str], threads: int) -> float:
 
 def _fit(config: str, folder: str) -> None:
     """`lipdp fit`, ended when its first step is complete."""
-    from ..cli import main
     from ..training.strategy import PrivateStrategy
 
     whole = PrivateStrategy.optimizer_step
@@ -80,7 +80,8 @@ def _fit(config: str, folder: str) -> None:
         os._exit(0)
 
     PrivateStrategy.optimizer_step = first  # type: ignore[assignment, method-assign]
-    main(["fit", "--config", config, "--run_dir", folder, "--wandb", "off"])
+    sys.argv = ["lipdp", "fit", "--config", config, "--run_dir", folder, "--wandb", "off"]
+    runpy.run_module("lipdp_lightning.cli", run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from .contenders import OURS, Job, contender_named
-from .memory import Memory
-from .parts import Parts
+from .peak_memory import Memory
+from .step_parts import Parts
 from .turns import Steps, WallClock, bind_to_processors, say
 
 _OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")

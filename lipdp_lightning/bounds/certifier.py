@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from .alterations import alterations
+from .backward import CotangentWalk
 from .certificate import Certificate, NodeBound, UseBound
 from .checks import (
     LARGEST_BOUND,
@@ -23,7 +24,6 @@ from .checks import (
     unbounded,
 )
 from .constants import Constants
-from .cotangents import CotangentWalk
 from .groups import Groups
 from .held import HeldTensors
 from .identity import NetworkIdentity

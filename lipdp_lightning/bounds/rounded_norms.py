@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..norms.dense import frobenius_norm
-from ..norms.operators import Operator
-from ..norms.source import NormSource
+from ..norms.operators import NormSource, Operator
 
 ROUNDING = 2.0**-8
 """Largest relative error of rounding one number to bfloat16."""

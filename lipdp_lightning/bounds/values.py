@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..norms.operators import NormSource as NormSource
 from ..norms.operators import Operator
-from ..norms.source import NormSource as NormSource
 
 
 class Unbounded(Exception):

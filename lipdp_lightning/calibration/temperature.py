@@ -8,7 +8,7 @@ It changes no ranking of classes and no accuracy. It is chosen to make the negat
 The selection. A row's loss at temperature T_j is min(-log p_y, C), with a public C. Its contribution to the utility of
 T_j is C / 2 minus that, rounded to a multiple of 2^-16, so it lies in [-C/2, C/2] whatever the row holds, rows without
 a finite output included. Adding or removing a row moves every utility by at most C / 2, replacing one by at most C:
-that is the sensitivity of `lipdp_lightning.curves.noise.permute_and_flip` (McKenna and Sheldon 2020), which is
+that is the sensitivity of `lipdp_lightning.curves.discrete_noise.permute_and_flip` (McKenna and Sheldon 2020), which is
 epsilon-DP and computed exactly on whole numbers. The constant C / 2 is the same for all T_j, and changes no preference.
 """
 
@@ -22,8 +22,8 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from lipdp_lightning.calibration.probabilities import class_labels, log_probabilities
-from lipdp_lightning.curves.accounting import CurveRelease, check_privacy
-from lipdp_lightning.curves.noise import NoiseSource, permute_and_flip
+from lipdp_lightning.curves.discrete_noise import NoiseSource, permute_and_flip
+from lipdp_lightning.curves.releases import CurveRelease, check_privacy
 
 SMALLEST, LARGEST = 1 / 32, 32.0
 GRID = tuple(2.0 ** (step / 8) for step in range(-32, 33))  # 1/16 to 16

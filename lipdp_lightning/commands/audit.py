@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..experiment.experiment import parse_experiment
+from ..experiment.quiet import quiet
 from ..report.show import show
-from .experiment import parse_experiment
-from .quiet import quiet
 
 _USE = "lipdp audit --config FILE [--suite quick|full] [--out DIR] [--json] [--GROUP.KEY VALUE ...]"
 MOST_RECORDS = 4000
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     """0; 1 if a check is violated."""
     own, rest = split(arguments)
     experiment = parse_experiment(rest, None, "off")
-    from ..audit.page import HTML_NAME, audit_json, terminal_text, write_audit
+    from ..audit.audit_page import HTML_NAME, audit_json, terminal_text, write_audit
     from ..audit.suite import run_audit
 
     directory = Path(own.out) if own.out is not None else Path("audit") / Path(own.config).stem

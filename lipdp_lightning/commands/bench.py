@@ -88,10 +88,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from ..bench.compare import Effort, compare, machine, plan_of
+    from ..bench.comparison_files import as_json, as_markdown, printed, write_all
+    from ..bench.comparison_plots import write_figures
     from ..bench.contenders import CONTENDERS
-    from ..bench.figures import write_figures
-    from ..bench.outputs import as_json, as_markdown, printed, write_all
-    from ..bench.page import update
+    from ..studies.performance_page import update
 
     full = args.full
     models = args.model or (list(FULL_MODELS) if full else list(QUICK_MODELS))
@@ -134,8 +134,8 @@ def _cells(args: argparse.Namespace, models: list[str], contenders: tuple[str, .
 def _growth(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from ..bench import growth
     from ..report.tables import render_table
+    from ..studies import growth
 
     _refuse([*_counts(args), *_device_problems(args), *_page_problems(args)])
     laws = _laws(args)
@@ -148,8 +148,9 @@ def _growth(args: argparse.Namespace) -> int:
 
 def _laws(args: argparse.Namespace) -> list[Any]:
     """The fitted exponents; with --page also all that the page shows beside the steps."""
-    from ..bench import growth, page
     from ..bench.compare import Effort, machine
+    from ..studies import growth
+    from ..studies import performance_page as page
 
     effort, threads = Effort(rounds=args.repeats or Effort.rounds), args.threads or _processors()
     facts = machine(args.device, [threads], None)
@@ -162,7 +163,7 @@ def _laws(args: argparse.Namespace) -> list[Any]:
 
 
 def _page_problems(args: argparse.Namespace) -> list[str]:
-    from ..bench.page import SECTIONS, sections_of
+    from ..studies.performance_page import SECTIONS, sections_of
 
     if args.page is None:
         return []
@@ -245,8 +246,8 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _scaling(args: argparse.Namespace) -> int:
-    from ..bench.certificate import MODELS
-    from ..bench.scaling import as_row, measure_scaling, printed
+    from ..bench.certificate_cost import MODELS
+    from ..bench.weak_scaling import as_row, measure_scaling, printed
 
     batch_size, repeats = (args.batch_size or [256])[0], 3 if args.repeats is None else args.repeats
     problems = [] if args.scaling in MODELS else [f"--scaling {args.scaling} is not one of {', '.join(MODELS)}"]
@@ -279,7 +280,7 @@ def _certificate_problems(args: argparse.Namespace, models: list[str], known: li
 def _certificate(args: argparse.Namespace) -> int:
     import torch
 
-    from ..bench.certificate import MODELS, as_rows, measure, printed
+    from ..bench.certificate_cost import MODELS, as_rows, measure, printed
 
     models, batch_sizes = args.model or list(MODELS), args.batch_size or list(QUICK_BATCHES)
     repeats, threads = 3 if args.repeats is None else args.repeats, 1 if args.threads is None else args.threads

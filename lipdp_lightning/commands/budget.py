@@ -8,7 +8,7 @@ import json
 import sys
 import warnings
 
-from .one_line import shown
+from ..experiment.one_line import shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 from ..audit.certificate_table import certificate_content, certificate_table
 from ..audit.ratios import AttackReport
+from ..experiment.experiment import parse_experiment
 from ..report.show import show
 from ..report.tables import certificate_table as group_table
-from .experiment import parse_experiment
 from .option_parser import OptionParser
 
 MOST_STARTS = 100_000

@@ -13,7 +13,7 @@ from ..report.show import show
 
 if TYPE_CHECKING:
     from ..curves import CurveRelease, Grid, NoiseSource
-    from ..curves.noise import FloatArray
+    from ..curves.discrete_noise import FloatArray
 
 
 # the level is simulated, in a number of draws that grows with 1 / (1 - level)
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind.add_argument("--positive", default="1", metavar="TEXT", help="value of the positive class (default 1)")
     hl.add_argument("--groups", type=int, default=10)
     hl.add_argument("--fitted", action="store_true", help="the model was fitted to these very records")
-    from ..curves import simulate
+    from ..studies.parties import simulate
 
     simulate.add_arguments(kinds.add_parser("simulate", help="what the protocols between parties send"))
     compare = kinds.add_parser("compare", help="errors and running times of the mechanisms on made-up data")
@@ -75,13 +75,13 @@ def _shared(kind: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0, with the files written; bad input raises before anything is drawn, written or charged."""
     if args.kind == "simulate":
-        from ..curves import simulate
+        from ..studies.parties import simulate
 
         return simulate.run(args)
     if args.kind == "compare":
         return _compare(args)
-    from ..curves.accounting import check_privacy
-    from ..curves.files import check_new
+    from ..curves.columns import check_new
+    from ..curves.releases import check_privacy
 
     names = [f"{args.kind}.{ending}" for ending in ("json", "csv", "png")]
     check_privacy(args.epsilon, args.delta, args.adjacency)
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(args: Any, names: list[str], content: dict[str, Any], columns: Any, figure: Any) -> None:
     from ..curves import ReleaseList
-    from ..curves.files import csv_text, write_new
+    from ..curves.columns import csv_text, write_new
     from ..report.figure_style import figure_to_png
 
     releases = ReleaseList()
@@ -116,7 +116,7 @@ def _write(args: Any, names: list[str], content: dict[str, Any], columns: Any, f
 
 def _values(args: Any) -> tuple[FloatArray, Any]:
     """The column, and the labels where the command has them."""
-    from ..curves.files import as_numbers, read_texts
+    from ..curves.columns import as_numbers, read_texts
 
     label = getattr(args, "label", None)
     texts = read_texts(args.data, [args.column] + ([label] if label else []), args.delimiter)
@@ -162,7 +162,7 @@ def _found(args: Any, values: FloatArray, rest: float, source: NoiseSource) -> t
 
 def _ecdf(args: Any) -> tuple[dict[str, Any], dict[str, FloatArray], Any]:
     from ..curves import NoiseSource, curve_mechanism, ecdf_band, private_ecdf, quantile
-    from ..curves.plots import plot_ecdf
+    from ..curves.curve_plots import plot_ecdf
 
     values, _ = _values(args)
     probabilities = _probabilities(args.quantiles)
@@ -201,7 +201,7 @@ def _roc(args: Any) -> tuple[dict[str, Any], dict[str, FloatArray], Any]:
     import numpy as np
 
     from ..curves import NoiseSource, curve_mechanism, private_roc
-    from ..curves.plots import plot_roc
+    from ..curves.curve_plots import plot_roc
 
     values, labels = _values(args)
     declared, epsilon = _grid(args, values)
@@ -231,7 +231,7 @@ def _roc(args: Any) -> tuple[dict[str, Any], dict[str, FloatArray], Any]:
 
 def _hosmer_lemeshow(args: Any) -> tuple[dict[str, Any], dict[str, FloatArray], Any]:
     from ..curves import NoiseSource, private_hosmer_lemeshow
-    from ..curves.plots import plot_hosmer_lemeshow
+    from ..curves.curve_plots import plot_hosmer_lemeshow
 
     values, labels = _values(args)
     test = private_hosmer_lemeshow(
@@ -259,8 +259,8 @@ def _hosmer_lemeshow(args: Any) -> tuple[dict[str, Any], dict[str, FloatArray], 
 
 def _compare(args: Any) -> int:
     from ..curves import Grid
-    from ..curves.accounting import check_privacy
-    from ..curves.measure import compare_errors, compare_smoothing
+    from ..curves.releases import check_privacy
+    from ..studies.curve_errors import compare_errors, compare_smoothing
 
     check_privacy(args.epsilon, args.delta)
     Grid(0.0, 1.0, args.levels)

@@ -11,15 +11,16 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..bound_text import upper_text
+from ..experiment.held_out import held_out_metrics
 from ..report.show import show
 from ..slurm import environment as slurm
 from ..slurm.signals import ignore, listen
 
 if TYPE_CHECKING:
-    from .experiment import Experiment
+    from ..experiment.experiment import Experiment
 
 _OWN = "lipdp fit --config FILE [--run_dir DIR] [--wandb auto|online|offline|off] [--GROUP.KEY VALUE ...]"
 _LAST = "_last_weights"
@@ -84,9 +85,9 @@ def _run(arguments: Sequence[str]) -> int:
         sys.stdout.write(_HELP)
     elif not any(a.split("=")[0] in ("--config", "-c", "--print_config") for a in rest):
         raise ValueError("no --config was given. HINT: lipdp fit --config configs/quickstart.yaml")
+    from ..experiment.experiment import parse_experiment
+    from ..experiment.quiet import quiet
     from ..training.run_directory import RunDirectory
-    from .experiment import parse_experiment
-    from .quiet import quiet
 
     if problems := slurm.task_problems():
         raise ValueError(" ".join(problems))
@@ -154,23 +155,6 @@ def _leave_group(world_size: int) -> None:
     if world_size > 1 and torch.distributed.is_initialized():
         with contextlib.suppress(RuntimeError):  # another process may be gone
             torch.distributed.destroy_process_group()
-
-
-def held_out_metrics(trainer: Any, module: Any, data: Any) -> dict[str, float]:
-    """Metrics on the held-out rows: validation, and test where those are other rows."""
-    data.setup("test")
-    validation = data.val_dataloader()
-    try:
-        test = data.test_dataloader()
-    except ValueError:  # no held-out rows at all
-        return {}
-    metrics: dict[str, float] = {}
-    if validation:
-        # no result where the trainer's limit_val_batches is 0, as for private validation rows
-        metrics |= (trainer.validate(module, datamodule=data, verbose=False) or [{}])[0]
-    if not validation or test.dataset is not validation.dataset:
-        metrics |= trainer.test(module, datamodule=data, verbose=False)[0]
-    return {k: float(v) for k, v in metrics.items()}
 
 
 def _of_last_weights(experiment: Experiment) -> dict[str, float]:

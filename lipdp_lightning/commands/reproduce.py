@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..report.show import show
 
 if TYPE_CHECKING:
-    from ..reproduce.catalogue import Listed
+    from ..studies.reproduce.catalogue import Listed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 with every cell finished, 1 where one failed, 130 after Ctrl-C; what is finished is kept every time."""
-    from ..reproduce.catalogue import catalogue, find
-    from ..reproduce.run import check_data
+    from ..studies.reproduce.catalogue import catalogue, find
+    from ..studies.reproduce.entry_run import check_data
 
     if args.list:
         _list(catalogue())
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make(chosen: Sequence[Listed], args: argparse.Namespace) -> int:
-    from ..reproduce.entry import Options
-    from ..reproduce.run import reproduce
+    from ..studies.reproduce.entry import Options
+    from ..studies.reproduce.entry_run import reproduce
 
     failed = 0
     out = args.out or f"runs/reproduce{'-quick' * args.quick}"

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..experiment.config_file import check_config_file
 from ..slurm.script import Array, Job, render
-from .config_file import check_config_file
 
 # option -> what sbatch itself reads when the script does not say
 _SITE_OPTIONS = {
@@ -234,8 +234,8 @@ def _devices(trainer: Mapping[str, Any], nodes: int, tasks: int) -> list[str]:
 
 def _check(job: Job) -> None:
     """Find now what would otherwise be found after hours in the queue: the plan, the model and the run directory."""
+    from ..experiment.experiment import parse_experiment
     from ..training.run_directory import RunDirectory
-    from .experiment import parse_experiment
     from .fit import split
 
     runs = job.runs()

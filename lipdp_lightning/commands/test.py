@@ -35,12 +35,12 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(arguments: Sequence[str]) -> int:
     """0; the run directory is left as it is."""
     own, rest = _split(arguments)
+    from ..experiment.experiment import parse_experiment
+    from ..experiment.quiet import quiet
     from ..report.show import show
     from ..report.words import SOURCES
     from ..training.run_directory import RunDirectory
-    from .experiment import parse_experiment
     from .foreign_code import check_named_code
-    from .quiet import quiet
 
     directory = RunDirectory(own.run_dir)
     record = directory.require()
@@ -73,12 +73,12 @@ def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int,
 
     from callbacks import CalibrationMetrics
 
+    from ..experiment.held_out import held_out_metrics
     from ..training.averaging import evaluated_state
     from ..training.checkpoint_io import read_checkpoint
     from ..training.predictions import read_temperature
     from ..training.release import restore_statistics
     from ..training.resume import check_fits
-    from .fit import held_out_metrics
 
     module, data = experiment.model, experiment.datamodule
     checkpoint = read_checkpoint(directory.checkpoint)

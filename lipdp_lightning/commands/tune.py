@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     """0; 130 if the user interrupted the search, which can go on."""
     own, rest = _split(arguments)
     overrides, count = _overrides(rest), _check_selection(own)
-    from ..baselines.run import merged, prepare
+    from ..experiment.short_training import merged, prepare
     from ..tuning.objectives import read_objectives
     from ..tuning.space import default_space, flat_keys, read_space
 
@@ -120,8 +120,8 @@ def _search(
     own: argparse.Namespace, config: Any, base: Any, space: Any, objectives: Any, overrides: dict[str, Any]
 ) -> int:
     from ..tuning.cost import cost_of
-    from ..tuning.outputs import cost_sentences, write_outputs
     from ..tuning.search import Search, is_certified
+    from ..tuning.search_files import cost_sentences, write_outputs
     from ..tuning.storage import locked
 
     path = own.storage or own.out / "study.sqlite"

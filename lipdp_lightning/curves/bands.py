@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lipdp_lightning.curves.discrete_noise import FloatArray
 from lipdp_lightning.curves.ecdf import PrivateECDF
 from lipdp_lightning.curves.mechanism import CurveMechanism
-from lipdp_lightning.curves.noise import FloatArray
 
 _VALUES_AT_ONCE = 1 << 20
 

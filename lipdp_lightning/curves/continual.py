@@ -18,9 +18,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from lipdp_lightning.curves.accounting import CurveRelease, check_privacy, gaussian_noise_multiplier, zcdp
-from lipdp_lightning.curves.calibration import UNIT
-from lipdp_lightning.curves.noise import FloatArray, NoiseSource, discrete_laplace, exact_scale, gaussian_noise
+from lipdp_lightning.curves.discrete_noise import FloatArray, NoiseSource, discrete_laplace, exact_scale, gaussian_noise
+from lipdp_lightning.curves.releases import CurveRelease, check_privacy, gaussian_noise_multiplier, zcdp
+from lipdp_lightning.curves.reliability import UNIT
 from lipdp_lightning.curves.tree import level_sizes, suffix_cost, uniform_fan_outs
 from lipdp_lightning.curves.tree_norm import tree_norm
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from lipdp_lightning.curves.accounting import CurveRelease
-from lipdp_lightning.curves.grid import Grid
+from lipdp_lightning.curves.cells import Grid
+from lipdp_lightning.curves.discrete_noise import FloatArray, NoiseSource
 from lipdp_lightning.curves.mechanism import CurveMechanism
-from lipdp_lightning.curves.noise import FloatArray, NoiseSource
+from lipdp_lightning.curves.releases import CurveRelease
 from lipdp_lightning.curves.smooth import smooth
 
 

@@ -16,7 +16,7 @@ import math
 import numpy as np
 from scipy import fft
 
-from lipdp_lightning.curves.noise import FloatArray
+from lipdp_lightning.curves.discrete_noise import FloatArray
 
 _ROUNDING = 1 + 1e-9  # of the FFT, far above its error for any grid that fits in memory
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lipdp_lightning.curves.noise import BoolArray, FloatArray
+from lipdp_lightning.curves.discrete_noise import BoolArray, FloatArray
 
 _CONTACT = 2.0**100  # conductance of a joint: what lies beyond it is the same gap
 _ROUNDING = 1e-12

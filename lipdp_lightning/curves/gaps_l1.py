@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lipdp_lightning.curves.noise import BoolArray, FloatArray, IntArray
+from lipdp_lightning.curves.discrete_noise import BoolArray, FloatArray, IntArray
 
 _AGREEMENT = 1e-7
 

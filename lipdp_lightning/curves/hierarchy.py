@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lipdp_lightning.curves.noise import FloatArray
+from lipdp_lightning.curves.discrete_noise import FloatArray
 from lipdp_lightning.curves.tree import level_sizes
 
 

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import chi2
 
-from lipdp_lightning.curves.accounting import CurveRelease, ReleaseList
-from lipdp_lightning.curves.calibration import UNIT, check_probabilities, half_open
+from lipdp_lightning.curves.cells import Grid
+from lipdp_lightning.curves.discrete_noise import FloatArray, IntArray, NoiseSource, discrete_laplace, exact_scale
 from lipdp_lightning.curves.ecdf import private_ecdf
-from lipdp_lightning.curves.grid import Grid
 from lipdp_lightning.curves.mechanism import curve_mechanism
-from lipdp_lightning.curves.noise import FloatArray, IntArray, NoiseSource, discrete_laplace, exact_scale
 from lipdp_lightning.curves.quantiles import crossing
+from lipdp_lightning.curves.releases import CurveRelease, ReleaseList
+from lipdp_lightning.curves.reliability import UNIT, check_probabilities, half_open
 from lipdp_lightning.curves.roc import check_labels
 
 LEAST_EXPECTED = 1.0  # public floor of the denominators: a noisy expected count may be zero or negative

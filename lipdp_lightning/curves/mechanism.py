@@ -21,16 +21,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from lipdp_lightning.curves.accounting import CurveRelease, check_privacy, gaussian_noise_multiplier, zcdp
-from lipdp_lightning.curves.factorization import apply_square_root, square_root_sensitivity, square_root_variances
-from lipdp_lightning.curves.hierarchy import (
-    best_fan_outs,
-    estimate_prefixes,
-    hierarchy_cost,
-    level_counts,
-    prefix_variances,
-)
-from lipdp_lightning.curves.noise import (
+from lipdp_lightning.curves.discrete_noise import (
     FloatArray,
     IntArray,
     NoiseSource,
@@ -40,6 +31,15 @@ from lipdp_lightning.curves.noise import (
     gaussian_noise,
     on_grid,
 )
+from lipdp_lightning.curves.factorization import apply_square_root, square_root_sensitivity, square_root_variances
+from lipdp_lightning.curves.hierarchy import (
+    best_fan_outs,
+    estimate_prefixes,
+    hierarchy_cost,
+    level_counts,
+    prefix_variances,
+)
+from lipdp_lightning.curves.releases import CurveRelease, check_privacy, gaussian_noise_multiplier, zcdp
 from lipdp_lightning.curves.tree import path_sums, tree_cost, uniform_fan_outs
 from lipdp_lightning.curves.tree_norm import tree_norm
 

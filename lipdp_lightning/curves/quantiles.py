@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lipdp_lightning.curves.discrete_noise import FloatArray
 from lipdp_lightning.curves.ecdf import PrivateECDF
-from lipdp_lightning.curves.noise import FloatArray
 
 
 def crossing(fractions: FloatArray, probability: float) -> int:

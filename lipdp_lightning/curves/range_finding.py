@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lipdp_lightning.curves.accounting import CurveRelease, check_privacy
-from lipdp_lightning.curves.noise import NoiseSource, permute_and_flip
+from lipdp_lightning.curves.discrete_noise import NoiseSource, permute_and_flip
+from lipdp_lightning.curves.releases import CurveRelease, check_privacy
 
 EXPONENTS = range(-20, 61)
 _UNIT = 1024  # of the integer utilities

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lipdp_lightning.curves.accounting import CurveRelease
 from lipdp_lightning.curves.bands import as_fractions, count_band, noise_width
-from lipdp_lightning.curves.grid import Grid
+from lipdp_lightning.curves.cells import Grid
+from lipdp_lightning.curves.discrete_noise import BoolArray, FloatArray, NoiseSource
 from lipdp_lightning.curves.mechanism import CurveMechanism
-from lipdp_lightning.curves.noise import BoolArray, FloatArray, NoiseSource
+from lipdp_lightning.curves.releases import CurveRelease
 from lipdp_lightning.curves.smooth import smooth
 
 _ROUNDING = 1e-12  # of an area: without noise the interval still holds it

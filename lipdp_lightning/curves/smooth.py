@@ -23,9 +23,9 @@ import numpy as np
 from scipy.optimize import isotonic_regression, linprog
 from scipy.sparse import coo_array, csr_array, diags_array, eye_array, hstack, vstack
 
+from lipdp_lightning.curves.discrete_noise import FloatArray
 from lipdp_lightning.curves.gaps import least_squares_increments
 from lipdp_lightning.curves.gaps_l1 import least_absolute_increments
-from lipdp_lightning.curves.noise import FloatArray
 from lipdp_lightning.curves.tree import level_sizes
 
 METRICS = ("points", "tree")

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lipdp_lightning.curves.noise import FloatArray
+from lipdp_lightning.curves.discrete_noise import FloatArray
 
 Labels = tuple[int, int]  # the score if the node above has label 0, and if it has label 1
 _ZEROS: Labels = (0, 1)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lipdp_lightning.curves.noise import FloatArray
+from lipdp_lightning.curves.discrete_noise import FloatArray
 
 _BINS = 1024
 _ROUNDING = 1 + 1e-9

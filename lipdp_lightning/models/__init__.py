@@ -1,7 +1,7 @@
 """Plain torch networks of layers that the certificate knows."""
 
 from .convnet import ConvNet, PublishedConvNet, ShallowVGG
-from .frozen import FrozenNetwork, ScatteringHead, TimmHead
+from .frozen_features import FrozenNetwork, ScatteringHead, TimmHead
 from .gabor_net import GaborNet
 from .mixer import MLPMixer
 from .mlp import MLP, Linear

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from .blocks import convolution_stage, feature_shape, image_shape, pooling
 from .mlp import MLP
-from .parts import convolution_stage, feature_shape, image_shape, pooling
 
 
 class ConvNet(nn.Module):

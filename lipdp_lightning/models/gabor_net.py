@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers import Centre, GroupNorm
-from .parts import activation, feature_shape, image_shape
+from .blocks import activation, feature_shape, image_shape
 
 
 def gabor_filters(count: int, size: int, channels: int = 1) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..layers import LayerNorm, Residual
-from .parts import activation, image_shape
+from .blocks import activation, image_shape
 
 
 class MLPMixer(nn.Module):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .parts import activation
+from .blocks import activation
 
 
 class MLP(nn.Module):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..layers import GroupSort, ScaledL2Pool2d
-from .parts import feature_shape, image_shape
+from .blocks import feature_shape, image_shape
 
 
 def _orthogonal(layer: nn.Linear | nn.Conv2d, inputs: int, outputs: int, place: str) -> nn.Module:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..layers import GroupNorm
-from .parts import activation, image_shape, residual_block
+from .blocks import activation, image_shape, residual_block
 
 
 class ResNet(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lipdp_lightning.report.calibration import calibration_words, result_table
+from lipdp_lightning.report.calibration_summary import calibration_words, result_table
 from lipdp_lightning.report.contents import (
     Table,
     layer_table,

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationSch
 from ..bounds.certifier import CertificationError, Certifier
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
-from ..norms.source import NormSource
+from ..norms.operators import NormSource
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import new_secret
 from ..slurm.environment import task_problems
@@ -53,7 +53,7 @@ def make_certifier(
     """The certifier of a module under a plan: its clipped loss, its cotangent clips, the trainer's precision."""
     kind: Any = Certifier
     if plan.clips_examples or plan.scaling == "none":
-        from ..baselines.groups import ClippedGroups
+        from ..clipping.clipped_groups import ClippedGroups
 
         kind = partial(ClippedGroups, plan)
     with torch.compiler.set_stance("force_eager"):  # a compiled network is traced as it is written
@@ -301,7 +301,7 @@ def _certificate(
 ) -> tuple[list[str], tuple[int, ...]]:
     """What stands between the model and its noise: a mechanism is made, and not used; and the output's shape."""
     if plan.clips_examples:
-        from ..baselines.samplers import clipping_problems
+        from ..clipping.samplers import clipping_problems
 
         if problems := clipping_problems(module.network, plan, str(trainer.precision)):
             return problems, ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, Literal
 
-from ..baselines.methods import Clipping, Method, settled
+from ..clipping.methods import Clipping, Method, settled
 from ..privacy.plan import PrivacyPlan
 
 _BUDGET = (

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..baselines.clipping import Clipper, make_clipper
+from ..clipping import Clipper, make_clipper
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..baselines.run import Result
+from ..experiment.short_training import Result
 
 
 @dataclass(frozen=True)

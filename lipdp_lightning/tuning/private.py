@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import yaml
 
-from ..baselines.run import Prepared, Result, merged, prepare
 from ..bound_text import upper_text
+from ..experiment.short_training import Prepared, Result, merged, prepare
 from ..files import OWNER_ONLY, read_bytes, write_bytes_atomically
 from ..privacy.grid import grid_shift
 from ..privacy.ledger import LedgerEntry

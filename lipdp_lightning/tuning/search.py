@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..baselines.run import Prepared, Result, beside_training, prepare
 from ..bound_text import upper_text
+from ..experiment.short_training import Prepared, Result, beside_training, prepare
 from ..privacy.ledger import LedgerEntry
 from .objectives import Objective
 from .space import Choice, Range, Space

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from lipdp_lightning.audit.blackbox.interface import HUBER, Checkpoint, Data, HyperParameters, Implementation, network
+from lipdp_lightning.audit.blackbox.black_box import HUBER, Checkpoint, Data, HyperParameters, Implementation, network
 from lipdp_lightning.audit.blackbox.ours import OPTIMIZERS
 
 MICRO_BATCH = 4

@@ -26,7 +26,6 @@ from test_mutations import (
 )  # fmt: skip
 from torch import Tensor, nn
 
-from lipdp_lightning.audit.accounting import accounting_finding, claimed_epsilon
 from lipdp_lightning.audit.blackbox import (
     HyperParameters,
     Implementation,
@@ -41,8 +40,9 @@ from lipdp_lightning.audit.canaries import gradient_canary, step_finding, step_s
 from lipdp_lightning.audit.composition import composition_finding, deep_subject, depth_finding
 from lipdp_lightning.audit.findings import Finding
 from lipdp_lightning.audit.neighbours import interaction_finding, neighbours_finding, search_neighbours
-from lipdp_lightning.audit.noise import noise_finding, noise_sample
-from lipdp_lightning.audit.sampling import Sampler, plan_sampler, sampling_finding
+from lipdp_lightning.audit.noise_checks import noise_finding, noise_sample
+from lipdp_lightning.audit.optimistic_epsilon import accounting_finding, claimed_epsilon
+from lipdp_lightning.audit.sampling_checks import Sampler, plan_sampler, sampling_finding
 from lipdp_lightning.audit.subject import Subject
 from lipdp_lightning.layers import KeyedDropout, MaxMin, ScaledLinear, scale_cotangent
 from lipdp_lightning.mechanism import choice

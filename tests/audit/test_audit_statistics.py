@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lipdp_lightning.audit.noise import direction_p_value, variance_p_value
-from lipdp_lightning.audit.sampling import dispersion_p_value, overlap_p_value
-from lipdp_lightning.audit.statistics import (
+from lipdp_lightning.audit.confidence import (
     ErrorBounds,
     best_guesses,
     deviation_bounds,
@@ -25,6 +23,8 @@ from lipdp_lightning.audit.statistics import (
     proportion_lower,
     proportion_upper,
 )
+from lipdp_lightning.audit.noise_checks import direction_p_value, variance_p_value
+from lipdp_lightning.audit.sampling_checks import dispersion_p_value, overlap_p_value
 from lipdp_lightning.privacy.calibrate import privacy_bound
 
 

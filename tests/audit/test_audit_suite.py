@@ -11,8 +11,8 @@ import torch
 from gallery import mlp, plan_of
 from test_audit_canaries import Rows
 
+from lipdp_lightning.audit.audit_page import audit_json, render_page, terminal_text
 from lipdp_lightning.audit.findings import Curve, Finding, PlotData
-from lipdp_lightning.audit.page import audit_json, render_page, terminal_text
 from lipdp_lightning.audit.suite import AuditReport, Effort, Questions, run_audit
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.training import PrivateModule

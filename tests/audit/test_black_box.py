@@ -22,8 +22,8 @@ from lipdp_lightning.audit.blackbox import (
     our_implementation,
     per_example_finding,
 )
-from lipdp_lightning.audit.blackbox.clipping import slope_p_value
-from lipdp_lightning.audit.blackbox.interface import Optimizer, network, one_example_among_zeros, random_data
+from lipdp_lightning.audit.blackbox.black_box import Optimizer, network, one_example_among_zeros, random_data
+from lipdp_lightning.audit.blackbox.bound_tests import slope_p_value
 
 OURS = ("joint", "exact")
 SGD = HyperParameters(1.0)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipdp_lightning.audit import AttackReport, attack, rule_ratios
-from lipdp_lightning.bounds import certify, cotangents
+from lipdp_lightning.bounds import backward as cotangents
+from lipdp_lightning.bounds import certify
 from lipdp_lightning.bounds.certificate import GroupBound
 from lipdp_lightning.bounds.losses import CrossEntropy, Huber
 from lipdp_lightning.bounds.registry import _RULES

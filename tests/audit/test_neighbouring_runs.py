@@ -16,7 +16,7 @@ from lipdp_lightning.audit.neighbouring_runs import neighbouring_finding
 from lipdp_lightning.audit.subject import Subject
 from lipdp_lightning.audit.suite import EFFORTS, Questions
 from lipdp_lightning.audit.synthetic import plain_copy
-from lipdp_lightning.commands.experiment import parse_experiment
+from lipdp_lightning.experiment.experiment import parse_experiment
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.training import PrivateModule
 

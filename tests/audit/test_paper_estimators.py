@@ -13,7 +13,7 @@ import pytest
 from paper_estimators import Floats
 from scipy import stats
 
-from lipdp_lightning.audit import statistics as ours
+from lipdp_lightning.audit import confidence as ours
 
 DELTA, RUN_DELTA = 1e-5, 1e-9
 MANY = Callable[[Floats, Floats, float, float], float]  # scores without and with the canary, the claimed mu, alpha

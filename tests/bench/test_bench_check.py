@@ -9,8 +9,8 @@ import pytest
 
 from lipdp_lightning.bench import check as guard
 from lipdp_lightning.bench.check import OWN_BOUNDS, Bound, check, printed, read_bounds
+from lipdp_lightning.bench.contender_rows import FAILED, Row
 from lipdp_lightning.bench.contenders import Job
-from lipdp_lightning.bench.rows import FAILED, Row
 from lipdp_lightning.cli import main
 
 OWN = """

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lipdp_lightning.bench.outputs import as_csv, as_markdown, printed, write_all
-from lipdp_lightning.bench.page import SECTIONS, replaced, sections_of
-from lipdp_lightning.bench.rows import OUT_OF_MEMORY, Row, quartiles, ratios_of
+from lipdp_lightning.bench.comparison_files import as_csv, as_markdown, printed, write_all
+from lipdp_lightning.bench.contender_rows import OUT_OF_MEMORY, Row, quartiles, ratios_of
 from lipdp_lightning.cli import main
+from lipdp_lightning.studies.performance_page import SECTIONS, replaced, sections_of
 
 ROOT = Path(__file__).parents[2]
 MACHINE: dict[str, Any] = {

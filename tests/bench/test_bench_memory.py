@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lipdp_lightning.bench.compare import Effort, measure_cell
 from lipdp_lightning.bench.contenders import Job
-from lipdp_lightning.bench.memory import Memory, available_bytes
+from lipdp_lightning.bench.peak_memory import Memory, available_bytes
 
 MB = 10**6
 forgets = pytest.mark.skipif(

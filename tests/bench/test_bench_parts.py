@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from lipdp_lightning.bench import parts
-from lipdp_lightning.bench.parts import POINTS, Parts, place_of
+from lipdp_lightning.bench import step_parts as parts
+from lipdp_lightning.bench.step_parts import POINTS, Parts, place_of
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point[2])

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lipdp_lightning.bench import certificate
-from lipdp_lightning.bench.certificate import Passes, RandomUpdates, measure
+from lipdp_lightning.bench import certificate_cost as certificate
+from lipdp_lightning.bench.certificate_cost import Passes, RandomUpdates, measure
 
 
 @pytest.mark.parametrize("size", [0.002, 0.1])

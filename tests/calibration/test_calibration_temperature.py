@@ -12,7 +12,7 @@ from test_calibration_scores import example
 
 from lipdp_lightning.calibration import fit_temperature, private_temperature, temperature
 from lipdp_lightning.calibration.temperature import GRID, half_range, utilities
-from lipdp_lightning.curves.noise import NoiseSource, permute_and_flip
+from lipdp_lightning.curves.discrete_noise import NoiseSource, permute_and_flip
 
 CLASSES = 4
 C = 4 * math.log(CLASSES)

@@ -20,7 +20,7 @@ from torchmetrics.classification import MulticlassCalibrationError
 from callbacks import CalibrationMetrics, ParameterAveraging, PrivacyReport
 from lipdp_lightning.bounds.losses import CrossEntropy
 from lipdp_lightning.layers import MaxMin
-from lipdp_lightning.report.calibration import calibration_words
+from lipdp_lightning.report.calibration_summary import calibration_words
 
 VALIDATES = {"limit_val_batches": 1.0}
 HELD_OUT = "held-out records, which the guarantee does not cover"

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from small_runs import BlobsWithValidation, fit, make_module, make_plan
 
 from callbacks import GradientNoiseMonitor, PrivacyAccountant, PrivacyReport, ResumeCheckpoint
-from callbacks.report import summary_of
+from callbacks.privacy_report import summary_of
 from lipdp_lightning.privacy.spending import Spending
 
 VALIDATES = {"limit_val_batches": 1.0}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lipdp_lightning.audit import suite
-from lipdp_lightning.audit.accounting import accounting_finding
+from lipdp_lightning.audit.optimistic_epsilon import accounting_finding
 from lipdp_lightning.cli import main
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -9,7 +9,7 @@ import pytest
 from command_runs import SMALL, lipdp
 from test_bad_input import check, folder, left_behind
 
-from lipdp_lightning.commands.known_keys import known_keys
+from lipdp_lightning.experiment.known_keys import known_keys
 
 __all__ = ["folder"]
 

@@ -48,7 +48,7 @@ def test_measured_with_the_threads_asked_for(threads: int, monkeypatch: pytest.M
         seen.append(torch.get_num_threads())
         return []
 
-    monkeypatch.setattr("lipdp_lightning.bench.certificate.measure", recorded)
+    monkeypatch.setattr("lipdp_lightning.bench.certificate_cost.measure", recorded)
     assert bench(f"--certificate --threads {threads} --json") == 0
     assert seen == [threads] * 2  # two models by default
     assert torch.get_num_threads() == before

@@ -189,7 +189,7 @@ def test_a_failure_while_writing_leaves_no_part(table: Path, tmp_path: Path, mon
         if len(calls) == 3:
             raise OSError("no space left on device")
 
-    monkeypatch.setattr("lipdp_lightning.curves.files.os.fsync", full)
+    monkeypatch.setattr("lipdp_lightning.curves.columns.os.fsync", full)
     assert lipdp(table, output, *ECDF) == 2
     assert list(output.iterdir()) == []
 

@@ -108,7 +108,7 @@ def test_a_copied_configuration_does_not_choose_code(run_dir: Path, tmp_path: Pa
     [
         ("subprocess.Popen", True), ("os.system", True), ("lipdp_lightning.files.os.system", True),
         ("torch.nn.modules.module.torch.hub.load", True), ("lipdp_lightning.cli.sys.exit", True),
-        ("torch.optim.optimizer.torch.load", True), ("callbacks.report.importlib.import_module", True),
+        ("torch.optim.optimizer.torch.load", True), ("callbacks.privacy_report.importlib.import_module", True),
         ("torch.load", True), ("builtins.exec", True), ("torch.nn.Linear", False), ("torch.optim.SGD", False),
         ("torch.optim.lr_scheduler.StepLR", False), ("lipdp_lightning.models.MLP", False),
         ("data_modules.Digits", False), ("callbacks.CalibrationMetrics", False),
@@ -136,7 +136,7 @@ def test_only_test_makes_what_a_stored_configuration_names(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("something was made from a stored configuration")
 
-    monkeypatch.setattr("lipdp_lightning.commands.experiment.Experiment.__init__", never)
+    monkeypatch.setattr("lipdp_lightning.experiment.experiment.Experiment.__init__", never)
     for command in ("export", "report", "status"):
         assert COMMANDS[command](run_dir, tmp_path).code == 0
     outcome = COMMANDS["test"](run_dir, tmp_path)

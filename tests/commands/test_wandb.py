@@ -13,7 +13,7 @@ import wandb
 from command_runs import LONG, SMALL, fit, lipdp, snapshot
 from wandb_file import read_run
 
-from lipdp_lightning.commands.loggers import wandb_logger
+from lipdp_lightning.experiment.loggers import wandb_logger
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ from lipdp_lightning.curves import (
     private_ecdf,
     quantile,
 )
-from lipdp_lightning.curves.accounting import gaussian_delta
 from lipdp_lightning.curves.bands import as_fractions, count_band
-from lipdp_lightning.curves.noise import discrete_laplace_variance
+from lipdp_lightning.curves.discrete_noise import discrete_laplace_variance
 from lipdp_lightning.curves.quantiles import crossing
+from lipdp_lightning.curves.releases import gaussian_delta
 from lipdp_lightning.curves.tree import noise_matrix
 
 SECRET = bytes(16)

@@ -12,14 +12,7 @@ from curve_checks import pair_shifts, single_shifts
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from lipdp_lightning.curves.accounting import (
-    CurveRelease,
-    ReleaseList,
-    gaussian_delta,
-    gaussian_noise_multiplier,
-    zcdp,
-    zcdp_epsilon,
-)
+from lipdp_lightning.curves.discrete_noise import NoiseSource, exact_scale
 from lipdp_lightning.curves.factorization import (
     apply_square_root,
     column_norm,
@@ -28,11 +21,18 @@ from lipdp_lightning.curves.factorization import (
     square_root_variances,
 )
 from lipdp_lightning.curves.hierarchy import estimate_prefixes, hierarchy_cost, level_counts, prefix_variances
-from lipdp_lightning.curves.measure import measured_error, thesis_error
 from lipdp_lightning.curves.mechanism import curve_mechanism
-from lipdp_lightning.curves.noise import NoiseSource, exact_scale
+from lipdp_lightning.curves.releases import (
+    CurveRelease,
+    ReleaseList,
+    gaussian_delta,
+    gaussian_noise_multiplier,
+    zcdp,
+    zcdp_epsilon,
+)
 from lipdp_lightning.curves.tree import noise_matrix, tree_cost
 from lipdp_lightning.curves.tree_norm import tree_norm
+from lipdp_lightning.studies.curve_errors import measured_error, thesis_error
 
 RELATIONS = ("replace_one", "add_remove")
 

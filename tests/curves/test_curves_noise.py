@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from lipdp_lightning.curves.noise import (
+from lipdp_lightning.curves.discrete_noise import (
     NoiseSource,
     bernoulli_exp,
     discrete_laplace,

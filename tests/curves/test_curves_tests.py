@@ -19,8 +19,8 @@ from lipdp_lightning.curves import (
     private_reliability,
     private_roc,
 )
-from lipdp_lightning.curves.calibration import UNIT, half_open, reliability_cost
 from lipdp_lightning.curves.hosmer_lemeshow import group_sums, statistic, sums_cost
+from lipdp_lightning.curves.reliability import UNIT, half_open, reliability_cost
 
 LOUD = 1e7
 SECRET = bytes(16)

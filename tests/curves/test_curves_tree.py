@@ -10,8 +10,8 @@ import pytest
 from curve_checks import intervals, largest_cost, least_norm, pair_shifts, single_shifts, suffixes, worst_test
 from scipy.stats import beta
 
+from lipdp_lightning.curves.discrete_noise import NoiseSource, discrete_laplace
 from lipdp_lightning.curves.mechanism import curve_mechanism
-from lipdp_lightning.curves.noise import NoiseSource, discrete_laplace
 from lipdp_lightning.curves.tree import interval_cost, noise_matrix, path_sums, suffix_cost, tree_cost, uniform_fan_outs
 
 RELATIONS = ("replace_one", "add_remove")

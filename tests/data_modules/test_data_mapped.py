@@ -89,12 +89,12 @@ def test_the_fingerprint_covers_rows_beyond_the_first_piece(tmp_path: Path, monk
 
 
 def test_a_bad_value_is_found_in_any_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import data_modules.checks
+    import data_modules.row_checks
 
     x = X.copy()
     x[47, 1, 0] = np.nan
     by_tens = lambda rows, like: (slice(i, min(i + 10, rows)) for i in range(0, rows, 10))  # noqa: E731
-    monkeypatch.setattr(data_modules.checks, "slices", by_tens)
+    monkeypatch.setattr(data_modules.row_checks, "slices", by_tens)
     with pytest.raises(ValueError, match=r"x\.npy: row 47, column \(1, 0\) is nan \(1 such rows\)"):
         MappedArrays(str(saved(tmp_path, x=x, y=Y)), **OPTIONS).setup()
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import data_modules as tables
+from data_modules.benchmark_tables import NamedTable
 from data_modules.schema import ClassLabel, Numeric, TableSchema
-from data_modules.tables import NamedTable
 
 needs_data = pytest.mark.skipif(not os.environ.get("LIPDP_DATA"), reason="LIPDP_DATA is not set")
 ROWS = 60

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lipdp_lightning.bench.scaling import STEPS_PER_TURN
+from lipdp_lightning.bench.weak_scaling import STEPS_PER_TURN
 from lipdp_lightning.cli import main
 
 

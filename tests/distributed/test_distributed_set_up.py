@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from worlds import THREADS, Worlds, free_port
 
-from lipdp_lightning.commands.experiment import parse_experiment
+from lipdp_lightning.experiment.experiment import parse_experiment
 
 ROOT = Path(__file__).parents[2]
 

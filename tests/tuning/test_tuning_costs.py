@@ -16,8 +16,8 @@ from small_runs import Blobs, make_module, make_plan
 from test_tuning_search import CONFIG
 
 from data_modules.base import PrivateDataModule
-from lipdp_lightning.baselines.run import beside_training, prepare
 from lipdp_lightning.cli import main
+from lipdp_lightning.experiment.short_training import beside_training, prepare
 from lipdp_lightning.tuning.cost import cost_of
 from lipdp_lightning.tuning.counting import correct_rows
 from lipdp_lightning.tuning.objectives import OBJECTIVES

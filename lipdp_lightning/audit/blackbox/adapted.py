@@ -1,6 +1,6 @@
 """The black-box idea for bounds in place of clipping: additivity of contributions, and noise over depth.
 
-The third, of sampling, sees the sampler alone: `audit/sampling.py`.
+The third, of sampling, sees the sampler alone: `audit/sampling_checks.py`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 import torch
 
 from ..composition import DEPTHS, depth_result
+from ..confidence import deviation_bounds
 from ..findings import Curve, Finding, PlotData, verdict
-from ..statistics import deviation_bounds
+from .black_box import Checkpoint, Data, HyperParameters, Implementation, random_data
 from .heuristics import BOUNDS
-from .interface import Checkpoint, Data, HyperParameters, Implementation, random_data
 
 _TOLERANCE = 1e-2
 

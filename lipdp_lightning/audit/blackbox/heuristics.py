@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .interface import Checkpoint, Data, HyperParameters, Implementation, random_data
+from .black_box import Checkpoint, Data, HyperParameters, Implementation, random_data
 
 BOUNDS = tuple(10.0**k for k in range(-2, 7))
 MULTIPLIERS = tuple(10.0**k for k in range(-8, 2))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .interface import HUBER, Checkpoint, Data, HyperParameters, Implementation, network
+from .black_box import HUBER, Checkpoint, Data, HyperParameters, Implementation, network
 from .ours import OPTIMIZERS
 
 

@@ -16,7 +16,7 @@ from ...mechanism.step import Mechanism
 from ...privacy.plan import PrivacyPlan
 from ...training.module import PrivateModule
 from ..subject import Subject
-from .interface import HUBER, Checkpoint, Data, HyperParameters, Implementation, network
+from .black_box import HUBER, Checkpoint, Data, HyperParameters, Implementation, network
 
 WIDE = 4.0  # no input of a test is clipped
 Knob = Literal["input_bound", "loss_clip"]

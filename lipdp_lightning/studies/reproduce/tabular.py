@@ -1,0 +1,253 @@
+"""The seven tables of paper 000 (tables 1 and 5) and thesis 5.4: data, methods, and one training of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lipdp_lightning.studies.reproduce.entry import Row
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TabularSet:
+    """A table as the papers use it.
+
+    Args:
+        name: class in `data_modules`.
+        published_rows: n of the papers; delta is 1/n.
+        epsilon: of the papers' row.
+        claimed: accuracies of DP-SGD, Lip-DP-SGD and Fix-Lip-DP-SGD as published (000 table 1; 004 table 5.4).
+        bins, crosses: choices of the search.
+        bias: whether the model has one; a category's one-hot block makes it superfluous.
+        file: below LIPDP_DATA.
+        test: how the test rows were set aside.
+        options: of the data module.
+        outputs: logits.
+        small: whether the whole table fits a batch.
+        folds: choices of validation rows in the search; the fewer there are, the more.
+    """
+
+    name: str
+    published_rows: int
+    epsilon: float
+    claimed: tuple[float, float, float]
+    file: str
+    bins: tuple[int, ...] = (0,)
+    crosses: tuple[bool, ...] = (False,)
+    bias: bool = False
+    test: str = "a fifth of the rows, by a hash of their features"
+    options: Settings = field(default_factory=lambda: {"test_fraction": 0.2})
+    outputs: int = 1
+    small: bool = False
+    folds: int = 1
+
+    @property
+    def delta(self) -> float:
+        return 1 / self.published_rows
+
+
+SETS = {
+    table.name: table
+    for table in (
+        TabularSet(
+            "Adult",
+            48_842,
+            0.414,
+            (0.824, 0.831, 0.804),
+            "tabular/adult/adult.data",
+            bins=(0, 8, 16),
+            test="the published test file",
+            options={},
+        ),
+        TabularSet(
+            "Android",
+            29_333,
+            1.273,
+            (0.951, 0.959, 0.945),
+            "tabular/naticusdroid/training.csv",
+            bias=True,
+            test="a fifth of the labelled rows, by a hash of the column `index`",
+            options={"identical": "apart"},
+        ),
+        TabularSet(
+            "BreastCancer",
+            569,
+            1.672,
+            (0.773, 0.798, 0.7),
+            "tabular/breast_cancer_wisconsin_diagnostic/wdbc.data",
+            bias=True,
+            small=True,
+            folds=10,
+        ),
+        TabularSet(
+            "DefaultCredit",
+            30_000,
+            1.442,
+            (0.809, 0.816, 0.792),
+            "tabular/default_credit_card/UCI_Credit_Card.csv",
+            bins=(0, 11),
+        ),
+        TabularSet(
+            "Dropout",
+            4424,
+            1.326,
+            (0.763, 0.819, 0.736),
+            "tabular/students_dropout/data.csv",
+            bins=(0, 8),
+            options={"test_fraction": 0.2, "target": "dropout"},
+            small=True,
+            folds=10,
+        ),
+        TabularSet(
+            "GermanCredit",
+            1000,
+            3.852,
+            (0.735, 0.746, 0.768),
+            "tabular/german_credit/german.data",
+            bins=(0, 8),
+            small=True,
+            folds=20,
+        ),
+        TabularSet(
+            "Nursery",
+            12_960,
+            1.432,
+            (0.919, 0.931, 0.89),
+            "tabular/nursery/nursery.data",
+            crosses=(False, True),
+            outputs=5,
+            folds=5,
+        ),
+    )
+}
+
+# what each method is called in the table, and the papers' column it answers to
+METHODS = {
+    "nonprivate": "no privacy",
+    "dpsgd": "DP-SGD, flat clipping",
+    "fix_lip": "Fix-Lip-DP-SGD",
+    "worst_case": "Lip-DP-SGD of paper 000, honestly composed",
+    "layerwise": "Lip-DP-SGD of the thesis, in its sound form",
+    "joint": "joint scaling, no clipping",
+    "joint_clip": "joint scaling and loss_clip",
+}
+OURS = ("joint", "joint_clip")
+_LAST_LAYER = "layers.3"
+
+
+def privacy(table: TabularSet, method: str, settings: Settings, dataset_size: int) -> dict[str, Any]:
+    """The privacy group: the papers' budget, and what the method does within it."""
+    hidden = bool(settings["hidden"])
+    common: dict[str, Any] = {
+        "delta": table.delta,
+        "steps": settings["steps"],
+        "batch_size": settings["rate"] * dataset_size,
+        "accountant": "pld",
+    }
+    if method == "nonprivate":
+        return common | {"method": "nonprivate"}
+    common["epsilon"] = table.epsilon
+    if method == "dpsgd":
+        # the same release: ghost norms are exact, and cheaper for several layers or outputs
+        kind = "dpsgd_ghost" if hidden or table.outputs > 1 else "dpsgd_flat"
+        return common | {"method": kind, "clip_norm": settings["clip"]}
+    if method == "fix_lip":
+        return common | {"method": "fix_lip", "max_norm": settings["radius"]}
+    if method == "worst_case":
+        return common | {"method": "worst_case", "max_norm": settings["radius"], "allocation": "optimal"}
+    scaling: dict[str, Any] = {"scaling": "layerwise" if method == "layerwise" else "joint"}
+    # a layer's own norm is in no bound of its own: the last layer is free
+    scaling |= {"max_norm": settings["radius"], "free_layers": [_LAST_LAYER]} if hidden else {"max_norm": None}
+    if method == "joint_clip":
+        scaling["loss_clip"] = settings["clip"] / settings["temperature"]
+        if linear(settings) and table.bias:  # of a gradient d (x, 1), whose norm is that of d times the root of two
+            scaling["loss_clip"] /= math.sqrt(2)
+    return common | scaling
+
+
+def linear(settings: Settings) -> bool:
+    """Whether DP-SGD with flat clipping and ``joint_clip`` of these settings are one release: inputs have norm 1."""
+    return not settings["hidden"]
+
+
+def configuration(table: TabularSet, method: str, settings: Settings, seed: int, fold: int | None) -> dict[str, Any]:
+    """One training; with a `fold` the test rows are left alone, and a fifth of the others is held out by its name."""
+    import data_modules
+
+    options = dict(table.options) | {"validation_fraction": 0.0}
+    if fold is not None:
+        options |= {"validation_fraction": 0.2} | ({"salt": f"fold {fold}"} if fold else {})
+    options |= {name: settings[name] for name in ("bins", "crosses") if settings[name]}
+    data = getattr(data_modules, table.name)(**options)
+    network = {
+        "input_shape": list(data.input_shape),
+        "outputs": table.outputs,
+        "hidden": settings["hidden"],
+        "bias": table.bias,
+        # a norm that is held fixed cannot start at zero
+        "zero_init": method != "fix_lip",
+    }
+    loss = "CrossEntropy" if table.outputs > 1 else "BinaryCrossEntropy"
+    trainer: dict[str, Any] = {"accelerator": "cpu", "devices": 1}
+    if settings["averaging"]:
+        averaging = {"class_path": "callbacks.ParameterAveraging", "init_args": {"kind": "weighted"}}
+        trainer["callbacks"] = [averaging]
+    return {
+        "seed_everything": seed,
+        "model": {
+            "network": {"class_path": "lipdp_lightning.models.MLP", "init_args": network},
+            "loss": {
+                "class_path": f"lipdp_lightning.bounds.losses.{loss}",
+                "init_args": {"temperature": settings["temperature"]},
+            },
+            "input_bound": 1.0,
+            "input_mode": "normalize",
+        },
+        "data": {"class_path": f"data_modules.{table.name}", "init_args": options},
+        "privacy": privacy(table, method, settings, data.dataset_size),
+        "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": settings["lr"]}},
+        "trainer": trainer,
+    }
+
+
+def trained(table: TabularSet, method: str, settings: Settings, seed: int, fold: int | None = None) -> dict[str, Any]:
+    """Accuracy on held-out rows, and the guarantee; sampling and noise are fixed by the seed, as the data is public.
+
+    Methods of one seed draw the same examples, so that they are pairs. Their noise differs: its key holds what is
+    released.
+    """
+    from lipdp_lightning.experiment.short_training import prepare
+    from lipdp_lightning.studies.reproduce.correct_rows import CorrectRows
+
+    secret = hashlib.sha256(f"{table.name} {seed} {fold is not None}".encode()).digest()[:16]
+    prepared, correct = prepare(configuration(table, method, settings, seed, fold), secret=secret), CorrectRows()
+    prepared.experiment.trainer.callbacks.append(correct)  # type: ignore[attr-defined]
+    result = prepared.run()
+    return {
+        # without validation rows, the test rows are evaluated in their place
+        "accuracy": result.score if fold is None else result.metrics["validation/accuracy"],
+        "noise_multiplier": result.plan.noise_multiplier if math.isfinite(result.epsilon) else 0.0,
+        "certified_epsilon": result.epsilon,
+        "delta": result.plan.delta,
+        "adjacency": result.plan.adjacency,
+    } | ({"correct_rows": correct.text()} if fold is None else {})
+
+
+def settings_text(settings: Settings) -> str:
+    """As one cell of a CSV file, and back with `json.loads`."""
+    return json.dumps(settings, sort_keys=True)
+
+
+def files() -> tuple[str, ...]:
+    """What is read below LIPDP_DATA."""
+    return (*(table.file for table in SETS.values()), "tabular/adult/adult.test")
+
+
+def mean(rows: Sequence[Row], column: str = "accuracy") -> float:
+    return math.fsum(float(row[column]) for row in rows) / len(rows)  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""Exponents and arithmetic: known laws are found, and counts are those made by hand."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+import torch
+
+from lipdp_lightning.bench.arithmetic import (
+    NOISE_AT_ONCE,
+    CertificateCounts,
+    Counts,
+    count,
+    count_certificate,
+    memory_lines,
+)
+from lipdp_lightning.bench.contender_rows import Row
+from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum, release_
+from lipdp_lightning.studies.gpu_estimate import Assumed, estimate
+from lipdp_lightning.studies.growth import SERIES, fit, laws_of
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
+def test_the_exponent_of_a_power_law_is_found(exponent: float) -> None:
+    law = fit("batch", "step", [(size, 3e-3 * size**exponent) for size in (64.0, 256.0, 1024.0)])
+    assert law.exponent == pytest.approx(exponent, abs=1e-9) and law.r_squared == pytest.approx(1.0)
+
+
+def test_what_a_line_does_not_explain_lowers_r_squared() -> None:
+    assert fit("batch", "step", [(1.0, 1.0), (2.0, 8.0), (4.0, 2.0)]).r_squared < 0.5
+
+
+def test_laws_are_of_both_steps_and_of_parts_that_can_be_timed_everywhere() -> None:
+    series = next(s for s in SERIES if s.name == "depth")
+    rows = []
+    for number, (model, batch) in enumerate(series.cells):
+        layers = int(model.rpartition("x")[2])
+        rows.append(Row(model, batch, "torch", seconds=1e-3 * layers))
+        fleeting = {"projection": 1e-7 if number == 0 else 1e-3}
+        rows.append(Row(model, batch, "joint", seconds=2e-3 * layers, parts={"noise": 1e-3, **fleeting}))
+    found = {law.quantity: law.exponent for law in laws_of(series, rows)}
+    assert found == {
+        "step without privacy": pytest.approx(1), "our step": pytest.approx(1), "ours: noise": pytest.approx(0),
+    }  # fmt: skip
+    assert "step without privacy" not in {law.quantity for law in laws_of(series, rows[1:])}
+
+
+def test_operations_and_kept_bytes_of_a_small_network_are_those_made_by_hand() -> None:
+    counts = count("mlp-8x2")
+    # 8 -> 8 -> 10: forward 2 n m each; backward the same for each weight, and for the input of the second layer
+    assert counts.parameters == 8 * 8 + 8 + 8 * 10 + 10
+    assert counts.operations == 2 * (64 + 80) + 2 * (64 + 80) + 2 * 80
+    inputs = 4 * (8 + 8)  # of both layers
+    assert inputs <= counts.saved <= 8 * inputs
+    assert counts.references == 4 * (8 * 8 + 8 * 10)
+    assert count("wrn-10-1").references > 3.9 * (count("wrn-10-1").parameters - 1000)
+
+
+def test_gradients_per_example_take_a_gradient_for_each() -> None:
+    _, lines = memory_lines([Counts("m", 10**6, 10**5, 1, 4 * 10**6)], [100])
+    assert lines[0][-4:] == ["14 MB", "18 MB", "18 MB", "414 MB"]
+
+
+def test_a_release_holds_what_is_counted_for_a_piece() -> None:
+    parameter = torch.zeros(10**6)
+    for step in range(2):  # what is imported and kept is made in the first one
+        noise = StepNoise.of(bytes(16), step, Place(), bytes(32))
+        tracemalloc.start()
+        try:
+            release_([Sum(parameter, 1.0)], noise)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert 0.5 * NOISE_AT_ONCE <= peak <= 1.1 * NOISE_AT_ONCE
+
+
+def test_launches_of_a_certificate_are_counted() -> None:
+    counted = count_certificate("mlp-200x2", 3, 0.002)
+    assert count_certificate("mlp-200x2", 3, 0.002) == counted
+    assert counted.launches > 20
+
+
+def test_the_estimate_adds_up_and_shrinks_with_gpus_only_where_work_is_shared() -> None:
+    counts, certificate = Counts("m", 10**7, 10**5, 10**10, 10**7), CertificateCounts(100, 10, 1e6)
+    one, eight, many = (estimate(counts, certificate, 1e-8, 4096, gpus, Assumed()) for gpus in (1, 8, 64))
+    assert one.sum_over_gpus == one.sent == 0
+    assert eight.passes == pytest.approx(one.passes / 8) and many.passes == pytest.approx(one.passes / 64)
+    assert (eight.noise, eight.certificate) == (one.noise, one.certificate)
+    assert eight.sent == pytest.approx(2 * 8e7 * 7 / 8)
+    assert many.sum_over_gpus > eight.sum_over_gpus, "nodes are farther apart than the GPUs of one"
+    assert one.total == pytest.approx(one.passes + one.copy + one.certificate + one.release)
+    slow = estimate(counts, certificate, 1e-5, 4096, 64, Assumed())
+    assert slow.heaviest == "noise" and slow.total - many.total == pytest.approx(slow.noise - many.passes)
