@@ -19,11 +19,10 @@ def row_norms(rows: Tensor, more: int = 0) -> Tensor:
 
     Squares are taken and added in float64, where no float32 overflows or is lost.
     """
-
-    def norms(part: Tensor) -> Tensor:
-        return (part.double().square().unsqueeze(-1).flatten(1).sum(1) + more).sqrt()
-
-    return _in_parts(rows, norms).to(torch.promote_types(rows.dtype, torch.float32))
+    norms = torch.linalg.vector_norm(rows.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
+    if more:
+        norms = (norms.square() + more).sqrt()
+    return norms.to(torch.promote_types(rows.dtype, torch.float32))
 
 
 def patch_norms(images: Tensor, counts: Tensor, groups: int, more: int = 0) -> Tensor:

@@ -15,7 +15,7 @@ FIRST_RADIUS = 1.0  # where a tracked radius starts: public, and the tracking fo
 
 
 class Clipped(Scaling):
-    """Example gradients arrive clipped (baselines/clipper.py); the certificate holds the radii they are clipped to."""
+    """Example gradients arrive clipped (clipping/clipper.py); the certificate holds the radii they are clipped to."""
 
     name = "clip"
     partial_sums = 2 * LARGEST_CANCELLATION

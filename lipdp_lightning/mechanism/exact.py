@@ -19,7 +19,7 @@ from ..bounds.certificate import Certificate, GroupBound
 from ..layers.exact_norms import LARGEST_CANCELLATION, Contribution
 from ..layers.scaled import ScaledLayer, hands_over
 from .allocation import NoiseBudget
-from .scaling import Radii, StepNumbers, Tracked, _Together, scaled_layers
+from .scaling import Radii, StepNumbers, Tracked, JointCondition, scaled_layers
 
 ALL = "all layers"  # the one radius of ``exact``
 SMALLEST_RADIUS = 1e-9  # far above what underflow takes from a float32 norm
@@ -108,7 +108,7 @@ class _Measured(Tracked):
         return max(self.radii.values[name], self._floor)
 
 
-class Exact(_Measured, _Together):
+class Exact(_Measured, JointCondition):
     """One factor per example, c_i = 1 / max(N_i, R) with N_i = sqrt(sum_k (||g_ik|| / tau_k)^2).
 
     sqrt(sum_k ||c_i g_ik||^2 / tau_k^2) = N_i / max(N_i, R) <= 1, for any public tau_k and R, and N_i <= B, the same

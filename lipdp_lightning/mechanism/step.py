@@ -9,6 +9,8 @@ and the certificate that calibrates the noise is that of the weights the gradien
 
 from __future__ import annotations
 
+import itertools
+import struct
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
+from ..bounds.held import HeldTensors
 from ..kernels.normals import numeric_environment
 from ..norms.follow import Follower
 from ..privacy.plan import PrivacyPlan
@@ -24,7 +27,6 @@ from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, release_
 from .projection import Projector
 from .scaling import Scaling, StepNumbers
-from .watched import WatchedTensors, bounds_of, versions_of
 
 Agree = Callable[[bytes], bytes]
 """Turns the digests of all processes that share a step into one."""
@@ -279,3 +281,22 @@ class Mechanism:
                 f"the weights changed {when}, or a buffer did: the gradients are not those of the step's certificate. "
                 "HINT: change weights and buffers between steps, and keep no state that forward updates."
             )
+
+
+class WatchedTensors(HeldTensors):
+    """Parameters and buffers by name, and whether any of them changed."""
+
+    def versions(self) -> list[int]:
+        """Changes when a tensor is replaced, or changed in place by an operation that torch sees."""
+        return versions_of(self.named())
+
+
+def versions_of(named: Mapping[str, Tensor]) -> list[int]:
+    tensors = named.values()
+    return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
+
+
+def bounds_of(certificate: Certificate) -> bytes:
+    """All numbers of the certificate that a step depends on; its names are those of the model."""
+    uses = [(u.cotangent_bound, u.gradient_factor, u.input_bound) for g in certificate.groups for u in g.uses]
+    return struct.pack(f"{3 * len(uses)}d", *itertools.chain.from_iterable(uses))

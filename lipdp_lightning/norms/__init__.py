@@ -15,8 +15,7 @@ from .conv import conv_norm, conv_norm_exact, conv_norm_fast, conv_norm_size_fre
 from .dense import close_norm, dense_norm, gram_norm
 from .follow import Follower
 from .geometry import coverage, kappa, output_size
-from .operators import Convolution, Dense, Operator
-from .source import NormSource
+from .operators import Convolution, Dense, NormSource, Operator
 
 __all__ = [
     "Convolution",

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from .dense import frobenius_norm
-from .operators import Operator
-from .source import NormSource
+from .operators import NormSource, Operator
 from .strips import TALL_STRIP, Change, Reference, changes
 
 SLACK = 0.1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .conv import conv_norm
@@ -82,3 +83,26 @@ class Convolution(Operator):
         return kappa(
             tuple(weight.shape[2:]), self.stride, self.dilation, self.padding, self.padding_mode, self.input_size
         )
+
+
+class NormSource:
+    """Gives certified norms of weights; this one computes each exactly every time it is asked.
+
+    A weight is named by the parameter or buffer that holds it, such as ``"blocks.0.conv.weight"``. The order of
+    requests means nothing: a source that remembers anything keeps it by that name, and by the operator.
+    """
+
+    def begin(self, digest: bytes = b"") -> None:
+        """A new walk over the graph starts; weights may have changed since the last one.
+
+        Args:
+            digest: names all bits of the model's weights, where the caller knows it; equal digests, equal weights.
+        """
+
+    def operator_norm(self, name: str, weight: Tensor, operator: Operator) -> float:
+        """Returns an upper bound on the norm of the operator with this weight."""
+        return operator.norm(weight.detach(), name)
+
+    def vector_norm(self, vector: Tensor) -> float:
+        """Returns an upper bound on the l2 norm of a vector; NaN propagates."""
+        return float(torch.linalg.vector_norm(vector.detach().double())) * (1 + 2.0**-40)

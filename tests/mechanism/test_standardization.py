@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from callbacks import ParameterAveraging
 from lipdp_lightning.bounds.certifier import certify
 from lipdp_lightning.layers import MaxMin
-from lipdp_lightning.mechanism.projection import KINDS
-from lipdp_lightning.mechanism.standardization import standardize
+from lipdp_lightning.mechanism.projection import KINDS, standardize
 
 
 class Pictures(Blobs):

@@ -10,8 +10,7 @@ import torch
 from private_step import Harness, make_plan, mlp, random_batch
 from torch import nn
 
-from lipdp_lightning.mechanism.step import Mechanism
-from lipdp_lightning.mechanism.watched import WatchedTensors
+from lipdp_lightning.mechanism.step import Mechanism, WatchedTensors
 from lipdp_lightning.norms import follow
 from lipdp_lightning.norms.follow import Follower
 
