@@ -25,6 +25,7 @@ NORMALS_IN_A_BLOCK = 8
 BLOCKS_AT_ONCE = 128  # blocks of ChaCha20 in one program, which draws eight times as many normals
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 _COUNTERS = 1 << 32
+_COLUMNS = 1024  # words of a row that one program reads at once
 
 # "expa", "nd 3", "2-by", "te k": the first row of ChaCha20's state
 _C0, _C1 = tl.constexpr(0x61707865), tl.constexpr(0x3320646E)
@@ -230,3 +231,28 @@ def release_(
     )  # fmt: skip
     if flat.data_ptr() != values.data_ptr():
         values.copy_(flat.view_as(values))
+
+
+# ---- the sums of a keyed hash, as kernels/multilinear.py defines them
+
+
+@triton.jit
+def row_sums_kernel(rows, key, out, ROW: tl.constexpr, SUMS: tl.constexpr, COLUMNS: tl.constexpr):
+    """out[r, s] <- the sum of key[s, i] * rows[r, i] over i, in wrapping 64-bit integers."""
+    row, one = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    total = tl.zeros((COLUMNS,), tl.int64)
+    for start in range(0, ROW, COLUMNS):
+        at = start + tl.arange(0, COLUMNS)
+        total += tl.load(rows + row * ROW + at).to(tl.int64) * tl.load(key + one * ROW + at)
+    tl.store(out + row * SUMS + one, tl.sum(total, axis=0))
+
+
+def row_sums(rows: Tensor, key: Tensor) -> Tensor:
+    """Returns the sums of every row of int32 words, for int64 keys of one row each."""
+    out = torch.empty(len(rows), len(key), dtype=torch.int64, device=rows.device)
+    assert rows.is_contiguous() and key.is_contiguous() and rows.shape[1] == key.shape[1]
+    assert rows.dtype == torch.int32 and key.dtype == torch.int64 and rows.shape[1] % _COLUMNS == 0
+    row_sums_kernel[(len(rows), len(key))](
+        rows, key, out, ROW=rows.shape[1], SUMS=len(key), COLUMNS=_COLUMNS, **OPTIONS
+    )  # fmt: skip
+    return out

@@ -1,7 +1,7 @@
-"""The kernel that draws noise on a GPU, without one: lipdp_lightning/kernels/gpu.py.
+"""The kernels for a GPU, without one: lipdp_lightning/kernels/gpu.py.
 
-Its bits are compared in Triton's interpreter, and its machine code is read for two generations of GPUs. What that
-leaves open is listed in docs/gpu.md.
+Their bits are compared in Triton's interpreter, and the machine code of the noise is read for two generations of GPUs.
+What that leaves open is listed in docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 import triton
-from interpreted_noise import BLOCKS, CASES, PARTS, SECRET
+from interpreted_kernels import BLOCKS, CASES, PARTS, SECRET, hashed_rows
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from lipdp_lightning.kernels import gpu
+from lipdp_lightning.kernels.multilinear import row_sums_by_torch
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -48,7 +49,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the interpreter returned, in a process of its own."""
     file = tmp_path_factory.mktemp("interpreted") / "released.pt"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    script = HERE / "interpreted_noise.py"
+    script = HERE / "interpreted_kernels.py"
     done = subprocess.run([sys.executable, str(script), str(file)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(torch.load(file))
@@ -92,6 +93,11 @@ def test_any_part_of_a_stream_is_drawn_alike(part: tuple[int, int], interpreted:
     normals = np.empty(len(words))
     cpu.normals(words, normals)
     assert torch.equal(interpreted["parts"][part], torch.from_numpy(normals)[:count])
+
+
+def test_the_sums_of_a_hash_are_those_of_its_definition(interpreted: dict[str, Any]) -> None:
+    rows, key = hashed_rows()
+    assert torch.equal(interpreted["rows"], row_sums_by_torch(rows, key))
 
 
 # ---- machine code
@@ -181,6 +187,20 @@ def test_nothing_spills(capability: int, samples: int, tmp_path: Path) -> None:
     report = subprocess.run([reader, "-res-usage", machine_code], capture_output=True, text=True, check=True).stdout
     used = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", report)}
     assert used["STACK"] == used["LOCAL"] == 0 and 16 < used["REG"] <= 80, report
+
+
+def test_the_hash_compiles_for_a_gpu_without_a_spill(tmp_path: Path) -> None:
+    kinds = {"rows": "*i32", "key": "*i64", "out": "*i64"}
+    names = gpu.row_sums_kernel.arg_names
+    constants = {"ROW": 1 << 14, "SUMS": 4, "COLUMNS": 1024}
+    source = ASTSource(
+        fn=gpu.row_sums_kernel,
+        signature={name: kinds.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+    )
+    code = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=gpu.OPTIONS)
+    assert "st.global.b64" in code.asm["ptx"] or "st.global.u64" in code.asm["ptx"]
+    assert "f64" not in code.asm["ptx"] and ".local" not in code.asm["ptx"]
 
 
 # ---- the choice

@@ -1,6 +1,6 @@
-"""Runs the kernel of kernels/gpu.py in Triton's interpreter, beside the release on a CPU, and saves both.
+"""Runs the kernels of kernels/gpu.py in Triton's interpreter, beside their definitions on a CPU, and saves both.
 
-``python interpreted_noise.py FILE`` with TRITON_INTERPRET=1, which is read when a kernel is defined.
+``python interpreted_kernels.py FILE`` with TRITON_INTERPRET=1, which is read when a kernel is defined.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from lipdp_lightning.kernels import gpu
+from lipdp_lightning.kernels.multilinear import key_table
 from lipdp_lightning.mechanism import noise as noise_module
 from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum, release_
 
@@ -135,6 +136,13 @@ PARTS = [(8, 5), (8 * 127, 17), (8 * ((1 << 31) - 1), 17), (8 * ((1 << 32) - 2),
 BLOCKS = [(bytes(range(32)), 1, 0), (bytes(32), 0, 0), (b"\xff" * 32, (1 << 32) - 1, 3)]
 
 
+def hashed_rows() -> tuple[Tensor, Tensor]:
+    """Returns rows of words, extreme ones among them, and a key."""
+    rows = torch.randint(-(1 << 31), 1 << 31, (3, 4096), generator=torch.Generator().manual_seed(0)).int()
+    rows[0, :3] = torch.tensor([-(1 << 31), (1 << 31) - 1, -1])
+    return rows, key_table(bytes(range(32)))[0, :, :4096].contiguous()
+
+
 def main(file: str) -> None:
     """Saves everything that the tests compare."""
     on_cpu = {name: released(case) for name, case in CASES.items()}
@@ -143,7 +151,8 @@ def main(file: str) -> None:
     unfused = released_unfused(CASES["no grid, float64"])
     parts = {part: late_part(*part) for part in PARTS}
     words = {block: words_of_a_block(*block) for block in BLOCKS}
-    torch.save({"cpu": on_cpu, "gpu": on_gpu, "parts": parts, "words": words, "unfused": unfused}, file)
+    rows = gpu.row_sums(*hashed_rows())
+    torch.save({"rows": rows, "cpu": on_cpu, "gpu": on_gpu, "parts": parts, "words": words, "unfused": unfused}, file)
 
 
 if __name__ == "__main__":
