@@ -4,6 +4,8 @@
 * ``floored``: normalises rows with a floored divisor
 * ``rows``: norms of examples and of their patches
 * ``normals``: standard normals in float64 from a key
+* ``multilinear``: a keyed hash of the bits of tensors
 * ``precision``: arithmetic in float32 at least
-* ``loops`` decides between a compiled loop and torch; ``cpu`` holds the loops, ``threads`` runs them
+* ``loops`` decides between a compiled loop, a GPU's kernel and torch; ``cpu`` holds the loops, ``threads`` runs them,
+  and ``gpu`` holds the kernels
 """

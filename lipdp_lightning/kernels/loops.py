@@ -1,7 +1,8 @@
-"""Decides between a compiled loop and torch's own operations."""
+"""Decides between a compiled loop, a GPU's kernel and torch's own operations."""
 
 from __future__ import annotations
 
+import importlib.util
 from functools import lru_cache
 from types import ModuleType
 
@@ -20,6 +21,20 @@ def cpu_loops() -> ModuleType:
     from . import cpu
 
     return cpu
+
+
+def gpu_kernels(device: torch.device) -> ModuleType | None:
+    """Returns the kernels for tensors on this device; None on a CPU, and where Triton is not installed."""
+    return _triton_kernels() if device.type == "cuda" else None
+
+
+@lru_cache(maxsize=1)
+def _triton_kernels() -> ModuleType | None:
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from . import gpu
+
+    return gpu
 
 
 @lru_cache(maxsize=1)

@@ -33,7 +33,7 @@ def normals(key: bytes, stream: int, start: int, count: int) -> Tensor:
         key: 32 bytes that no other draw uses.
         stream: number of the stream, from 0 on.
     """
-    words = _words(key, stream, start, count + count % 2)
+    words = stream_words(key, stream, start, count + count % 2)
     drawn = np.empty(len(words))
     cpu_loops().normals(words, drawn)
     return torch.from_numpy(drawn)[:count]
@@ -47,7 +47,8 @@ def normals_by_torch(words: Tensor) -> Tensor:
     return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=1).flatten()
 
 
-def _words(key: bytes, stream: int, start: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def stream_words(key: bytes, stream: int, start: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Returns the words ``start`` to ``start + count`` of a stream; ``start`` is a multiple of the 8 of one block."""
     assert start % NORMALS_IN_A_BLOCK == 0 and start // NORMALS_IN_A_BLOCK + count < 1 << 32
     counter, nonce = (start // NORMALS_IN_A_BLOCK).to_bytes(4, "little"), stream.to_bytes(12, "little")
     encryptor = Cipher(algorithms.ChaCha20(key, counter + nonce), mode=None).encryptor()

@@ -16,6 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ..kernels.loops import gpu_kernels
 from ..kernels.normals import normals
 from ..privacy.grid import grid_shift
 from ..privacy.randomness import derive_key
@@ -99,9 +100,13 @@ class StepNoise:
         share = 1 / math.sqrt(place.world_size) if place.mode == "distributed" else 1.0
         return cls(key, share, samples, grid)
 
+    def key_of(self, number: int) -> bytes:
+        """Returns the key of the normals of the parameter of this number."""
+        return derive_key(self.key, "parameter", number)
+
     def normals(self, number: int, start: int, count: int) -> Tensor:
         """Returns standard normals ``start`` to ``start + count`` of the parameter of this number."""
-        key = derive_key(self.key, "parameter", number)
+        key = self.key_of(number)
         total = normals(key, 0, start, count)
         for sample in range(1, self.samples):
             total += normals(key, sample, start, count)
@@ -168,7 +173,7 @@ def release_(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None = None
         )
     if reduce is None:
         for number, one in enumerate(sums):
-            one.write(_noisy(one.parts(), one.deviation, noise, number))
+            _complete(one, noise, number)
         return
     whole = torch.cat([piece for one in sums for _, piece in one.parts()])
     segments = whole.split_with_sizes([one.values.numel() for one in sums])
@@ -183,16 +188,29 @@ def release_(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None = None
 
 def _add_noise(sums: Sequence[Sum], segments: Sequence[Tensor], noise: StepNoise) -> None:
     for number, (one, segment) in enumerate(zip(sums, segments, strict=True)):
-        pieces = ((start, segment[start : start + PIECE]) for start in range(0, len(segment), PIECE))
-        for start, noisy in _noisy(pieces, one.deviation, noise, number):
-            segment[start : start + len(noisy)] = noisy
+        _complete(Sum(segment, one.deviation), noise, number)
+
+
+def _complete(one: Sum, noise: StepNoise, number: int) -> None:
+    """Replaces a sum by its release, where it lies.
+
+    A GPU's kernel returns the bits that the pieces below have on a CPU, and draws the noise where it is added.
+    """
+    own = one.deviation * noise.share
+    shift = grid_shift(own) if noise.grid else 0.0
+    kernels = gpu_kernels(one.values.device) if own > 0 else None
+    if kernels is None:
+        one.write(_noisy(one.parts(), own, shift, noise, number))
+    else:
+        kernels.release_(
+            one.values, noise.key_of(number), own, apart=one.apart, samples=noise.samples, share=one.share, shift=shift,
+            factor=1.0 / one.divisor,
+        )  # fmt: skip
 
 
 def _noisy(
-    pieces: Iterable[tuple[int, Tensor]], deviation: float, noise: StepNoise, number: int
+    pieces: Iterable[tuple[int, Tensor]], own: float, shift: float, noise: StepNoise, number: int
 ) -> Iterator[tuple[int, Tensor]]:
-    own = deviation * noise.share
-    shift = grid_shift(own) if noise.grid else 0.0
     for start, total in pieces:
         if own > 0:
             drawn = noise.normals(number, start, len(total)).mul_(own)

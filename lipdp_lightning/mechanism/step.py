@@ -71,6 +71,7 @@ class Mechanism:
         self._certifier, self._secret, self._grid = certifier, secret, grid
         self._context = plan.digest(), context
         self._digest = KeyedDigest(derive_key(secret, "state"))
+        self._contributed = KeyedDigest(derive_key(secret, "contribution"))
         self._watched = WatchedTensors(model)
         self.certificate = certifier.certify()
         self._identity = certifier.identity
@@ -158,7 +159,7 @@ class Mechanism:
     def project_(self) -> None:
         """Puts every layer back into its norm ball."""
         self._projector.project_()
-        if self._device.type == "cpu":  # elsewhere a digest is slow
+        if self._device.type == "cpu":  # elsewhere, the host would wait for it
             named = self._watched.named()
             self._follower.seal(self._digest.of(named), named)
 
@@ -223,7 +224,9 @@ class Mechanism:
         """Returns a digest of what this process adds to the sums, under a key of the secret; nothing of it is kept."""
         parts = {f"sum {number}": one.values for number, one in enumerate(sums)}
         parts |= {f"apart {number}": one.apart for number, one in enumerate(sums) if one.apart is not None}
-        return KeyedDigest(derive_key(self._secret, "contribution")).of(parts)
+        digest = self._contributed.of(parts)
+        self._contributed.forget()
+        return digest
 
     def _learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
         self.scaling.learn(numbers, noisy_votes)

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
+from ..kernels.multilinear import key_table, multilinear_hash
 from ..kernels.normals import normals
 
 SECRET_BYTES = 16
@@ -87,20 +88,26 @@ def state_digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *
 
 
 class KeyedDigest:
-    """The same for those who hold a secret key of 32 bytes, in a tenth of the time: large tensors enter by their GMAC.
+    """The same for those who hold a secret key of 32 bytes, in a tenth of the time.
 
-    Two states that do not depend on the key share a digest with probability below 2^-90, for up to 2^34 bytes. What is
-    asked for again and again is read where it lies, as long as it lies there.
+    Large tensors on the CPU enter by their GMAC, and those on another device by a hash that is computed there
+    (kernels/multilinear.py), of which 32 bytes come to the host. Two states that do not depend on the key share a
+    digest with probability below 2^-90, for up to 2^34 bytes. What is asked for again and again on a CPU is read where
+    it lies, as long as it lies there.
     """
 
     def __init__(self, key: bytes) -> None:
         self._code = AESGCM(key)
+        self._hash_key = derive_key(key, "multilinear")
+        self._tables: dict[torch.device, Tensor] = {}
         self._read: tuple[list[Any], ...] | None = None
         self._alive: list[Tensor] = []
         self._laid: list[tuple[bytes, memoryview]] = []
 
     def of(self, tensors: Mapping[str, Tensor]) -> bytes:
         """Of their names, dtypes, shapes and bits."""
+        if not all([tensor.is_cpu for tensor in tensors.values()]):
+            return self._of_devices(tensors)
         parts: list[bytes | memoryview] = []
         for number, (header, data) in enumerate(self._places(tensors)):
             parts.append(header)
@@ -111,6 +118,33 @@ class KeyedDigest:
                 nonce = number.to_bytes(6, "big") + part.to_bytes(6, "big")
                 parts.append(self._code.encrypt(nonce, b"", data[start : start + _AUTHENTICATED]))
         return hashlib.sha256(b"".join(parts)).digest()
+
+    def forget(self) -> None:
+        """Lets go of the tensors that were read."""
+        self._read, self._alive, self._laid = None, [], []
+
+    def _of_devices(self, tensors: Mapping[str, Tensor]) -> bytes:
+        """Of tensors some of which lie elsewhere: each device's by one hash, with one wait for it.
+
+        The headers say which tensor lies where, so that the hashes of two states with the same headers are of words of
+        one length.
+        """
+        lying: dict[torch.device, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            lying.setdefault(tensor.device, {})[name] = tensor
+        digest = hashlib.sha256()
+        for device, own in lying.items():
+            digest.update(_encode_bytes(b"d", str(device).encode()))
+            for name, tensor in own.items():
+                digest.update(_header(name, tensor))
+            own_hash = self.of(own) if device.type == "cpu" else self._hash_on(device, list(own.values()))
+            digest.update(_encode_bytes(b"h", own_hash))
+        return digest.digest()
+
+    def _hash_on(self, device: torch.device, tensors: Sequence[Tensor]) -> bytes:
+        if device not in self._tables:
+            self._tables[device] = key_table(self._hash_key).to(device)
+        return multilinear_hash(tensors, self._tables[device]).cpu().numpy().tobytes()
 
     def _places(self, tensors: Mapping[str, Tensor]) -> Sequence[tuple[bytes, memoryview]]:
         """Header and bytes of each tensor, as they lie if they lie there still, or copies of them."""

@@ -1,0 +1,241 @@
+"""A pretended GPU: tensors that say ``cuda:0``, hold real values in a CPU's memory and refuse what a GPU refuses.
+
+Operations on them are counted as a driver would see them: launches of a kernel, waits of the host for a value, and
+bytes that are copied either way. Tensors of both devices do not mix, but for numbers without a dimension. What a real
+GPU would add is listed in docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_flatten, tree_map
+
+from lipdp_lightning.kernels import loops
+from lipdp_lightning.kernels.multilinear import row_sums_by_torch
+from lipdp_lightning.kernels.normals import normals
+
+DEVICE = torch.device("cuda", 0)
+_WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+# their drivers read a status from the device
+_CHECKED = ("_linalg_eigh", "_linalg_svd", "linalg_cholesky", "linalg_eigh", "linalg_svd")
+
+
+@dataclass
+class Counts:
+    """What a device was asked for since the last ``clear``."""
+
+    launches: int = 0
+    waits: int = 0
+    to_device: int = 0
+    to_host: int = 0
+
+    def clear(self) -> None:
+        self.launches = self.waits = self.to_device = self.to_host = 0
+
+
+counts = Counts()
+
+
+class OnGpu(Tensor):
+    """A tensor in the pretended GPU's memory; ``inner`` holds its values."""
+
+    inner: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls: Any, inner: Tensor) -> Any:
+        assert type(inner) is Tensor, type(inner)
+        made = Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            layout=inner.layout, device=inner.device, requires_grad=False,
+        )  # fmt: skip
+        made.inner = inner
+        return made
+
+    def __repr__(self) -> str:
+        return f"OnGpu({tuple(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        flat = tree_flatten((args, kwargs))[0]
+        if func is torch.ops.aten.copy_.default and isinstance(args[0], OnGpu) != isinstance(args[1], OnGpu):
+            _copied(args[1], isinstance(args[0], OnGpu))
+        elif any(type(thing) is not cls and isinstance(thing, Tensor) and thing.dim() > 0 for thing in flat):
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found cuda:0 and cpu ({func})")
+        _count(func, args)
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("cpu")
+        out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+        wrapped = tree_map(lambda made: OnGpu(made) if isinstance(made, Tensor) else made, out)
+        if isinstance(wrapped, Tensor | list | tuple):
+            return return_and_correct_aliasing(func, args, kwargs, wrapped)
+        return wrapped
+
+
+def _inner(thing: Any) -> Any:
+    return thing.inner if isinstance(thing, OnGpu) else thing
+
+
+def _count(func: Any, args: Any) -> None:
+    name = func._schema.name.removeprefix("aten::")
+    is_view = any(made.alias_info and not made.alias_info.is_write for made in func._schema.returns)
+    masks = (
+        [i for i in args[1] if isinstance(i, Tensor)] if "index" in name and isinstance(args[1], list | tuple) else []
+    )
+    if _WAITING & set(func.tags) or name in _CHECKED or any(mask.dtype == torch.bool for mask in masks):
+        counts.waits += 1
+    if not (is_view or "empty" in name or name in ("detach", "lift_fresh", "_unsafe_view")):
+        counts.launches += 1
+
+
+def _copied(source: Tensor, to_device: bool) -> None:
+    """Counts a copy out of or into memory that is not pinned, for which the host waits."""
+    size = source.numel() * source.element_size()
+    counts.waits += 1
+    counts.to_device += size * to_device
+    counts.to_host += size * (not to_device)
+
+
+def to_gpu(tensor: Tensor, counted: bool = True) -> Tensor:
+    """Returns a copy on the pretended GPU, which is a leaf."""
+    if isinstance(tensor, OnGpu):
+        return tensor
+    if counted:
+        _copied(tensor, True)
+    return OnGpu(tensor.detach().clone())
+
+
+def to_cpu(tensor: Tensor) -> Tensor:
+    """Returns a copy on the CPU, which is a leaf."""
+    if not isinstance(tensor, OnGpu):
+        return tensor
+    _copied(tensor, False)
+    return tensor.detach().inner.clone()
+
+
+def module_to_gpu(module: nn.Module) -> nn.Module:
+    """Moves parameters and buffers, as ``Module.to`` does."""
+    moved: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, value in list(part._parameters.items()):
+            if value is not None and not isinstance(value, OnGpu):
+                fresh = nn.Parameter(to_gpu(value, counted=False), requires_grad=value.requires_grad)
+                part._parameters[name] = moved.setdefault(id(value), fresh)
+        for name, buffer in list(part._buffers.items()):
+            if buffer is not None:
+                part._buffers[name] = to_gpu(buffer, counted=False)
+    return module
+
+
+def _says_cuda(device: Any) -> bool:
+    return isinstance(device, OnGpu) or (isinstance(device, str | torch.device) and torch.device(device).type == "cuda")
+
+
+def _refuse(tensor: Tensor, *_: Any) -> Any:
+    raise TypeError(
+        "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it to host memory first."
+    )
+
+
+def _to_list(tensor: Any) -> Any:
+    counts.waits += 1
+    return tensor.detach().inner.tolist()
+
+
+def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    kwargs.pop("non_blocking", None)
+    target, rest = kwargs.pop("device", None), []
+    for argument in args:
+        if isinstance(argument, Tensor):
+            target, argument = argument.device, argument.dtype
+        if isinstance(argument, str | torch.device):
+            target = argument
+        elif isinstance(argument, torch.dtype):
+            rest.append(argument)
+    if target is not None:
+        tensor = to_gpu(tensor) if _says_cuda(target) else to_cpu(tensor)
+    return Tensor.to(tensor, *rest, **kwargs) if rest or kwargs else tensor
+
+
+_get: Any = lambda name: getattr(Tensor, name).__get__  # noqa: E731
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    _get("device"): lambda tensor: DEVICE,
+    _get("is_cuda"): lambda tensor: True,
+    _get("is_cpu"): lambda tensor: False,
+    Tensor.get_device: lambda tensor: 0,
+    Tensor.data_ptr: lambda tensor: (1 << 40) + tensor.inner.data_ptr() % (1 << 32),
+    Tensor.numpy: _refuse,
+    Tensor.__array__: _refuse,
+    Tensor.cpu: to_cpu,
+    Tensor.tolist: _to_list,
+    Tensor.new_tensor: lambda tensor, data, **k: to_gpu(
+        torch.tensor(data, **{n: v for n, v in k.items() if n != "device"})
+    ),
+}
+
+
+class PretendGpu(TorchFunctionMode):
+    """Lets tensors and factories answer as if there were a GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        own = args[0] if args and isinstance(args[0], OnGpu) else None
+        if own is not None and func in _ANSWERS:
+            return _ANSWERS[func](*args, **kwargs)
+        if func is Tensor.cuda:
+            return to_gpu(args[0])
+        if func is Tensor.to:
+            return _to(*args, **kwargs)
+        if not _says_cuda(kwargs.get("device")):
+            host = kwargs.get("device") is not None and own is not None
+            return func(*[_inner(a) for a in args], **kwargs) if host else func(*args, **kwargs)
+        kwargs.pop("device")
+        if own is not None:
+            return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        if func is torch.tensor:
+            return to_gpu(made)
+        counts.launches += 1
+        return OnGpu(made.detach()).requires_grad_(made.requires_grad)
+
+
+def _release_(values: Any, key: bytes, deviation: float, *, apart: Any = None, start: int = 0, samples: int = 1,
+              share: float = 1.0, shift: float = 0.0, factor: float = 1.0) -> None:  # fmt: skip
+    """What the kernel of this name does, on the values themselves."""
+    counts.launches += 1
+    assert isinstance(values, OnGpu)
+    own = values.detach().inner
+    total = own.double() if apart is None else own.double() + apart.inner
+    drawn = normals(key, 0, start, own.numel())
+    for stream in range(1, samples):
+        drawn += normals(key, stream, start, own.numel())
+    noisy = drawn.mul_(1 / samples**0.5).mul_(deviation).view(own.shape) + total * share
+    own.copy_(((noisy + shift) - shift if shift else noisy) * factor)
+
+
+def _row_sums(rows: Any, key: Any) -> Tensor:
+    counts.launches += 1
+    return OnGpu(row_sums_by_torch(rows.inner, key.inner))
+
+
+KERNELS = SimpleNamespace(release_=_release_, row_sums=_row_sums)
+
+
+@contextlib.contextmanager
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
+    """Enters a machine with one GPU; yields what is counted there."""
+    with monkeypatch.context() as patched, PretendGpu():
+        patched.setattr(loops, "_triton_kernels", lambda: KERNELS)
+        counts.clear()
+        yield counts
