@@ -12,7 +12,7 @@ is false for kernels. The last term is bounded by strips of rows (strips.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,7 +111,7 @@ class Follower(NormSource):
 
     def begin(self, digest: bytes = b"") -> None:
         known, sealed = self._sealed
-        self._measured = dict(sealed) if digest and digest == known else self._within_slack(self._weights)
+        self._measured = dict(sealed) if digest and digest == known else self._within_slack()
         vectors, self._asked = list(self._asked.values()), {}
         norms = _vector_norms(vectors)
         self._vectors = {id(vector): (vector, norm) for vector, norm in zip(vectors, norms, strict=True)}
@@ -140,7 +140,7 @@ class Follower(NormSource):
 
     def measure(self) -> None:
         """Bounds what follows by the weights as they are now, and not as they were when the last walk began."""
-        self._measured = self._within_slack(self._weights)
+        self._measured = self._within_slack()
 
     def bound(self, name: str) -> float:
         """Returns an upper bound on the norms of all operators of a weight, as they were measured last."""
@@ -216,12 +216,12 @@ class Follower(NormSource):
     def _now(self, name: str) -> Measured:
         found = self._measured.get(name)
         if found is None:
-            found = self._measured[name] = self._within_slack([name]).get(name) or self._renewed(name)
+            found = self._measured[name] = self._renewed(name)
         return found
 
-    def _within_slack(self, names: Iterable[str]) -> dict[str, Measured]:
+    def _within_slack(self) -> dict[str, Measured]:
         """Returns the bounds of all weights that are followed, are not cheap, and have not drifted too far."""
-        followed = [(name, self._weights[name], anchor) for name in names if (anchor := self._usable(name))]
+        followed = [(name, weight, anchor) for name, weight in self._weights.items() if (anchor := self._usable(name))]
         moved = changes([(weight, anchor.reference) for _, weight, anchor in followed])
         found = {}
         for (name, weight, anchor), change in zip(followed, moved, strict=True):
