@@ -62,8 +62,7 @@ class NpzArrays(PrivateDataModule):
         if not self.path.is_file():
             raise refusal(f"there is no file {self.path}", "check the path")
         if not zipfile.is_zipfile(self.path):
-            found = refused_zip(self.path)
-            raise refusal(f"{self.path} is {found}", "write it with numpy.savez(path, x=x, y=y)")
+            raise refusal(f"{self.path} is {refused_zip(self.path)}", "write it with numpy.savez(path, x=x, y=y)")
         try:
             with np.load(self.path, allow_pickle=False) as archive:
                 missing = [name for name in names if name not in archive.files]

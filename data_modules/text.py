@@ -231,9 +231,10 @@ class SNLI(EmbeddedText):
         found = list(_gold(path, limit))
         if not found:
             raise refusal(f"{path} has no pair with a gold label", "fetch the file again")
-        first, second = (self._encoded([pair[place] for pair in found]) for place in (0, 1))
+        first = self._encoded([sentence for sentence, _, _ in found])
+        second = self._encoded([sentence for _, sentence, _ in found])
         rows = torch.cat([first, second, (first - second).abs(), first * second], dim=1)
-        return unit_rows(rows), torch.tensor([pair[2] for pair in found])
+        return unit_rows(rows), torch.tensor([label for _, _, label in found])
 
 
 def _gold(path: Path, limit: int | None) -> Iterator[tuple[str, str, int]]:

@@ -242,3 +242,19 @@ def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
             if name.lower() not in own and package not in required:
                 missing.add(f"{path.relative_to(ROOT)}: {name}")
     assert missing == set()
+
+
+@pytest.mark.slow
+def test_every_module_can_be_imported() -> None:
+    """Modules that only a command of their own loads are imported as well."""
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules_of(*PACKAGES)]
+    loaded = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    assert len(loaded) > 300
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    try:\n        importlib.import_module(name)\n"
+        "    except ImportError as error:\n        print(f'{name}: {error}')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code, *loaded], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == ""

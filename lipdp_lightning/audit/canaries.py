@@ -218,10 +218,8 @@ def score_plot(scores: Scores, alpha: float) -> PlotData:
     both = np.concatenate([np.asarray(s) for s in scores])
     edges = np.linspace(float(both.min()), float(both.max()) + 1e-9, 41)
     middle = ((edges[:-1] + edges[1:]) / 2).tolist()
-    curves = tuple(
-        Curve(label, middle, np.histogram(part, edges)[0].tolist(), style)
-        for label, part, style in zip(("without", "with the canary"), scores, ("bars", "line"), strict=True)
-    )
+    without, with_canary = (np.histogram(part, edges)[0].tolist() for part in scores)
+    curves = Curve("without", middle, without, "bars"), Curve("with the canary", middle, with_canary, "line")
     caption = f"Bounds hold at confidence {1 - alpha:.6g}."
     return PlotData("Scores of the canary audit", "score", "trials", curves, caption)
 

@@ -18,6 +18,9 @@ from .recorder import Runner, Tensors
 
 _TINY = 1e-30
 
+Live = tuple[Tensors, Tensors, Tensors]
+"""The weights, the probes of values and the probes of single uses: what a gradient is taken with respect to."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -119,9 +122,10 @@ class Meter:
                 self._vectorised = False
                 rows = [self._one(live, x, y, differentiable) for x, y in zip(inputs, targets, strict=True)]
                 found = _stacked([r[0] for r in rows]), _stacked([r[1] for r in rows])
-            return self._compare(*found, certificate)
+            gradients, aux = found
+            return self._compare(gradients, aux, certificate)
 
-    def _vectorised_gradients(self, live: tuple[Tensors, ...], inputs: Tensor, targets: Tensor) -> Any:
+    def _vectorised_gradients(self, live: Live, inputs: Tensor, targets: Tensor) -> Any:
         """None where the model does not vectorise: custom autograd functions have no vmap rule."""
         per_example = grad(self._single, argnums=(0, 1, 2), has_aux=True)
         try:
@@ -137,12 +141,13 @@ class Meter:
         logits, values, norms = functional_call(self._runner, renamed, arguments)
         return self.loss.per_example(logits, y.unsqueeze(0)).sum(), (values, norms)
 
-    def _one(self, live: tuple[Tensors, ...], x: Tensor, y: Tensor, differentiable: bool) -> Any:
+    def _one(self, live: Live, x: Tensor, y: Tensor, differentiable: bool) -> Any:
         with torch.enable_grad():
-            fresh = tuple(
+            weights, probes, use_probes = (
                 {k: v if v.requires_grad else v.detach().clone().requires_grad_() for k, v in part.items()}
                 for part in live
             )
+            fresh = weights, probes, use_probes
             loss, aux = self._single(*fresh, x, y)
             leaves = [v for part in fresh for v in part.values()]
             found = torch.autograd.grad(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,7 +138,7 @@ def membership_finding(attacks: Sequence[Attack], claimed_at: Callable[[float], 
     ``claimed_at`` is the claim's epsilon at a delta: the bound is taken where its term 2 m delta is below alpha.
     """
     share = alpha / len(attacks)
-    rows = []
+    rows: list[dict[str, Any]] = []
     violated, best, claimed = False, 0.0, 0.0
     for attack in attacks:
         count = len(attack.members)

@@ -86,8 +86,8 @@ class CanaryStrategy(PrivateStrategy):
             parts = canaries.split_with_sizes([one.values.numel() for one in sums])
             return [_with_addition(one, part) for one, part in zip(sums, parts, strict=True)]
 
-        def privatize_and_look(*arguments: Any) -> None:
-            privatize(*arguments)
+        def privatize_and_look(*arguments: Any, **options: Any) -> None:
+            privatize(*arguments, **options)
             self._observe(mechanism)
 
         mechanism._sums = sums_with_canaries  # type: ignore[method-assign]

@@ -168,17 +168,21 @@ class TranscribedStrategy(PrivateStrategy):
         return super().training_step(batch, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        step = self.lightning_module.trainer.global_step
+        step = self._steps_taken()
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
         self._show_state(f"after {step_name(step)}")
         return output
+
+    def _steps_taken(self) -> int:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer.global_step
 
     def _transcribe(self, mechanism: Mechanism) -> None:
         """Look at the sums at the one place where noise is added to them."""
         release, scribe, plan = mechanism._release, self.scribe, mechanism.plan
 
         def transcribed(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
-            name = step_name(self.lightning_module.trainer.global_step)
+            name = step_name(self._steps_taken())
             inputs = torch.cat([piece for one in sums for _, piece in one.parts()])
             if reduce is not None:
                 reduce(inputs)

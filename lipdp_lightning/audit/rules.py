@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,10 +97,12 @@ def _one(
         else sum(c * c for n, c in zip(step.reads, bound.slots, strict=True) if n is read) ** 0.5
         for read in reads
     ]
+
+    def at_read(read: fx.Node, vector: list[Tensor]) -> Tensor:
+        return apply({read: vector[0]}, trained)
+
     lipschitz = [
-        _operator_norm(lambda v, n=n: apply({n: v[0]}, trained), [values[n]], generator, rounds) / claimed
-        if claimed > 0
-        else 0.0
+        _operator_norm(partial(at_read, n), [values[n]], generator, rounds) / claimed if claimed > 0 else 0.0
         for n, claimed in zip(reads, slots, strict=True)
     ]
     gradient = 0.0

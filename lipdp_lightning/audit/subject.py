@@ -189,7 +189,7 @@ class Subject:
 
 def repeated_step(plan: PrivacyPlan, switched: bool) -> PrivacyPlan:
     """A plan of any number of the given plan's steps, before its switch or after: trials are steps of their own."""
-    first = plan.first_switched_step if switched else 0
+    first = int(plan.first_switched_step) if switched else 0
     clipping = plan.clipping_at(first) if plan.clips_examples else plan.clipping
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

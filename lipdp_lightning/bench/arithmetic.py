@@ -85,7 +85,7 @@ class _Operations(TorchDispatchMode):
     """Counts what is sent to the device, how often the host waits for a number, and floating-point operations."""
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.launches = self.waits = self.operations = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -203,7 +204,7 @@ class Passes:
         for size, taken in self.seconds.items():
             if not taken or taken[0] <= LONG_PASS:
                 x, y = self._batch(size)
-                taken.append(_seconds(lambda x=x, y=y: self._run(x, y)))
+                taken.append(_seconds(partial(self._run, x, y)))
 
 
 def as_rows(costs: Sequence[CertificateCost]) -> list[dict[str, Any]]:

@@ -42,19 +42,20 @@ class Entry:
             report = ask()
         except WorkerEndedError as error:
             if error.killed_for == "time":
-                self._lost(TOO_SLOW, f"no answer within {limit:.0f} s")
-            elif error.killed_for == "memory" or error.code == -9:
-                self._lost(OUT_OF_MEMORY, "ended at the memory limit" if error.killed_for else "ended by the system")
-            else:
-                self._lost(FAILED, str(error).splitlines()[-1])
-            return None
+                return self._lost(TOO_SLOW, f"no answer within {limit:.0f} s")
+            if error.killed_for == "memory" or error.code == -9:
+                by_limit = error.killed_for == "memory"
+                return self._lost(OUT_OF_MEMORY, "ended at the memory limit" if by_limit else "ended by the system")
+            return self._lost(FAILED, str(error).splitlines()[-1])
         if "out_of_memory" in report:
             return self._lost(OUT_OF_MEMORY, report["out_of_memory"])
         return self._lost(FAILED, report["failed"]) if "failed" in report else report
 
-    def _lost(self, status: str, reason: str) -> None:
+    def _lost(self, status: str, reason: str) -> dict[str, Any] | None:
+        """Writes down why there is no report, ends the process and returns None."""
         self.row.status, self.row.reason = status, " ".join(reason.split())[:300]
         self.worker.close()
+        return None
 
 
 def started(job: Job) -> Entry:

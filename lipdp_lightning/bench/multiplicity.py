@@ -25,7 +25,7 @@ from ..models import ConvNet
 from ..privacy.plan import PrivacyPlan
 from ..training import PrivateModule, PrivateStrategy
 from ..training.views import Views
-from .scaling import RandomImages
+from .trained import RandomRows
 
 SHAPE = (3, 32, 32)
 WARM_UP = 2
@@ -62,7 +62,7 @@ class _Cost(Callback):
 def _steps(views: int, examples: int, steps: int) -> list[float]:
     """Seconds of some steps; the samples are of fixed size, since every row is in each."""
     torch.manual_seed(0)
-    data, cost = RandomImages(SHAPE, examples), _Cost(views)
+    data, cost = RandomRows(SHAPE, examples), _Cost(views)
     plan = PrivacyPlan(
         dataset_size=examples, expected_batch_size=examples, noise_multiplier=1.0, delta=1e-6, steps=steps + WARM_UP,
         accountant="rdp", scaling="joint", allocation="global",

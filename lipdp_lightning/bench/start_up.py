@@ -79,7 +79,7 @@ def _fit(config: str, folder: str) -> None:
         say(first_step=True)
         os._exit(0)
 
-    PrivateStrategy.optimizer_step = first  # type: ignore[assignment, method-assign]
+    PrivateStrategy.optimizer_step = first  # type: ignore[method-assign]
     main(["fit", "--config", config, "--run_dir", folder, "--wandb", "off"])
 
 

@@ -32,7 +32,7 @@ class RunCSVLogger(CSVLogger):
 
     @property
     def experiment(self) -> Any:
-        if rank_zero_only.rank != 0:
+        if getattr(rank_zero_only, "rank", 0) != 0:
             return super().experiment
         if self._experiment is None:
             self._experiment = _KeepingWriter(log_dir=self.log_dir)

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..bound_text import upper_text
 from ..files import read_bytes, read_json
@@ -90,7 +90,7 @@ def _state(directory: Path, record: dict[str, Any]) -> str:
     return state if record.get("format") == FORMAT else f"{state}, of another version"
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 1 << 63
 
 

@@ -97,7 +97,7 @@ def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int,
     chosen = dict(experiment.config_init["trainer"])
     trainer = lightning.Trainer(
         accelerator=chosen.get("accelerator") or "auto", devices=1, precision=chosen.get("precision"),
-        callbacks=watching, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        callbacks=[*watching], logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip
     metrics = held_out_metrics(trainer, module, data)

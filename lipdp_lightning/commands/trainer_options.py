@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from .one_line import described, one_line, shortened
 
@@ -51,9 +51,9 @@ def _counts(chosen: Mapping[str, Any]) -> Iterator[str]:
     value = chosen.get("val_check_interval")
     if isinstance(value, float) and not 0 < value <= 1:
         yield f"trainer.val_check_interval is {value}, no share in (0, 1]. HINT: 1.0, or a number of batches."
-    steps, least = chosen.get("max_steps"), chosen.get("min_steps")
-    if isinstance(steps, int) and isinstance(least, int) and 0 <= steps < least:
-        yield f"trainer.min_steps is {least}, above trainer.max_steps {steps}. HINT: leave min_steps out."
+    steps, fewest = chosen.get("max_steps"), chosen.get("min_steps")
+    if isinstance(steps, int) and isinstance(fewest, int) and 0 <= steps < fewest:
+        yield f"trainer.min_steps is {fewest}, above trainer.max_steps {steps}. HINT: leave min_steps out."
 
 
 def _devices(chosen: Mapping[str, Any]) -> Iterator[str]:
@@ -64,6 +64,7 @@ def _devices(chosen: Mapping[str, Any]) -> Iterator[str]:
         try:
             devices = int(devices)
         except ValueError:
+            assert isinstance(devices, str)
             if not all(part.strip().isdigit() for part in devices.split(",")):
                 yield f"trainer.devices {shortened(devices)!r} is no number of devices. HINT: 1, or auto."
             elif accelerator == "cpu":

@@ -32,6 +32,8 @@ class Gabor(FeatureExtractor):
         orientations: directions, evenly spaced over the half circle.
     """
 
+    bank: Tensor
+
     def __init__(
         self,
         input_shape: Sequence[int],

@@ -47,6 +47,10 @@ class Patches(FeatureExtractor):
         seed: which patches are filters.
     """
 
+    kernels: Tensor
+    offsets: Tensor
+    box: Tensor
+
     def __init__(
         self,
         input_shape: Sequence[int],

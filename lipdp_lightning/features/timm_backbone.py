@@ -31,6 +31,9 @@ class TimmFeatures(FeatureExtractor):
         checkpoint_path: weights from a local file (.safetensors, .pth) instead.
     """
 
+    mean: Tensor
+    deviation: Tensor
+
     def __init__(
         self,
         name: str,

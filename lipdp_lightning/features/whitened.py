@@ -50,7 +50,7 @@ class Whitened(FeatureExtractor):
         seed: int = 0,
     ) -> None:
         super().__init__(extractor.input_shape)
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "power": float(power), "floor": float(floor), "components": components, "crops": crops,
             "low": float(low), "high": float(high), "seed": seed,
         }  # fmt: skip

@@ -98,7 +98,8 @@ def new_axes_grid(
     width: float = WIDTH,
     height_ratios: tuple[float, ...] | None = None,
     grid_axis: str | None = "both",
-    **shared: bool,
+    sharex: bool = False,
+    sharey: bool = False,
 ) -> tuple[Figure, list[list[Axes]]]:
     """A figure with rows and columns of axes, in the style of the report."""
     figure = Figure(
@@ -107,7 +108,7 @@ def new_axes_grid(
     FigureCanvasAgg(figure)
     head = figure.suptitle(title, x=0.012, ha="left", fontsize=FONT_SIZE + 1.5, fontweight="bold")
     plain(head).set_color(COLOURS.ink)
-    grid = figure.subplots(*shape, squeeze=False, height_ratios=height_ratios, **shared)
+    grid = figure.subplots(*shape, squeeze=False, height_ratios=height_ratios, sharex=sharex, sharey=sharey)
     for axes in grid.flat:
         _style(axes, grid_axis)
     return figure, grid.tolist()

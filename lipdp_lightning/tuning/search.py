@@ -58,9 +58,9 @@ class Search:
         Those whose result is on record have ended, and are not tried again. Returns the number of the others.
         """
         running = optuna().trial.TrialState.RUNNING
-        known, left = [], []
-        for trial in self.study.get_trials(deepcopy=False, states=(running,)):
-            (known if _VALUES in trial.user_attrs else left).append(trial)
+        trials = self.study.get_trials(deepcopy=False, states=(running,))
+        known = [trial for trial in trials if _VALUES in trial.user_attrs]
+        left = [trial for trial in trials if _VALUES not in trial.user_attrs]
         for trial in known:
             self.study.tell(trial.number, trial.user_attrs[_VALUES])
         for trial in left:

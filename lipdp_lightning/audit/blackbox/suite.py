@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..findings import Finding
 from ..statistics import shares
@@ -26,15 +27,22 @@ def black_box_questions(
     questions: dict[str, Callable[[float], Finding]] = {}
     for optimizer in optimizers:
         hyper = HyperParameters(1.0, learning_rate=RATES[optimizer], optimizer=optimizer)
-        questions[f"bound, {optimizer}"] = lambda alpha, h=hyper: bound_finding(implementation, h)
-        questions[f"per example, {optimizer}"] = lambda alpha, h=hyper: per_example_finding(implementation, h)
+        for name, question in (("bound", bound_finding), ("per example", per_example_finding)):
+            questions[f"{name}, {optimizer}"] = _without_chance(question, implementation, hyper)
         if optimizer == "sgd" or not implementation.saturates:
-            questions[f"calibration, {optimizer}"] = lambda alpha, h=hyper: calibration_finding(
-                implementation, h, alpha
-            )
+            questions[f"calibration, {optimizer}"] = partial(calibration_finding, implementation, hyper)
     plain = HyperParameters(0.5, learning_rate=RATES["sgd"])
     questions["additivity"] = lambda alpha: additivity_finding(implementation, plain)
     return questions
+
+
+def _without_chance(
+    question: Callable[[Implementation, HyperParameters], Finding],
+    implementation: Implementation,
+    hyper: HyperParameters,
+) -> Callable[[float], Finding]:
+    """Returns a question that takes no share of the level, since its answer involves no chance."""
+    return lambda alpha: question(implementation, hyper)
 
 
 def black_box_findings(

@@ -18,7 +18,7 @@ from lipdp_lightning.reproduce.calibrated import (
     select,
     trained,
 )
-from lipdp_lightning.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows
+from lipdp_lightning.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows, Value
 from lipdp_lightning.reproduce.output import Output
 from lipdp_lightning.reproduce.summary import number, summarize
 
@@ -135,9 +135,11 @@ def run(cell: Cell) -> Row:
 
 def table(rows: Rows) -> list[Row]:
     by = ["data", "network", "method", "lr", "clip_norm", "temperature", "certified_epsilon", "delta", "adjacency"]
-    found = []
+    found: list[Row] = []
     for row in summarize(rows, by, SCORES):
-        shown = {k: round(number(v), 4) if k in SCORES else v for k, v in row.items() if not k.endswith("(sd)")}
+        shown: dict[str, Value] = {
+            k: round(number(v), 4) if k in SCORES else v for k, v in row.items() if not k.endswith("(sd)")
+        }
         shown["ece (sd)"] = round(number(row.get("ece (sd)")), 4) if "ece (sd)" in row else None
         found.append(shown)
     return found
