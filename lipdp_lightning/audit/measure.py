@@ -1,4 +1,4 @@
-"""Measures, for a batch of examples, every quantity that a certificate bounds; differentiable in the inputs."""
+"""Measures, for a batch of examples, every quantity that a certificate bounds, differentiably in the inputs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .recorder import Runner, Tensors
 _TINY = 1e-30
 
 Live = tuple[Tensors, Tensors, Tensors]
-"""The weights, the probes of values and the probes of single uses: what a gradient is taken with respect to."""
+"""Weights, probes of values and probes of single uses; gradients are taken with respect to all three."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Ratios to their bounds for R examples: (R, groups), (R, nodes) or (R,)."""
+    """Ratios of R examples to their bounds, of shape (R, groups), (R, nodes) or (R,)."""
 
     group: Tensor
     layerwise: Tensor
@@ -34,7 +34,7 @@ class Measured:
     cotangent: Tensor
 
     def flat(self) -> Tensor:
-        """(R, quantities), in the order of :func:`quantity_names`."""
+        """Returns all ratios as (R, quantities), in the order of :func:`quantity_names`."""
         middle = torch.stack((self.joint, self.loss), 1)
         return torch.cat((self.group, self.layerwise, middle, self.forward, self.cotangent), 1)
 
@@ -57,7 +57,7 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def slopes(goal: Tensor, leaves: Sequence[Tensor]) -> list[Tensor] | None:
-    """Gradients of a sum of ratios, zero where there is none; None where torch lacks a second derivative."""
+    """Returns gradients of a sum of ratios, zero where there is none; None where torch lacks a second derivative."""
     if not goal.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     try:
@@ -70,7 +70,7 @@ def slopes(goal: Tensor, leaves: Sequence[Tensor]) -> list[Tensor] | None:
 
 
 def ratio(measured: Tensor, certified: float) -> Tensor:
-    """measured / certified; rounding noise over a bound of zero is no ratio, anything more is infinite."""
+    """Returns measured / certified; over a bound of zero, rounding noise counts as 0 and anything more as infinite."""
     noise = measured <= 1e-12
     if certified == 0:
         return torch.where(noise, torch.zeros_like(measured), torch.full_like(measured, torch.inf))
@@ -91,7 +91,7 @@ class Meter:
         self._shapes = {n.name: n.shape for n in certificate.nodes if n.name not in tuples}
         scalable = [(u, len(g.uses) > 1) for g in certificate.groups for u in g.uses if u.scalable]
         self._scalable = {use.node for use, _ in scalable}
-        # layers used more than once: their uses' gradients are scaled apart
+        # the gradients of a layer that is used more than once are scaled use by use
         outside = {id(p): n for n, p in model.named_parameters()}
         self._separate: dict[str, tuple[str, Tensor]] = {}
         for use, shared in scalable:
@@ -101,7 +101,7 @@ class Meter:
         self._vectorised = True
 
     def trained(self) -> Tensors:
-        """The trained parameters, by the model's names."""
+        """Returns the trained parameters under the model's names."""
         return {n: p for n, p in self.model.named_parameters() if n in self._inside and p.requires_grad}
 
     def ratios(
@@ -112,7 +112,7 @@ class Meter:
         parameters: Tensors | None = None,
         differentiable: bool = True,
     ) -> Measured:
-        """Measured over certified for every example; differentiable in inputs, and in parameters if given."""
+        """Returns measured over certified for every example, differentiable in inputs, and in parameters if given."""
         weights = {n: p.detach() for n, p in self.trained().items()} if parameters is None else parameters
         probes = {n: inputs.new_zeros((1, *shape)) for n, shape in self._shapes.items()}
         live = (weights, probes, {k: zero for k, (_, zero) in self._separate.items()})
@@ -126,7 +126,7 @@ class Meter:
             return self._compare(gradients, aux, certificate)
 
     def _vectorised_gradients(self, live: Live, inputs: Tensor, targets: Tensor) -> Any:
-        """None where the model does not vectorise: custom autograd functions have no vmap rule."""
+        """Returns None if the model does not vectorise: custom autograd functions have no vmap rule."""
         per_example = grad(self._single, argnums=(0, 1, 2), has_aux=True)
         try:
             return vmap(per_example, in_dims=(None, None, None, 0, 0), randomness="same")(*live, inputs, targets)
@@ -183,7 +183,7 @@ class Meter:
     def _layerwise(
         self, group: GroupBound, size: Tensor, by_parameter: Tensors, by_use: Tensors, norms: Tensors
     ) -> Tensor:
-        """||sum over uses of g_u / n_u||; uses that cannot scale stay as they are."""
+        """Returns ||sum over uses of g_u / n_u||; uses that cannot be scaled stay as they are."""
         if len(group.uses) == 1:
             use = group.uses[0]
             return size / norms[use.node].flatten().clamp_min(_TINY) if use.scalable else size
@@ -197,7 +197,7 @@ class Meter:
 
 
 def joint_ratio(groups: Sequence[GroupBound], sizes: Sequence[Tensor], norms: Tensors, zero: Tensor) -> Tensor:
-    """sqrt(sum_k (c_i ||g_ik|| / tau_k)^2) with c_i = 1 / sqrt(sum_k (l_k n_ik / tau_k)^2) and tau_k = Delta_k.
+    """Returns sqrt(sum_k (c_i ||g_ik|| / tau_k)^2) with c_i = 1 / sqrt(sum_k (l_k n_ik / tau_k)^2) and tau_k = Delta_k.
 
     A use whose layer cannot measure n_ik enters c_i with its worst case.
     """

@@ -1,4 +1,4 @@
-"""All black-box tests of one implementation."""
+"""Collects all black-box tests of one implementation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .calibration import calibration_finding
 from .clipping import bound_finding, per_example_finding
 from .interface import HyperParameters, Implementation, Optimizer
 
-# small where Adam would be told the direction of the gradient alone
+# Adam sees little more than the direction of the gradient, so its rate is small
 RATES: dict[Optimizer, float] = {"sgd": 0.1, "adam": 0.01}
 
 
 def black_box_questions(
     implementation: Implementation, optimizers: Sequence[Optimizer] = ("sgd", "adam")
 ) -> dict[str, Callable[[float], Finding]]:
-    """Bound, per-example and calibration tests for each optimizer, and the additivity of contributions, by name.
+    """Returns bound, per-example and calibration tests for each optimizer, and the additivity test, by name.
 
-    A test of calibration with Adam is left out where gradient and noise both are in proportion to the bound
-    (``saturates``): Adam divides any common factor out.
+    The calibration test with Adam is left out where gradient and noise are both in proportion to the bound
+    (``saturates``), because Adam divides out any common factor.
     """
     questions: dict[str, Callable[[float], Finding]] = {}
     for optimizer in optimizers:
@@ -48,7 +48,7 @@ def _without_chance(
 def black_box_findings(
     implementation: Implementation, alpha: float, optimizers: Sequence[Optimizer] = ("sgd", "adam")
 ) -> list[Finding]:
-    """The answers; ``alpha`` is shared out among those that can raise a false alarm."""
+    """Answers all questions; ``alpha`` is shared among those that can raise a false alarm."""
     questions = black_box_questions(implementation, optimizers)
     share = shares(alpha, sum(name.startswith("calibration") for name in questions))
     return [question(share) for question in questions.values()]
