@@ -1,4 +1,4 @@
-"""``lipdp certify``: the certificate of a configuration's model, and an attack on it."""
+"""Implements ``lipdp certify``: prints the certificate of a configuration's model, and attacks it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0; 1 if the attack found a ratio above 1."""
+    """Returns 0, or 1 if the attack found a ratio above 1."""
     own, rest = _split(arguments)
     experiment = parse_experiment(rest, None, "off")
     rows, certificate, loss = _certificate(experiment)
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
-    """What training would start from: projected weights, their bounds, and the noise."""
+    """Returns what training would start from: projected weights, their bounds, and the noise."""
     from ..bounds.certifier import Certifier
     from ..mechanism.step import Mechanism
     from ..norms.follow import Follower
