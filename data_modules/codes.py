@@ -1,4 +1,4 @@
-"""Column names, code lists and ranges from the documentation of the tables in `data_modules.tables`."""
+"""Lists column names, codes and ranges from the documentation of the tables in `data_modules.tables`."""
 
 from __future__ import annotations
 
