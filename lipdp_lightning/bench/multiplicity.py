@@ -1,7 +1,7 @@
-"""What K views of an example cost: a step with views beside steps of as many rows, of one row, and of loaded rows.
+"""Measures the cost of K views of an example: a step with views beside steps of as many rows, and of one row.
 
-``python -m lipdp_lightning.bench.multiplicity`` prints the table. The cases take turns on one thread, and all that is
-said is a ratio within one run.
+``python -m lipdp_lightning.bench.multiplicity`` prints the table. The cases take turns on one thread, and every number
+is a ratio within one run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class ViewCost:
-    """``over_rows``: a step with views over one of as many examples; ``over_passes``: over K steps without views."""
+    """The cost of a step with views: ``over_rows`` over a step of as many examples, ``over_passes`` over K steps
+    without views.
+    """
 
     views: int
     examples: int
@@ -60,7 +62,7 @@ class _Cost(Callback):
 
 
 def _steps(views: int, examples: int, steps: int) -> list[float]:
-    """Seconds of some steps; the samples are of fixed size, since every row is in each."""
+    """Returns the seconds of some steps; the samples are of fixed size, since every row is in each."""
     torch.manual_seed(0)
     data, cost = RandomRows(SHAPE, examples), _Cost(views)
     plan = PrivacyPlan(
@@ -78,7 +80,7 @@ def _steps(views: int, examples: int, steps: int) -> list[float]:
 
 
 def measure(views: int, examples: int, steps: int = 6, turns: int = 3) -> ViewCost:
-    """Medians over the steps of all turns."""
+    """Returns medians over the steps of all turns."""
     cases = {"views": (views, examples), "rows": (1, views * examples), "one": (1, examples)}
     found: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(turns):

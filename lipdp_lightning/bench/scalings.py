@@ -1,10 +1,10 @@
-"""Which certified scaling and allocation trains best: learning rate on held-out rows, then seeds.
+"""Compares certified scalings and allocations by training: learning rate on held-out rows, then seeds.
 
     python -m lipdp_lightning.bench.scalings --output scalings.json [--networks linear mlp conv] [--scalings exact]
 
-Every combination gets the same budget, network, data and number of learning rates. Rates are chosen on
-rows held out from the training set with seed 0; the accuracy reported is that of other seeds on the
-published test rows. The search is not part of the accounted budget.
+Every combination gets the same budget, network, data and number of learning rates. Rates are chosen on rows held out
+from the training set with seed 0; the accuracy reported is that of other seeds on the published test rows. The search
+is not part of the accounted budget.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ COMBINATIONS = (
     ("joint", "equal"), ("joint", "global"), ("joint", "optimal"),
     ("exact", "global"), ("exact", "optimal"), ("exact_layerwise", "global"), ("exact_layerwise", "optimal"),
 )  # fmt: skip
-RADIUS = 0.1  # of the exact scalings: most gradients are longer, and end with the same length
-# network, largest layer norm, temperature, learning rates
+RADIUS = 0.1  # radius of the exact scalings; most gradients are longer and end with the same norm
+# (network, largest layer norm, temperature, learning rates)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], float | None, float, tuple[float, ...]]] = {
     "linear": (lambda: MLP(SHAPE, 10, bias=False, zero_init=True), None, 1.0, (0.03, 0.1, 0.3)),
     "mlp": (lambda: MLP(SHAPE, 10, (64,), bias=False), 1.0, 0.03, (0.001, 0.003, 0.009)),
@@ -47,7 +47,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], float | None, float, tuple[fl
 
 
 def train(network: str, scaling: str, allocation: str, rate: float, seed: int, options: argparse.Namespace) -> float:
-    """Held-out accuracy of one run: validation rows for seed 0, test rows for the others."""
+    """Returns the held-out accuracy of one run: validation rows for seed 0, test rows for the others."""
     torch.manual_seed(seed)
     build, max_norm, temperature, _ = NETWORKS[network]
     data = FashionMNIST(validation_fraction=0.1 if seed == 0 else 0.0)
@@ -71,7 +71,7 @@ def train(network: str, scaling: str, allocation: str, rate: float, seed: int, o
     trainer.fit(module, datamodule=data)
     accuracy = float(trainer.validate(module, datamodule=data, verbose=False)[0]["validation/accuracy"])
     del trainer, module, data
-    gc.collect()  # trainer and data refer to each other, and hold the whole data set
+    gc.collect()  # trainer and data refer to each other and hold the whole data set
     return accuracy
 
 
@@ -81,7 +81,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
         rates = NETWORKS[network][3]
         for scaling, allocation in COMBINATIONS:
             if network == "linear" and allocation != "global":
-                continue  # one group: every allocation is the same
+                continue  # with one group, every allocation is the same
             if options.scalings and scaling not in options.scalings:
                 continue
             chosen = max(rates, key=lambda r: train(network, scaling, allocation, r, 0, options))
@@ -92,7 +92,9 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
                 "standard_error": statistics.stdev(found) / len(found) ** 0.5, "seeds": len(found),
             }  # fmt: skip
             rows.append(row)
-            with open(options.output, "w") as file:  # after every row: an interrupted comparison keeps what it has
+            with open(
+                options.output, "w"
+            ) as file:  # written after every row, so that an interrupted comparison keeps its results
                 json.dump({"options": vars(options), "rows": rows}, file, indent=1)
             sys.stderr.write(json.dumps(row) + "\n")
     return rows
