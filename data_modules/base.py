@@ -136,7 +136,7 @@ class PrivateDataModule(lightning.LightningDataModule):
 
     @property
     def samples_groups(self) -> bool:
-        """Whether the sampler draws groups, each standing for one of its rows, so that N counts groups."""
+        """True if the sampler draws groups, each standing for one of its rows, so that N counts groups."""
         return self.grouping is not None and self.grouping.sampling == "groups"
 
     @property
@@ -226,7 +226,7 @@ class PrivateDataModule(lightning.LightningDataModule):
         return len(ready) if self._groups is None else len(self._groups)
 
     def fingerprint(self) -> bytes:
-        """The SHA-256 of the training tensors and their public transform, computed once.
+        """Returns the SHA-256 of the training tensors and their public transform, computed once.
 
         It enters the noise key, so that a resumed run on changed data never repeats noise. It is a function of private
         rows: keep it out of logs and reports.

@@ -101,7 +101,7 @@ class Subject:
 
     @property
     def joint(self) -> bool:
-        """Whether the claim bounds all groups together, and not each by itself."""
+        """True if the claim bounds all groups together, and not each by itself."""
         return bool(self.mechanism.scaling.joint)
 
     @property

@@ -26,7 +26,7 @@ from .rows import OK, Row, memory_over, quartiles, ratios_of
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: turns of about ``turn_seconds``, at most ``most_steps`` and at least one step.
+    """Limits of a measurement: turns of about ``turn_seconds``, at most ``most_steps`` and at least one step.
 
     A contender whose step takes more than ``patience`` seconds is too slow; one whose step takes more than
     ``long_step`` has no warm-up step in its turns, and at most ``few_rounds`` of them.

@@ -162,9 +162,9 @@ def markdown(model: str, batch_size: int, gpus: Sequence[int], assumed: Assumed 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="wrn-40-4")
-    parser.add_argument("--batch-size", type=int, default=4096)
-    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--model", default="wrn-40-4", help="network")
+    parser.add_argument("--batch-size", type=int, default=4096, help="expected batch size")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64], help="numbers of GPUs")
     options = parser.parse_args()
     sys.stdout.write(markdown(options.model, options.batch_size, options.gpus))
 

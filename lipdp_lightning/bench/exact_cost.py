@@ -107,8 +107,8 @@ def measure(rows: int, repeats: int) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=256, help="batch size")
+    parser.add_argument("--repeats", type=int, default=5, help="timings of each scaling")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")

@@ -228,7 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=256, help="number of held-out rows to measure on (default 256)")
     parser.add_argument("--untrained", action="store_true", help="measure at initialisation only")
-    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text", help="format of the table")
     own, rest = parser.parse_known_args()
     if own.examples < 1:
         raise SystemExit("--examples must be positive. HINT: 256")

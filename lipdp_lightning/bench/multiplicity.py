@@ -94,10 +94,10 @@ def measure(views: int, examples: int, steps: int = 6, turns: int = 3) -> ViewCo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lipdp_lightning.bench.multiplicity", description=__doc__)
-    parser.add_argument("--views", type=int, nargs="+", default=[4, 16])
-    parser.add_argument("--examples", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--views", type=int, nargs="+", default=[4, 16], help="numbers of views")
+    parser.add_argument("--examples", type=int, default=32, help="batch size")
+    parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each case")
     own = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")

@@ -19,7 +19,7 @@ TABLE_ROWS = 40_000
 
 @dataclass(frozen=True)
 class Network:
-    """How to build a network, the shape of one example, and the numbers of outputs and training rows."""
+    """A network's constructor, the shape of one example, and the numbers of outputs and training rows."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Measures how long commands take until they start working, over the time to import their libraries.
 
-start_up: `lipdp fit` on embedded data until its first step is taken, over importing torch and lightning
-help:     `lipdp --help`, over importing torch
+* start_up: `lipdp fit` on embedded data until its first step is taken, over importing torch and lightning.
+* help: `lipdp --help`, over importing torch.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=float, metavar="E", help="steps = ceil(E * N / B)")
-    length.add_argument("--steps", type=int, metavar="T")
+    length.add_argument("--steps", type=int, metavar="T", help="number of steps")
     parser.add_argument(
         "--delta", type=float, required=True, metavar="d", help="probability that the guarantee fails; well below 1/N"
     )

@@ -26,8 +26,8 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--config", required=True, help="the experiment's YAML file")
     parser.add_argument("--attack", type=int, default=0, metavar="N", help="maximise the ratios from N starting points")
-    parser.add_argument("--attack-steps", type=int, default=40, help="gradient ascent steps of the attack")
-    parser.add_argument("--seed", type=int, default=0, help="of the attack")
+    parser.add_argument("--attack-steps", type=int, default=40, help="gradient ascent steps of the attack (default 40)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the attack (default 0)")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     own, rest = parser.parse_known_args(list(arguments))
     if own.attack < 0 or own.attack_steps < 0:

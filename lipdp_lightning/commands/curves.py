@@ -48,13 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--base", type=int, default=2, help="branching factor of the trees of laplace and gaussian (default 2)"
         )
         kind.add_argument("--smooth", type=int, choices=(1, 2), default=2, help="norm of the smoothing (default 2)")
-        kind.add_argument("--metric", choices=("points", "tree"), default="points", help="of the smoothing")
-    ecdf.add_argument("--quantiles", default="0.05,0.25,0.5,0.75,0.95", metavar="P,P,..")
+        kind.add_argument(
+            "--metric", choices=("points", "tree"), default="points", help="metric of the smoothing (default points)"
+        )
+    ecdf.add_argument("--quantiles", default="0.05,0.25,0.5,0.75,0.95", metavar="P,P,..", help="quantiles to list")
     ecdf.add_argument("--sampling", action="store_true", help="make the band cover the population, not the data alone")
     for kind in (roc, hl):
         kind.add_argument("--label", required=True, metavar="NAME", help="column of the true classes")
         kind.add_argument("--positive", default="1", metavar="TEXT", help="value of the positive class (default 1)")
-    hl.add_argument("--groups", type=int, default=10)
+    hl.add_argument("--groups", type=int, default=10, help="number of groups (default 10)")
     hl.add_argument("--fitted", action="store_true", help="state that the model was fitted to these same records")
     from ..curves import simulate
 
@@ -62,27 +64,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kinds.add_parser("simulate", help="simulate the protocols between parties, and measure what they send")
     )
     compare = kinds.add_parser("compare", help="compare errors and running times of the mechanisms on made-up data")
-    compare.add_argument("--levels", type=int, default=12)
-    compare.add_argument("--epsilon", type=float, default=1.0)
-    compare.add_argument("--delta", type=float, default=1e-6)
-    compare.add_argument("--repeats", type=int, default=100)
+    compare.add_argument("--levels", type=int, default=12, help="the grid has 2^LEVELS cells (default 12)")
+    compare.add_argument("--epsilon", type=float, default=1.0, help="epsilon of each mechanism (default 1)")
+    compare.add_argument("--delta", type=float, default=1e-6, help="delta of mechanisms that need one (default 1e-6)")
+    compare.add_argument("--repeats", type=int, default=100, help="number of releases to average (default 100)")
 
 
 def _shared(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--data", required=True, metavar="FILE", help="CSV with a header, also .csv.gz")
     kind.add_argument("--column", required=True, metavar="NAME", help="column of the values, scores or probabilities")
-    kind.add_argument("--delimiter", default=",")
-    kind.add_argument("--epsilon", type=float, required=True)
+    kind.add_argument("--delimiter", default=",", help="delimiter of the CSV (default a comma)")
+    kind.add_argument("--epsilon", type=float, required=True, help="epsilon of all releases together")
     kind.add_argument(
         "--delta",
         type=float,
         default=0.0,
         help="delta, for gaussian and factorization (default 0, which is pure differential privacy)",
     )
-    kind.add_argument("--mechanism", choices=("laplace", "gaussian", "factorization"), default="laplace")
-    kind.add_argument("--adjacency", choices=("replace_one", "add_remove"), default="replace_one")
+    kind.add_argument(
+        "--mechanism",
+        choices=("laplace", "gaussian", "factorization"),
+        default="laplace",
+        help="mechanism (default laplace)",
+    )
+    kind.add_argument(
+        "--adjacency",
+        choices=("replace_one", "add_remove"),
+        default="replace_one",
+        help="relation of neighbouring data (default replace_one)",
+    )
     kind.add_argument("--levels", type=int, default=10, help="the grid has 2^LEVELS cells (default 10)")
-    kind.add_argument("--confidence", type=float, default=0.95)
+    kind.add_argument("--confidence", type=float, default=0.95, help="confidence of bands and intervals (default 0.95)")
     kind.add_argument("--output", required=True, metavar="DIR", help="directory for the JSON, the CSV and the plot")
 
 

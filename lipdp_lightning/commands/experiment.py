@@ -79,7 +79,7 @@ class Experiment(LightningCLI):
         parser.add_class_arguments(PrivacySettings, "privacy")
         parser.add_argument(
             "--lr_interval", type=Literal["epoch", "step"], default="epoch",
-            help="how often a torch lr_scheduler moves; an epoch has the steps that draw each row once on average",
+            help="when a torch lr_scheduler moves; an epoch has the steps that draw each row once on average",
         )  # fmt: skip
 
     def configure_optimizers(  # type: ignore[override]

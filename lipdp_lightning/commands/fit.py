@@ -28,10 +28,10 @@ _LAUNCHED = "LIPDP_RUN_DIR"  # tells the ranks that Lightning launches the run d
 
 _HELP = f"""usage: {_OWN}
 
---run_dir DIR   a new or empty directory, or that of an unfinished run, which is continued
+--run_dir DIR   a new or empty directory, or that of an unfinished run to continue
 --wandb MODE    auto (default): offline unless WANDB_API_KEY is set
 
-Groups: model, data, privacy, optimizer, lr_scheduler, trainer.
+Options of the experiment: groups model, data, privacy, optimizer, lr_scheduler and trainer.
 
 """
 
@@ -44,8 +44,8 @@ class _Parser(argparse.ArgumentParser):
 def split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Splits the options of the command itself from those of the experiment."""
     parser = _Parser(prog="lipdp fit", add_help=False, allow_abbrev=False)
-    parser.add_argument("--run_dir", "--run-dir", default=None)
-    parser.add_argument("--wandb", choices=("auto", "online", "offline", "off"), default="auto")
+    parser.add_argument("--run_dir", "--run-dir", default=None, help="a new or empty directory, or one to continue")
+    parser.add_argument("--wandb", choices=("auto", "online", "offline", "off"), default="auto", help="mode of wandb")
     return parser.parse_known_args(list(arguments))
 
 

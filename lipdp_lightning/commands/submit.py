@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--container", metavar="IMAGE", help="run inside this image with apptainer")
     for name in _SITE_OPTIONS:
-        add(f"--{name}")
+        add(f"--{name}", help=f"the {name} of the job")
     add("--site", metavar="FILE", help="YAML file with the settings of all jobs on a cluster (default: LIPDP_SITE)")
     add(
         "--signal-before",

@@ -31,7 +31,7 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = _Parser(
         prog="lipdp tune", allow_abbrev=False,
         description="Search settings; every trial is a private training. Started again with the same options, a search "
-        "goes on. Other options override keys of the configuration, as in lipdp fit.",
+        "continues. Other options override keys of the configuration, as in lipdp fit.",
     )  # fmt: skip
     parser.add_argument("--config", required=True, help="the experiment's YAML file")
     parser.add_argument("--out", required=True, type=Path, help="folder for the results")

@@ -75,7 +75,7 @@ class CurveMechanism:
 
     @property
     def total_public(self) -> bool:
-        """Whether the last point is known, for one curve over a data set whose size is not protected."""
+        """True if the last point is known, for one curve over a data set whose size is not protected."""
         return self.adjacency == "replace_one" and self.curves == 1
 
     @property

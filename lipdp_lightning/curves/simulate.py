@@ -273,7 +273,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parties", type=int, default=BANK_RECORDS, help=f"number of data owners (default {BANK_RECORDS})"
     )
-    parser.add_argument("--servers", type=int, default=2, help="(default 2)")
+    parser.add_argument("--servers", type=int, default=2, help="number of servers (default 2)")
     parser.add_argument("--thresholds", type=int, default=100, help="number of points to ask for (default 100)")
     parser.add_argument("--levels", type=int, default=12, help="the grid has 2^LEVELS points (default 12)")
     for axis in _FILES:

@@ -38,7 +38,7 @@ class Flow:
 
     @property
     def monotone(self) -> bool:
-        """Whether the loss falls at every moment, up to rounding."""
+        """True if the loss falls at every moment, up to rounding."""
         return min(m.rate for m in self.moments) >= -ROUNDING
 
     @property

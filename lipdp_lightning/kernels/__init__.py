@@ -5,5 +5,5 @@
 * ``rows``: norms of examples and of their patches
 * ``normals``: standard normals in float64 from a key
 * ``precision``: arithmetic in float32 at least
-* ``loops`` decides between a compiled loop and torch; ``cpu`` holds the loops, ``threads`` runs them
+* ``loops`` decides between a compiled loop and torch; ``cpu`` holds the loops, ``threads`` runs them.
 """

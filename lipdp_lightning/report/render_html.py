@@ -199,7 +199,7 @@ def _footer(facts: RunFacts) -> str:
 
 
 def render_html(facts: RunFacts) -> str:
-    """The whole page; without a certificate it says so first and last and shows no value of epsilon."""
+    """Returns the whole page; without a certificate it says so first and last and shows no value of epsilon."""
     facts = facts.public()
     shown = [plot for plot in TRAINING_PLOTS if facts.certified or plot.draw is not epsilon_against_steps]
     plots = "".join(_figure(plot, facts) for plot in shown)
