@@ -1,4 +1,4 @@
-"""Permissions of Android applications, many of which ask for the same ones."""
+"""Defines a table of permissions of Android applications, many of which ask for the same ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from data_modules.units import hashed_names
 
 
 class Android(NamedTable):
-    """NATICUSdroid: 86 permissions an application asks for; 1 is malware. The labelled part of a split.
+    """NATICUSdroid: 86 permissions that an application asks for; 1 is malware. This is the labelled part of a split.
 
-    Many applications share one vector of permissions. The held-out rows are chosen by a hash of the features,
-    so that equal vectors are never on both sides.
+    Many applications share one vector of permissions. The held-out rows are chosen by a hash of the features, so that
+    equal vectors are never on both sides.
 
     Args:
         identical: `together`, as above; or `apart`: a fifth of the rows is set aside for the test by a hash of the

@@ -1,4 +1,4 @@
-"""Arrays in an `.npz` file, with declared bounds."""
+"""Reads arrays from an `.npz` file, with declared bounds."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from data_modules.splits import Split
 class NpzArrays(PrivateDataModule):
     """Arrays `x` and `y`, and `x_test` and `y_test` if rows were published as held out.
 
-    Floats are clipped to the declared [low, high] and stored as float32; bytes (uint8) are kept and become
-    `x * scale + offset`, with `scale` and `offset` the map of 0..255 onto [low, high].
+    Floats are clipped to the declared [low, high] and stored as float32; bytes (uint8) are kept and become `x * scale +
+    offset`, where `scale` and `offset` map 0..255 onto [low, high].
 
     Args:
         path: the file; arrays of Python objects are refused, since reading them runs code.
-        declared_size: N, declared.
-        input_shape: shape of one row.
+        declared_size: N, the declared number of rows.
+        input_shape: the shape of one row.
         task: classification, binary or regression.
-        low: declared lower end of every feature.
-        high: declared upper end of every feature.
-        num_classes: of a classification.
-        target_bound: of a regression, the largest absolute target.
+        low: the declared lower end of every feature.
+        high: the declared upper end of every feature.
+        num_classes: the number of classes of a classification.
+        target_bound: the largest absolute target of a regression.
     """
 
     def __init__(
@@ -62,8 +62,7 @@ class NpzArrays(PrivateDataModule):
         if not self.path.is_file():
             raise refusal(f"there is no file {self.path}", "check the path")
         if not zipfile.is_zipfile(self.path):
-            found = refused_zip(self.path)
-            raise refusal(f"{self.path} is {found}", "write it with numpy.savez(path, x=x, y=y)")
+            raise refusal(f"{self.path} is {refused_zip(self.path)}", "write it with numpy.savez(path, x=x, y=y)")
         try:
             with np.load(self.path, allow_pickle=False) as archive:
                 missing = [name for name in names if name not in archive.files]
@@ -78,7 +77,7 @@ class NpzArrays(PrivateDataModule):
                 f"{self.path} has an array {', '.join(set(names) - set(missing))} and no {', '.join(missing)}",
                 "features and labels belong together: numpy.savez(path, x=x, y=y, x_test=x_test, y_test=y_test)",
             )
-        # a member that is no array comes back as its bytes
+        # a member that is not an array is returned as its bytes
         if not all(isinstance(array, np.ndarray) for array in found):
             raise refusal(f"{self.path}: {' and '.join(names)} must be arrays", "write it with numpy.savez")
         return found or None

@@ -1,4 +1,6 @@
-"""`PrivateDataModule`: in-memory rows, public declarations, batches chosen by the plan's Poisson sampler."""
+"""Defines `PrivateDataModule`: in-memory rows, public declarations, and batches chosen by the plan's Poisson
+sampler.
+"""
 
 from __future__ import annotations
 
@@ -26,32 +28,32 @@ if TYPE_CHECKING:
 
 
 def box_norm(shape: tuple[int, ...], low: float, high: float) -> float:
-    """The largest norm of an array of that shape with entries in [low, high]."""
+    """Returns the largest norm of an array of that shape with entries in [low, high]."""
     return math.sqrt(math.prod(shape)) * max(abs(low), abs(high))
 
 
 class PrivateDataModule(lightning.LightningDataModule):
     """A data set whose rows are private and whose declarations are public.
 
-    A subclass declares the attributes below and implements `load_train`, and `load_validation` or `load_test`
-    where rows were published as held out. Everything it declares is a constant known without looking at the
-    private rows; in particular N is `declared_size`, never a length: neighbouring data sets differ in length.
+    A subclass declares the attributes below and implements `load_train`, and `load_validation` or `load_test` where
+    rows were published as held out. Everything it declares is a constant known without looking at the private rows; in
+    particular N is `declared_size`, never a length, because neighbouring data sets differ in length.
 
-    Every batch, in training and in evaluation, is `(x, y, ids)`. Features are float32, or uint8 for images:
-    those are turned into `x * scale + offset` on the device, batch by batch.
+    Every batch, in training and in evaluation, is `(x, y, ids)`. Features are float32, or uint8 for images, which
+    become `x * scale + offset` on the device, batch by batch.
 
-    The unit of privacy is the row, or with a `grouping` all rows of one group (`data_modules.units`); then
-    `load_train` also returns the group of every row, and `declared_size` counts what is drawn: the rows left after the
-    excess rows of large groups are dropped, or the groups.
+    The unit of privacy is the row, or with a `grouping` all rows of one group (`data_modules.units`); then `load_train`
+    also returns the group of every row, and `declared_size` counts what is drawn: the rows left after the excess rows
+    of large groups are dropped, or the groups.
 
     Args:
-        validation_fraction: share of the training rows to hold out, chosen record by record
-            (`data_modules.splits`). None takes the class's `heldout_share`. Above 0 it replaces the published
-            held-out rows as the validation set, so that nothing is selected on the test set.
-        split: `split(x, y) -> bool mask of held-out rows`, instead of the hash; must decide per record, and
-            `validation_fraction` must state the share it holds out.
+        validation_fraction: the share of the training rows to hold out, chosen record by record
+            (`data_modules.splits`). None takes the class's `heldout_share`. Above 0 it replaces the published held-out
+            rows as the validation set, so that nothing is selected on the test set.
+        split: a function `split(x, y)` that returns a boolean mask of held-out rows, in place of the hash. It must
+            decide per record, and `validation_fraction` must state the share that it holds out.
         eval_batch_size: rows per batch in validation, test and prediction.
-        pin_memory: for training on an accelerator.
+        pin_memory: whether to pin batches in memory, for training on an accelerator.
     """
 
     input_shape: tuple[int, ...]
@@ -59,19 +61,19 @@ class PrivateDataModule(lightning.LightningDataModule):
     declared_size: int
     num_classes: int | None = None
     target_bound: float | None = None
-    # a bound on a row's norm that follows from the declarations; clipping to a smaller one is up to the user
+    # a bound on a row's norm that follows from the declarations; the user may clip to a smaller one
     input_bound: float | None = None
     scale: float = 1.0
     offset: float = 0.0
     heldout_share: float = 0.0
     # share of the rows set aside for the test, in place of published ones, before the validation rows are chosen
     test_fraction: float = 0.0
-    # names the choice of validation rows: another salt holds out others
+    # decides which rows are validation rows: another salt holds out others
     salt: str = "lipdp"
     grouping: Grouping | None = None
-    # (label, noise multiplier) of what is estimated from the private rows, each released once and accounted for
+    # (label, noise multiplier) of each statistic of the private rows, released once and accounted for
     preliminary: tuple[tuple[str, float], ...] = ()
-    # rows stay in their file, so they are never copied as a whole
+    # whether rows stay in their file and are never copied as a whole
     mapped: bool = False
 
     def __init__(
@@ -101,23 +103,23 @@ class PrivateDataModule(lightning.LightningDataModule):
     # ---- what a subclass provides
 
     def load_train(self) -> Rows | GroupedRows:
-        """The private rows `(x, y)`, and with a `grouping` the name of each row's group."""
+        """Returns the private rows `(x, y)`, and with a `grouping` the name of each row's group."""
         raise NotImplementedError(f"{type(self).__name__} must implement load_train() -> (x, y)")
 
     def load_validation(self) -> Rows | None:
-        """Rows published for validation, used when `validation_fraction` is 0, else the test rows."""
+        """Returns the rows published for validation, used when `validation_fraction` is 0, else the test rows."""
         return None
 
     def load_test(self) -> Rows | None:
-        """Rows published as held out, used by `test` and `predict`; without any, the validation rows are."""
+        """Returns the rows published as held out, used by `test` and `predict`; None means the validation rows."""
         return None
 
     def where(self, part: str) -> str:
-        """How errors name the training, test or validation rows: the file, where there is one."""
+        """Returns how errors name the training, test or validation rows: the file, if there is one."""
         return f"{type(self).__name__}, {part} rows"
 
     def declarations(self) -> list[str]:
-        """Further lines for `describe`: ranges, categories, constants."""
+        """Returns further lines for `describe`: ranges, categories, constants."""
         return []
 
     # ---- public facts
@@ -129,26 +131,26 @@ class PrivateDataModule(lightning.LightningDataModule):
 
     @property
     def unit(self) -> str:
-        """What the guarantee protects: `example`, or `group`."""
+        """The unit that the guarantee protects: `example` or `group`."""
         return "example" if self.grouping is None else "group"
 
     @property
     def samples_groups(self) -> bool:
-        """Whether the sampler draws groups, each standing for one of its rows, and N counts groups."""
+        """True if the sampler draws groups, each standing for one of its rows, so that N counts groups."""
         return self.grouping is not None and self.grouping.sampling == "groups"
 
     @property
     def max_examples_per_unit(self) -> int:
-        """Examples that one unit may add to one step; the plan must say the same."""
+        """The number of examples that one unit may add to one step; the plan must state the same number."""
         return 1 if self.grouping is None else self.grouping.rows_per_unit
 
     @property
     def num_outputs(self) -> int:
-        """Outputs a network needs: one per class, or one logit or value."""
+        """The number of outputs that a network needs: one per class, or one logit or value."""
         return int(self.num_classes or 0) if self.task == "classification" else 1
 
     def describe(self) -> str:
-        """What was declared about this data set, for the run's report."""
+        """Returns what was declared about this data set, for the run's report."""
         bound = "none" if self.input_bound is None else f"{self.input_bound:.6g}"
         kind = f"{self.num_classes} classes" if self.task == "classification" else self.task
         share = self.validation_fraction
@@ -177,7 +179,7 @@ class PrivateDataModule(lightning.LightningDataModule):
     # ---- set-up
 
     def setup(self, stage: str | None = None) -> None:
-        """Load, check and split once, whatever the stage."""
+        """Loads, checks and splits the rows once, whatever the stage."""
         if self._train is not None:
             return
         check_declarations(
@@ -200,14 +202,14 @@ class PrivateDataModule(lightning.LightningDataModule):
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """The shape of one example's target; labels and single numbers have none."""
+        """The shape of one example's target; it is empty for labels and single numbers."""
         return tuple(self._ready().y.shape[1:])
 
     def made_up_batch(self, rows: int) -> tuple[Tensor, Tensor] | None:
-        """Zeros of the shapes and types of a batch; None where a subclass changes batches in a way of its own."""
+        """Returns zeros of the shapes and types of a batch, or None if a subclass changes batches in its own way."""
         if type(self).on_after_batch_transfer is not PrivateDataModule.on_after_batch_transfer:
             return None
-        if self.preliminary:  # what a batch becomes is known once they are released
+        if self.preliminary:  # the shape of a batch is known once they are released
             return None
         known = self._ready()
         x = torch.zeros((rows, *self.input_shape), dtype=known.x.dtype)
@@ -217,15 +219,17 @@ class PrivateDataModule(lightning.LightningDataModule):
 
     @property
     def rows(self) -> int:
-        """Training rows (or groups) that exist. Private: only the Poisson sampler, which draws among them, reads it."""
+        """The number of training rows (or groups) that exist. It is private: only the Poisson sampler, which draws
+        among them, reads it.
+        """
         ready = self._ready()
         return len(ready) if self._groups is None else len(self._groups)
 
     def fingerprint(self) -> bytes:
-        """SHA-256 of the training tensors and their public transform, computed once.
+        """Returns the SHA-256 of the training tensors and their public transform, computed once.
 
-        It enters the noise key, so that a resume on changed data never repeats noise. It is a function of
-        private rows: keep it out of logs and reports.
+        It enters the noise key, so that a resumed run on changed data never repeats noise. It is a function of private
+        rows: keep it out of logs and reports.
         """
         if self._fingerprint is None:
             rows = self._ready()
@@ -237,23 +241,25 @@ class PrivateDataModule(lightning.LightningDataModule):
         return self._fingerprint
 
     def bind(self, draw: Draw, steps_per_epoch: int, chunks: int, start_step: Callable[[], int]) -> None:
-        """Take the plan's sampler: `draw(step, chunk)` gives the row ids of a micro-batch, possibly none."""
+        """Takes the plan's sampler; `draw(step, chunk)` returns the row ids of a micro-batch, possibly none."""
         self._planned = PlannedBatches(lambda t, c: self._rows_of(draw(t, c), t), steps_per_epoch, chunks, start_step)
 
     def _rows_of(self, drawn: Tensor, step: int) -> Tensor:
         return drawn if self._groups is None else self._groups.rows_at(drawn, step)
 
     def statistic_terms(self, label: str) -> Terms:
-        """What the statistic of that label, one of `preliminary`, is the mean of: one vector per training row."""
+        """Returns the vectors, one per training row, whose mean is the statistic of that label, one of
+        `preliminary`.
+        """
         raise NotImplementedError(f"{type(self).__name__} declares {label!r} and must implement statistic_terms")
 
     def use_statistics(self, values: Mapping[str, Tensor]) -> None:
-        """Take the released statistics, before the first step or with the weights of a finished run."""
+        """Takes the released statistics, before the first step or with the weights of a finished run."""
 
     # ---- loaders
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Micro-batches in the order of the plan: all chunks of a step, then the next step."""
+        """Returns micro-batches in the order of the plan: all chunks of a step, then the next step."""
         if self._planned is None:
             raise refusal(
                 f"{type(self).__name__} has no sampler: shuffled batches are not what the accountant assumes",
@@ -265,12 +271,12 @@ class PrivateDataModule(lightning.LightningDataModule):
         return loader(rows, SequentialBatches(len(rows), self.eval_batch_size), self.pin_memory)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
-        """The held-out rows in order; none if the data set has none."""
+        """Returns the held-out rows in order; an empty list if the data set has none."""
         self._ready()
         return [] if self._validation is None else self._sequential(self._validation)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        """The published test rows in order, or the validation rows where none were published."""
+        """Returns the published test rows in order, or the validation rows if none were published."""
         self._ready()
         rows = self._test or self._validation
         if rows is None:
@@ -281,16 +287,16 @@ class PrivateDataModule(lightning.LightningDataModule):
         return self._sequential(rows)
 
     def predict_dataloader(self) -> DataLoader[Batch]:
-        """The same rows as `test_dataloader`."""
+        """Returns the rows of `test_dataloader`."""
         return self.test_dataloader()
 
     def transform_batch(self, x: Tensor) -> Tensor:
-        """`x * scale + offset` for bytes, with public constants; floats are returned as they are."""
+        """Returns `x * scale + offset` for bytes, with public constants; floats are returned unchanged."""
         if x.dtype != torch.uint8:
             return x
         return x.to(torch.float32).mul_(self.scale).add_(self.offset)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Apply `transform_batch` on the device the batch has arrived at."""
+        """Applies `transform_batch` on the device that the batch has arrived at."""
         x, *rest = batch
         return (self.transform_batch(x), *rest)

@@ -1,8 +1,8 @@
-"""The tables of the benchmark suites, each a declared schema and the name of its file.
+"""Declares the tables of the benchmark suites, each by a schema and the name of its file.
 
-Files are looked for under `<root>/tabular/`, plain or gzipped. Ranges and categories are those of each data
-set's documentation, or round numbers from common knowledge of the quantity; values outside a range are
-clipped. Long code lists are in `data_modules.codes`.
+Files are looked for under `<root>/tabular/`, plain or gzipped. Ranges and categories are those of each data set's
+documentation, or round numbers from common knowledge of the quantity; values outside a range are clipped. Long code
+lists are in `data_modules.codes`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class NamedTable(SchemaTable):
 
     Args:
         root: the data folder; LIPDP_DATA by default.
-        bins: cut the declared range of every number into so many equal parts, one-hot coded behind the number.
-        crosses: one-hot code the joint category of every pair of categories, or binned numbers, too.
-        download: fetch a file that is missing, if a source with a known checksum exists, and check one that is there.
-        test_fraction: share of the rows to set aside for the test; settings are then chosen on the validation rows.
-        salt: names the choice of validation rows; another one holds out others, of the same share.
+        bins: the number of equal parts that the declared range of every number is cut into, one-hot coded behind the
+            number.
+        crosses: whether to one-hot code the joint category of every pair of categories, or binned numbers, as well.
+        download: whether to fetch a missing file, if a source with a known checksum exists, and to check one that is
+            there.
+        test_fraction: the share of the rows to set aside for the test; settings are then chosen on the validation rows.
+        salt: decides which rows are validation rows; another salt holds out others, of the same share.
     """
 
     file: str
@@ -80,7 +82,7 @@ class Adult(NamedTable):
         comment="|",
         missing=("?",),
         missing_policy="bucket",
-        # a sampling weight of the survey, not a fact about the person
+        # this is a sampling weight of the survey, not a fact about the person
         ignore=("fnlwgt",),
         columns=(
             Numeric("age", 17, 90),
@@ -137,7 +139,7 @@ class DefaultCredit(NamedTable):
 
 
 class Dropout(NamedTable):
-    """Students' dropout and academic success.
+    """Predicts students' dropout and academic success.
 
     Args:
         target: `three` classes (dropout, enrolled, graduate), or `dropout` against the rest.

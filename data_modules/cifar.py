@@ -1,4 +1,4 @@
-"""CIFAR-10, from torchvision's folder of python batches or from a zip of losslessly coded images."""
+"""Reads CIFAR-10 from torchvision's folder of python batches or from a zip of losslessly coded images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    """Builds arrays and nothing else: a pickle may otherwise run any code."""
+    """Builds arrays and nothing else, since a pickle could otherwise run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
@@ -35,7 +35,7 @@ class _BatchUnpickler(pickle.Unpickler):
 
 
 def read_python_batch(path: Path) -> Arrays:
-    """Images (n, 3, 32, 32) and labels of one of the published python batches."""
+    """Returns images (n, 3, 32, 32) and labels of one of the published python batches."""
     data = read_bytes(path)
     try:
         batch = _BatchUnpickler(io.BytesIO(data), encoding="bytes").load()
@@ -81,7 +81,7 @@ def _decode(archive: zipfile.ZipFile, part: str, path: Path) -> Arrays:
 
 
 def _write_whole(target: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write beside the target, then rename: a reader finds the whole file or none."""
+    """Writes beside the target, then renames, so that a reader finds the whole file or none."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.stem, suffix=".part")
     try:
@@ -94,10 +94,10 @@ def _write_whole(target: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read_image_zip(path: Path, part: str) -> Arrays:
-    """`train` or `test` of the zip, both decoded once and kept under `cache_root()`.
+    """Returns `train` or `test` of the zip; both are decoded once and kept under `cache_root()`.
 
-    The cache's name holds a digest of the archive's directory (member names and checksums), so that another
-    archive never meets a stale cache. A cache file that cannot be read is written anew.
+    The cache's name holds a digest of the archive's directory (member names and checksums), so that another archive
+    never meets a stale cache. A cache file that cannot be read is written again.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -124,13 +124,13 @@ def read_image_zip(path: Path, part: str) -> Arrays:
 class CIFAR10(PrivateDataModule):
     """50000 colour images of ten classes, kept as bytes; pixels become [-1, 1] by public constants.
 
+    It looks under `root` for `cifar-10-batches-py/` (torchvision's) and then for `cifar-10/cifar10_images.zip`, whose
+    members are `train|test/<class>/<index>.<ending>`. The published test images are the validation rows when
+    `validation_fraction` is 0: do not select on them.
+
     Args:
         root: the data folder; LIPDP_DATA by default.
-        download: fetch the python batches if neither form is there.
-
-    Looks under `root` for `cifar-10-batches-py/` (torchvision's) and then for `cifar-10/cifar10_images.zip`,
-    whose members are `train|test/<class>/<index>.<ending>`. The published test images are the validation rows
-    when `validation_fraction` is 0: do not select on them.
+        download: whether to fetch the python batches if neither form is there.
     """
 
     input_shape = (3, 32, 32)

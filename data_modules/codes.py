@@ -1,4 +1,4 @@
-"""Column names, code lists and ranges from the documentation of the tables in `data_modules.benchmark_tables`."""
+"""Lists column names, codes and ranges from the documentation of the tables in `data_modules.benchmark_tables`."""
 
 from __future__ import annotations
 

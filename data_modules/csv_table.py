@@ -1,4 +1,4 @@
-"""Tables in CSV (plain or gzipped) or Parquet files, by a declared schema."""
+"""Reads tables in CSV (plain or gzipped) or Parquet files, by a declared schema."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from data_modules.splits import Split
 
 
 def read_csv(path: Path, schema: TableSchema) -> RawTable:
-    """The file's columns as text. Blank and comment lines hold no record; a ragged row is an error."""
+    """Returns the file's columns as text. Blank and comment lines hold no record; a ragged row is an error."""
     lines: Iterator[str] = io.StringIO(read_text(path), newline="")
     if schema.comment is not None:
         marker = schema.comment
-        # an empty line keeps the reader's line count that of the file
+        # an empty line keeps the reader's line count equal to the file's
         lines = ("\n" if line.startswith(marker) else line for line in lines)
     reader = csv.reader(lines, delimiter=schema.delimiter, skipinitialspace=True, strict=True)
     numbered: list[tuple[int, list[str]]] = []
@@ -30,17 +30,17 @@ def read_csv(path: Path, schema: TableSchema) -> RawTable:
     try:
         for row in reader:
             if row:
-                # a quoted field may hold line ends: a record is named by the line where it begins
+                # a quoted field may hold line ends, so a record is named by the line where it begins
                 numbered.append((start, row))
             start = reader.line_num + 1
     except csv.Error as error:
-        # an open quote runs to the end of the file: what counts is where its row starts
+        # an open quote runs to the end of the file, so the error names the line where its row starts
         raise refusal(f"{path}, row {start}: {error}", "check the quotes of that row") from None
     header: Sequence[str] | None = schema.names
     first = [name.strip() for name in numbered[0][1]] if numbered else []
     if numbered and (header is None or first == list(header)):  # some copies of a file have a header, others do not
         header, numbered = first, numbered[1:]
-    # a file of another kind shows in its first line, before its lack of rows does
+    # a file of another kind is recognised by its first line, so this comes before the lack of rows
     names = [] if header is None else match_columns(path, list(header), schema)
     if not numbered:
         raise refusal(f"{path} has no rows", "the download or export was cut off: fetch it again")
@@ -57,7 +57,7 @@ def read_csv(path: Path, schema: TableSchema) -> RawTable:
 
 
 def read_parquet(path: Path, schema: TableSchema) -> RawTable:
-    """The same from Parquet, if pyarrow is installed; rows are numbered from 1."""
+    """Returns the columns of a Parquet file as text, if pyarrow is installed; rows are numbered from 1."""
     if not path.is_file():
         raise refusal(f"there is no file {path}", "check the path")
     with path.open("rb") as file:
@@ -83,18 +83,18 @@ def read_parquet(path: Path, schema: TableSchema) -> RawTable:
 
 
 def read_table(path: Path, schema: TableSchema) -> RawTable:
-    """By the file's name: `.parquet` or anything else as CSV."""
+    """Reads a file named `.parquet` as Parquet and any other as CSV."""
     return read_parquet(path, schema) if path.suffix == ".parquet" else read_csv(path, schema)
 
 
 class SchemaTable(PrivateDataModule):
-    """What every table shares: all it declares follows from its schema."""
+    """Serves as the base of every table: all its declarations follow from its schema."""
 
     schema: TableSchema
     heldout_share = 0.2
 
     def adopt(self, schema: TableSchema) -> None:
-        """Take shapes, task and bounds from the schema."""
+        """Takes shapes, task and bounds from the schema."""
         self.schema, self.grouping = schema, schema.grouping
         self.input_shape = (schema.width,)
         self.input_bound = schema.input_bound
@@ -108,7 +108,7 @@ class SchemaTable(PrivateDataModule):
         return encode(read_table(path, self.schema), self.schema)
 
     def read_units(self, path: Path) -> Rows | GroupedRows:
-        """The training rows, with their groups where the schema declares them."""
+        """Returns the training rows, with their groups if the schema declares them."""
         table = read_table(path, self.schema)
         rows = encode(table, self.schema)
         return rows if self.schema.grouping is None else (*rows, group_names(table, self.schema))
@@ -130,9 +130,9 @@ class CSVTable(SchemaTable):
 
     Args:
         path: the table of training rows.
-        schema: what declares its columns, label and number of rows: a YAML file, or the same keys in place.
-        heldout_path: a second table, of rows published as held out; without it a fifth of the rows is.
-        test_fraction: share of the rows to set aside for the test; settings are then chosen on the validation rows.
+        schema: a YAML file that declares its columns, label and number of rows, or the same keys in place.
+        heldout_path: a second table, of rows published as held out; without it a fifth of the rows is held out.
+        test_fraction: the share of the rows to set aside for the test; settings are then chosen on the validation rows.
     """
 
     def __init__(

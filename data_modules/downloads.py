@@ -1,4 +1,4 @@
-"""Fetching published files: asked for explicitly, checked against a known SHA-256, written whole or not at all.
+"""Fetches published files on request, checks them against a known SHA-256, and writes them whole or not at all.
 
 Only files whose published bytes are known are listed. The others are named in an error that says where to get them.
 """
@@ -24,13 +24,13 @@ _PIECE = 2**20
 
 @dataclass(frozen=True)
 class Source:
-    """Where a file is published, and what it holds there.
+    """A published file and its expected content.
 
     Args:
         url: http or https.
-        sha256: of the bytes at the url.
-        members: of an archive (.tar.gz or .zip), what to unpack: {member: file beside the archive}.
-        content: SHA-256 of the one file that is unpacked, by which a file that is there is checked.
+        sha256: the digest of the bytes at the url.
+        members: what to unpack of an archive (.tar.gz or .zip): {member: file beside the archive}.
+        content: the SHA-256 of the one file that is unpacked, which checks a file that is already there.
     """
 
     url: str
@@ -45,7 +45,7 @@ _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _BATCHES = tuple(f"cifar-10-batches-py/{name}" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"))
 
-# by the place below the data folder where a data module looks for the file
+# keyed by the place below the data folder where a data module looks for the file
 SOURCES: dict[str, Source] = (
     {
         f"tabular/{place}": Source(f"{_UCI}/{path}", digest)
@@ -136,13 +136,13 @@ SOURCES: dict[str, Source] = (
 
 
 def how_to_get(place: str) -> str:
-    """For the hint of an error about a missing file."""
+    """Returns the hint for an error about a missing file."""
     source = SOURCES.get(place)
     return "put the file there" if source is None else f"download: true fetches it ({source.url})"
 
 
 def fetched(root: Path, place: str, hint: str) -> Path:
-    """The file at `root/place`, downloaded if it is missing, and checked if it is there (plain, or as .gz)."""
+    """Returns the file at `root/place`, downloaded if it is missing, and checked if it is there (plain, or as .gz)."""
     source, path = SOURCES.get(place), root / place
     packed = path.with_name(f"{path.name}.gz")
     there = next((candidate for candidate in (path, packed) if candidate.exists()), None)
@@ -158,7 +158,7 @@ def fetched(root: Path, place: str, hint: str) -> Path:
 
 
 def check(path: Path, sha256: str, unpack: bool = False) -> None:
-    """Refuse a file whose content is not the published one."""
+    """Refuses a file whose content is not the published one."""
     digest = hashlib.sha256()
     try:
         with gzip.open(path) if unpack else path.open("rb") as file:
@@ -174,7 +174,7 @@ def check(path: Path, sha256: str, unpack: bool = False) -> None:
 
 
 def download(source: Source, path: Path) -> None:
-    """Fetch into a temporary file, check, then rename or unpack: nothing is left behind that was not checked."""
+    """Fetches into a temporary file, checks it, then renames or unpacks it; nothing unchecked is left behind."""
     if not source.url.startswith(("http://", "https://")):
         raise refusal(f"{source.url} is not an http address", "name one that starts with https://")
     try:
@@ -218,7 +218,7 @@ def _check_download(part: Path, source: Source) -> None:
 
 
 def _unpack(part: Path, source: Source, path: Path) -> None:
-    """The listed members and nothing else, each written under the name given here, not under the archive's."""
+    """Unpacks the listed members and nothing else, each under the name given here and not under the archive's."""
     try:
         contents = _members(part, [member for member, _ in source.members])
     except (KeyError, OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
@@ -233,7 +233,7 @@ def _unpack(part: Path, source: Source, path: Path) -> None:
 
 
 def _members(part: Path, names: list[str]) -> list[bytes]:
-    """The content of each named file of a zip or tar archive; a KeyError for one that is not there."""
+    """Returns the content of each named file of a zip or tar archive; a missing one raises KeyError."""
     with part.open("rb") as file:
         zipped = file.read(4) == b"PK\x03\x04"
     if zipped:

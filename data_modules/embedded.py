@@ -1,8 +1,8 @@
-"""Small public data sets that ship with scikit-learn: they need no files and serve examples and tests.
+"""Defines small public data sets that ship with scikit-learn; they need no files and serve examples and tests.
 
-Every feature's range is a pair of round numbers written here, covering the physical range its documentation
-gives; it is not computed when the data is read. (scikit-learn's own scaled version of the diabetes data is
-centred with the data's means, so the raw one is used.)
+The range of every feature is a pair of round numbers written here that covers the physical range in the documentation;
+it is not computed from the data. (scikit-learn's own scaled version of the diabetes data is centred with the data's
+means, so the raw one is used.)
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EmbeddedTable(PrivateDataModule):
     heldout_share = 0.2
 
     def load(self) -> Any:
-        """scikit-learn's bunch of `data`, `target` and `feature_names`."""
+        """Returns scikit-learn's bunch of `data`, `target` and `feature_names`."""
         raise NotImplementedError
 
     def load_train(self) -> Rows:
@@ -87,7 +87,7 @@ def _loader(name: str, **options: Any) -> Callable[[Any], Any]:
 
 
 def _cells() -> Ranges:
-    """Ranges of the ten measures of a cell nucleus: its mean, the error of the mean, and the worst value."""
+    """Returns ranges of the ten measures of a cell nucleus: its mean, the error of the mean, and the worst value."""
     measures = {
         "radius": (40, 4, 40),
         "texture": (60, 6, 60),

@@ -1,4 +1,4 @@
-"""From the text of a table to tensors, by its schema."""
+"""Encodes the text of a table as tensors, by its schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from data_modules.schema import ColumnProblem, TableSchema
 
 @dataclass(frozen=True)
 class RawTable:
-    """A table as text: its columns by name, and the line of the file each row came from."""
+    """A table as text: its columns by name, and the line of the file that each row came from."""
 
     path: Path
     columns: dict[str, list[str]]
@@ -24,7 +24,7 @@ class RawTable:
 
 
 def match_columns(path: Path, names: list[str], schema: TableSchema) -> list[str]:
-    """The declared name of each column of the file; all disagreements are reported at once."""
+    """Returns the declared name of each column of the file; all disagreements are reported at once."""
     names = [schema.aliases.get(name, name) for name in names]
     declared = [column.name for column in schema.columns] + [schema.label.name]
     if schema.grouping is not None and schema.grouping.column not in declared:
@@ -50,7 +50,7 @@ def _missing(table: RawTable, schema: TableSchema, name: str) -> np.ndarray:
 
 
 def _drop(table: RawTable, schema: TableSchema) -> RawTable:
-    """Leave out the rows with a missing value: each by its own content, so no row decides about another."""
+    """Leaves out the rows with a missing value; the content of a row alone decides, so that no row affects another."""
     used = [column.name for column in schema.columns] + [schema.label.name]
     gone = np.logical_or.reduce([_missing(table, schema, name) for name in used])
     kept = np.flatnonzero(~gone).tolist()
@@ -62,9 +62,13 @@ def _drop(table: RawTable, schema: TableSchema) -> RawTable:
 
 
 def encode(table: RawTable, schema: TableSchema) -> tuple[Tensor, Tensor]:
-    """`(x, y)`: x float32 of width `schema.width`, y int64 classes or float32 targets in [-1, 1].
+    """Encodes the rows of a table.
 
-    Raises one ValueError naming the file, and for every offending column its first offending row.
+    Returns:
+        `(x, y)`: x is float32 of width `schema.width`; y holds int64 classes or float32 targets in [-1, 1].
+
+    Raises:
+        ValueError: names the file and, for every offending column, its first offending row.
     """
     if schema.missing_policy == "drop":
         table = _drop(table, schema)
@@ -105,7 +109,7 @@ def encode(table: RawTable, schema: TableSchema) -> tuple[Tensor, Tensor]:
 
 
 def _add_crosses(x: np.ndarray, schema: TableSchema) -> None:
-    """Behind the columns, the one-hot block of each pair: a function of one row and of the declaration."""
+    """Writes the one-hot block of each pair behind the columns; it is a function of one row and of the declaration."""
     spans, named = schema.spans(), {column.name: column for column in schema.columns}
     start = sum(column.width(schema.bucket) for column in schema.columns)
     for first, second in schema.crosses:
@@ -116,7 +120,7 @@ def _add_crosses(x: np.ndarray, schema: TableSchema) -> None:
 
 
 def group_names(table: RawTable, schema: TableSchema) -> list[str]:
-    """The group of every row that `encode` keeps; a missing one is an error, not a group of its own."""
+    """Returns the group of every row that `encode` keeps; a missing group is an error, not a group of its own."""
     assert schema.grouping is not None
     column = schema.grouping.column
     if schema.missing_policy == "drop":

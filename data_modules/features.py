@@ -1,4 +1,4 @@
-"""Fixed features of another data module's rows, computed once, with private means if they are wanted."""
+"""Serves fixed features of another data module's rows, computed once, with private means if they are wanted."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ from lipdp_lightning.privacy.statistics import Terms
 
 SMALLEST_NORM = 1e-12
 _PROBES = 3
-_PIECE = 1 << 18  # numbers at a time: they stay in the processor's cache
+_PIECE = 1 << 18  # numbers processed at a time, which fit into the processor's cache
 
 
 class Features(PrivateDataModule):
-    """Rows of ``data`` seen through one or several fixed extractors; declarations, N and held-out rows are its own.
+    """Rows of ``data`` seen through one or several fixed extractors; declarations, N and held-out rows are those of
+    ``data``.
 
     What one example becomes depends on that example, on public constants, and on the released means:
 
     1. each extractor's features are scaled to norm 1;
     2. with ``private_mean``, the noisy mean of those unit vectors over the training rows is subtracted and the result
-       scaled to norm 1 again. The mean is released once per run, by the Strategy, and is in the plan's ledger: adding
-       or removing an example moves the sum of unit vectors by at most 1;
-    3. the blocks are joined, block k times sqrt(weight_k / sum of weights), so the whole has norm 1.
+       is scaled to norm 1 again. The mean is released once per run, by the Strategy, and is in the plan's ledger:
+       adding or removing an example moves the sum of unit vectors by at most 1;
+    3. the blocks are joined, block k times sqrt(weight_k / sum of weights), so that the whole has norm 1.
 
-    Features are computed once and kept in ``cache_dir``, owner-only, since features of private rows are private.
+    Features are computed once and kept in ``cache_dir``, readable by their owner only, since features of private rows
+    are private.
 
     Args:
         data: the data module whose rows, split and labels are used.
-        extractor: one, or a list whose features are joined.
-        private_mean: noise multiplier of each block's mean: one for all, or one per block; None removes no mean.
-        weights: share of each block in the squared norm; None for equal shares.
-        cache_dir: None for the folder `features` of LIPDP_CACHE, or of ~/.cache/lipdp.
+        extractor: one extractor, or a list of extractors whose features are joined.
+        private_mean: the noise multiplier of each block's mean, one for all or one per block; None removes no mean.
+        weights: the share of each block in the squared norm; None for equal shares.
+        cache_dir: the folder of the cache; None for the folder `features` of LIPDP_CACHE, or of ~/.cache/lipdp.
         batch_size: rows per call of the extractor.
-        device: where features are computed.
+        device: the device that computes features.
         eval_batch_size: rows per batch in validation, test and prediction.
-        pin_memory: for training on an accelerator.
+        pin_memory: whether to pin batches in memory, for training on an accelerator.
     """
 
     input_bound = 1.0
@@ -95,7 +97,7 @@ class Features(PrivateDataModule):
     # ---- set-up
 
     def setup(self, stage: str | None = None) -> None:
-        """Compute the features, or open them; rows exist as soon as the released means are known."""
+        """Computes the features, or opens them; rows exist as soon as the released means are known."""
         if self._computed:
             return
         self.data.setup(stage)
@@ -122,10 +124,12 @@ class Features(PrivateDataModule):
         return blocks, torch.cat([rows[piece][1] for piece in slices(len(rows), rows.x)])
 
     def _assemble(self) -> None:
-        """The rows as the network sees them; those with other means go first, so that there is one set in memory."""
+        """Assembles the rows as the network sees them; rows with other means are freed first, so that memory holds one
+        set.
+        """
         self._train = self._validation = self._test = None
-        gc.collect()  # a trainer that is done still holds its loaders, in a circle of references
-        parts = {id(part): part for part in self._computed.values()}  # test rows may be the validation rows, too
+        gc.collect()  # a finished trainer still holds its loaders in a reference cycle
+        parts = {id(part): part for part in self._computed.values()}  # test rows may also be the validation rows
         made = {name: InMemoryRows(self._joined(part[0]), part[1]) for name, part in parts.items()}
         self._train = made[id(self._computed["train"])]
         self._validation, self._test = (
@@ -156,14 +160,14 @@ class Features(PrivateDataModule):
     # ---- private means
 
     def statistic_terms(self, label: str) -> Terms:
-        """The unit vectors of a block, one per training row."""
+        """Returns the unit vectors of a block, one per training row."""
         self.setup()
         place = self.labels.index(label)
         block = self._computed["train"][0][place]
         return Terms(math.prod(self.blocks[place].feature_shape), (rows for _, rows in _unit_rows(block)))
 
     def use_statistics(self, values: Mapping[str, Tensor]) -> None:
-        """Take the released means, and prepare the rows with them."""
+        """Takes the released means, and prepares the rows with them."""
         if not self.preliminary:
             return
         sizes = {label: math.prod(b.feature_shape) for label, b in zip(self.labels, self.blocks, strict=True)}
@@ -182,12 +186,12 @@ class Features(PrivateDataModule):
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """Each row on the unit sphere; zero stays zero."""
+    """Scales each row to norm 1; a zero row stays zero."""
     return rows.div_(torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(SMALLEST_NORM))
 
 
 def _unit_rows(block: KeptRows) -> Iterator[tuple[slice, Tensor]]:
-    """The rows of a block as unit vectors, some at a time; what is not finite counts as zero."""
+    """Yields the rows of a block as unit vectors, some at a time; entries that are not finite count as zero."""
     height = max(1, _PIECE // max(1, math.prod(block.shape[1:])))
     for start in range(0, len(block), height):
         piece = slice(start, min(start + height, len(block)))
@@ -230,7 +234,7 @@ def _problems(
 
 
 def _check_rows_apart(block: FeatureExtractor) -> None:
-    """Refuse an extractor whose features of one example change with the others of its batch; seen on noise."""
+    """Refuses an extractor whose features of one example change with the others of its batch, as tested on noise."""
     probe = torch.rand(_PROBES, *block.input_shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         together = block(probe)

@@ -1,4 +1,4 @@
-"""Finding and opening data files. Every failure is a ValueError that names the file and ends in a HINT."""
+"""Finds and opens data files; every failure is a ValueError that names the file and ends in a HINT."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _MAGIC = {
 
 
 def refusal(problem: str, hint: str) -> ValueError:
-    """The one shape of error in this package: what is wrong, then a line with the fix."""
+    """Returns the error of this package: what is wrong, then a line with the fix."""
     return ValueError(f"{problem}\nHINT: {hint}")
 
 
 def kind_of(head: bytes) -> str | None:
-    """What a file's first bytes say it is, or None for plain text and unknown formats."""
+    """Returns what a file's first bytes say it is, or None for plain text and unknown formats."""
     if head.lstrip().lower().startswith((b"<!doctype", b"<html")):
         return "an HTML page"
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
 
 
 def refused_zip(path: Path) -> str:
-    """What a file is that is named like a zip archive and cannot be opened as one."""
+    """Returns what a file is that is named like a zip archive and cannot be opened as one."""
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(b"PK\x03\x04"):
@@ -40,9 +40,9 @@ def refused_zip(path: Path) -> str:
 
 
 def data_root(root: str | None, wanted: str = "", hint: str = "") -> Path:
-    """`root`, or the folder named by the environment variable LIPDP_DATA.
+    """Returns `root`, or the folder named by the environment variable LIPDP_DATA.
 
-    `wanted` and `hint` say which file is looked for there, and how to get it, if there is no such folder.
+    If there is no such folder, the error says which file is wanted there (`wanted`) and how to get it (`hint`).
     """
     given, purpose = root or os.environ.get("LIPDP_DATA"), f", and {wanted} is looked for in one" if wanted else ""
     more = f"; {hint}" if hint else ""
@@ -57,12 +57,12 @@ def data_root(root: str | None, wanted: str = "", hint: str = "") -> Path:
 
 
 def cache_root() -> Path:
-    """Where decoded data is kept: LIPDP_CACHE, or ~/.cache/lipdp. Never inside the data folder."""
+    """Returns the folder for decoded data: LIPDP_CACHE, or ~/.cache/lipdp; it is never inside the data folder."""
     return Path(os.environ.get("LIPDP_CACHE") or "~/.cache/lipdp").expanduser()
 
 
 def find_file(folder: Path, name: str, hint: str) -> Path:
-    """`folder/name`, plain or gzipped."""
+    """Returns the path of `folder/name`, plain or gzipped."""
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate
@@ -70,7 +70,7 @@ def find_file(folder: Path, name: str, hint: str) -> Path:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file's content, unpacked if its name ends in .gz; the name and the content must agree."""
+    """Returns the file's content, unpacked if its name ends in .gz; the name and the content must agree."""
     if not path.is_file():
         raise refusal(f"there is no file {path}", "check the path")
     try:
@@ -97,7 +97,7 @@ def _gunzip(path: Path, data: bytes) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The file as UTF-8 text (with or without a byte order mark)."""
+    """Returns the file as UTF-8 text (with or without a byte order mark)."""
     data = read_bytes(path)
     if (kind := kind_of(data)) is not None:
         raise refusal(f"{path} is {kind}, not a text table", "give the table itself, as CSV text")

@@ -1,4 +1,4 @@
-"""A table in which several rows belong to one patient."""
+"""Defines a table in which several rows belong to one patient."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from data_modules.units import Grouping
 
 
 class DiabetesHospitals(NamedTable):
-    """Diabetes patients in 130 US hospitals, 1999-2008: was the patient readmitted. A row is a stay, not a patient.
+    """Diabetes patients in 130 US hospitals, 1999-2008: was the patient readmitted? A row is a stay, not a patient.
 
     The unit of privacy is the patient (`data_modules.units`).
 
     Args:
-        max_rows: stays of one patient that count.
+        max_rows: the number of stays of one patient that count.
         sampling: `groups` draws patients, and N is their number; `rows` draws stays, and the accountant applies the
             group property of order `max_rows`.
         announced_rows: with `rows`, the declared number of stays left, for a `max_rows` other than 1, 2, 3 or 5.

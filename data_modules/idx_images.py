@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, read from the published idx files (`<root>/<name>/raw/`, torchvision's layout)."""
+"""Reads MNIST and Fashion-MNIST from the published idx files (`<root>/<name>/raw/`, torchvision's layout)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNSIGNED_BYTE = 0x08
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """The uint8 array of an idx file: two zero bytes, type, number of axes, their lengths, the values."""
+    """Returns the uint8 array of an idx file: two zero bytes, type, number of axes, their lengths, the values."""
     data = read_bytes(path)
     header = 4 + 4 * dimensions
     if len(data) < header or data[:4] != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
@@ -37,11 +37,11 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
 class IdxImages(PrivateDataModule):
     """Ten classes of 28 x 28 grey images, kept as bytes; pixels become [0, 1] by the public factor 1/255.
 
+    The published test images are the validation rows when `validation_fraction` is 0: do not select on them.
+
     Args:
         root: the data folder; LIPDP_DATA by default.
-        download: fetch the files that are missing, and check the checksums of those that are there.
-
-    The published test images are the validation rows when `validation_fraction` is 0: do not select on them.
+        download: whether to fetch missing files, and to check the checksums of those that are there.
     """
 
     folder: str

@@ -1,4 +1,4 @@
-"""Images in a folder per class, or in a zip of such a folder."""
+"""Reads images in a folder per class, or in a zip of such a folder."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _CHANNELS = {"L": 1, "RGB": 3}
 
 
 class ImageFolder(PrivateDataModule):
-    """`<path>/<class>/<image>`, or `<path>/train/<class>/<image>` with `test` beside it; or a zip of either.
+    """Images in `<path>/<class>/<image>`, or in `<path>/train/<class>/<image>` with `test` beside it; or in a zip of
+    either.
 
     Images are kept as bytes and become [-1, 1] by public constants. Classes, size and number are declared: a folder
-    that is not a declared class is an error, as is whatever is no image. Hidden files are skipped.
+    that is not a declared class is an error, and so is a file that is not an image. Hidden files are skipped.
 
     Args:
         path: the folder, or the .zip.
         classes: names of the class folders, in the order of the labels.
-        declared_size: number of training images announced.
+        declared_size: the declared number of training images.
         size: height and width of every image.
         mode: RGB or L (grey); images of another mode are converted, each by itself.
-        resize: scale images of another size, each by itself; otherwise they are refused.
+        resize: whether to scale images of another size, each by itself; otherwise they are refused.
     """
 
     task = "classification"
@@ -123,14 +124,18 @@ class ImageFolder(PrivateDataModule):
                 if converted.size != (width, height):
                     converted = converted.resize((width, height), Image.Resampling.BILINEAR)
                 pixels = np.asarray(converted, dtype=np.uint8)
-        except (OSError, SyntaxError, Image.DecompressionBombError):  # what Pillow raises on what is no image
+        except (
+            OSError,
+            SyntaxError,
+            Image.DecompressionBombError,
+        ):  # Pillow raises these for a file that is not an image
             found = kind_of(content[:64]) if content else "empty"
             reason = "a damaged image" if found and found.endswith("image") else found or "not an image"
             raise refusal(f"{self.path}, {name}: {reason}", "remove the file, or fetch it again") from None
         return pixels.reshape(height, width, channels).transpose(2, 0, 1)
 
     def _files(self) -> Iterator[tuple[PurePosixPath, Callable[[], bytes]]]:
-        """Name below the root and content of every file, in the order of names."""
+        """Yields the name below the root and the content of every file, in the order of names."""
         if self.path.is_dir():
             for file in sorted(p for p in self.path.rglob("*") if p.is_file()):
                 name = PurePosixPath(file.relative_to(self.path).as_posix())
@@ -146,7 +151,7 @@ class ImageFolder(PrivateDataModule):
             raise refusal(f"{self.path} is {refused_zip(self.path)}", "give a folder of images, or a zip of one")
         with zipfile.ZipFile(self.path) as archive:
             names = sorted(m for m in archive.namelist() if not m.endswith("/") and not _hidden(PurePosixPath(m)))
-            # zips are often made with the folder itself as their only entry
+            # a zip is often made with the folder itself as its only entry
             tops = {PurePosixPath(m).parts[0] for m in names}
             top = tops.pop() if len(tops) == 1 else None
             strip = top is not None and top not in (*PARTS, *self.classes)

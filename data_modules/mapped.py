@@ -1,4 +1,4 @@
-"""Arrays in `.npy` files that stay on disk: a batch reads its own rows and no others."""
+"""Reads arrays in `.npy` files that stay on disk; a batch reads its own rows and no others."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from data_modules.splits import Split
 class MappedArrays(PrivateDataModule):
     """`x.npy` and `y.npy` in a folder, and `x_test.npy` and `y_test.npy` if rows were published as held out.
 
-    For data larger than memory. `x` is mapped: set-up and the fingerprint read it some rows at a time, and a batch
-    reads its rows by `index_select`. It holds float32, clipped to the declared [low, high] as batches are read, or
-    bytes (uint8), which become the same range. Labels are read as a whole.
+    It is for data larger than memory. `x` is mapped: set-up and the fingerprint read it some rows at a time, and a
+    batch reads its rows by `index_select`. It holds float32, clipped to the declared [low, high] as batches are read,
+    or bytes (uint8), which are mapped onto the same range. Labels are read as a whole.
 
     Args:
-        folder: with the files; arrays of Python objects are refused, since reading them runs code.
-        declared_size: N, declared.
-        input_shape: shape of one row.
+        folder: the folder with the files; arrays of Python objects are refused, since reading them runs code.
+        declared_size: N, the declared number of rows.
+        input_shape: the shape of one row.
         task: classification, binary or regression.
-        low: declared lower end of every feature.
-        high: declared upper end of every feature.
-        num_classes: of a classification.
-        target_bound: of a regression, the largest absolute target.
+        low: the declared lower end of every feature.
+        high: the declared upper end of every feature.
+        num_classes: the number of classes of a classification.
+        target_bound: the largest absolute target of a regression.
     """
 
     mapped = True
@@ -68,7 +68,7 @@ class MappedArrays(PrivateDataModule):
         return self._pair("x_test.npy", "y_test.npy") if (self.folder / "x_test.npy").exists() else None
 
     def transform_batch(self, x: Tensor) -> Tensor:
-        """Bytes mapped onto, or floats clipped to the declared range; doing so twice changes nothing."""
+        """Returns bytes mapped onto the declared range, or floats clipped to it; a second call changes nothing."""
         return super().transform_batch(x) if x.dtype == torch.uint8 else x.clamp(self.low, self.high)
 
     def declarations(self) -> list[str]:
@@ -93,7 +93,7 @@ class MappedArrays(PrivateDataModule):
                 f"write it with numpy.save('{name}', array)",
             )
         try:
-            # copy on write: torch wants memory it could write to, and the file stays as it is
+            # copy on write: torch needs writable memory, and the file does not change
             array = np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
             raise refusal(f"{path} cannot be read: {str(error).splitlines()[0]}", "write it again") from None

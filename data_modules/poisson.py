@@ -1,8 +1,8 @@
-"""Loaders over whole index tensors: one `index_select` per batch and no per-item Python.
+"""Loads rows by whole index tensors: one `index_select` per batch and no per-item Python.
 
-Which rows a step sees is decided elsewhere, by the plan's Poisson sampler, a pure function of (secret, step).
-Nothing here draws, shuffles, pads or drops: an empty sample is a batch of zero rows, which is a step like any
-other (docs/guarantee.md, "What is released").
+The plan's Poisson sampler, a pure function of (secret, step), decides elsewhere which rows a step sees. Nothing here
+draws, shuffles, pads or drops: an empty sample is a batch of zero rows, which is a step like any other
+(docs/guarantee.md, "What is released").
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class InMemoryRows(Dataset[Batch]):
     """Rows addressed by a LongTensor of ids or by a slice; one item is a whole batch `(x, y, ids)`.
 
     Args:
-        x: features, in memory or mapped from a file: a batch reads the rows it holds and no others.
+        x: features, in memory or mapped from a file; a batch reads the rows that it holds and no others.
         y: labels.
-        index: which rows of x and y belong to this set; None for all. A mapped x is then never copied.
+        index: the rows of x and y that belong to this set; None for all. A mapped x is then never copied.
     """
 
     def __init__(self, x: Tensor, y: Tensor, index: Tensor | None = None) -> None:
@@ -47,7 +47,7 @@ class InMemoryRows(Dataset[Batch]):
         return self.x.index_select(0, places), self.y.index_select(0, places), rows
 
     def digest_into(self, digest: Any) -> None:
-        """Feed types, shapes and every value to a hash, some rows at a time."""
+        """Feeds types, shapes and every value to a hash, some rows at a time."""
         for part, tensor in enumerate((self.x, self.y)):
             digest.update(repr((str(tensor.dtype), (len(self), *tensor.shape[1:]))).encode())
             for rows in slices(len(self), tensor):
@@ -55,7 +55,7 @@ class InMemoryRows(Dataset[Batch]):
 
 
 def slices(rows: int, like: Tensor) -> Iterator[slice]:
-    """Cover `rows` rows in pieces of about 64 MB."""
+    """Covers `rows` rows in pieces of about 64 MB."""
     size = max(1, 2**26 // max(1, like[:1].nbytes))
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
@@ -63,7 +63,7 @@ def slices(rows: int, like: Tensor) -> Iterator[slice]:
 class PlannedBatches(Sampler[Tensor]):
     """The index tensors of one epoch of logical steps, each cut into `chunks` micro-batches.
 
-    `start_step` is asked when the iteration starts, so a run resumed inside an epoch continues with the step
+    `start_step` is called when the iteration starts, so that a run resumed inside an epoch continues with the step that
     it had reached and stops at that epoch's end.
     """
 
@@ -92,7 +92,7 @@ class PlannedBatches(Sampler[Tensor]):
 
 
 class SequentialBatches(Sampler[slice]):
-    """Consecutive slices that cover `rows` rows once; for held-out data."""
+    """Consecutive slices that cover `rows` rows once, for held-out data."""
 
     def __init__(self, rows: int, batch_size: int) -> None:
         self.rows, self.batch_size = rows, batch_size
@@ -116,7 +116,7 @@ class Batches(Iterator[Batch]):
 
 
 class _Loader(DataLoader[Batch]):
-    """A DataLoader that reads whole batches where it is asked for them, and prepares nothing for worker processes."""
+    """Reads whole batches on demand, unlike a DataLoader that prepares batches for worker processes."""
 
     def __iter__(self) -> Any:
         if self.num_workers or self.pin_memory or self.batch_size is not None:
@@ -131,5 +131,5 @@ def _as_is(batch: Any) -> Any:
 
 
 def loader(rows: InMemoryRows, sampler: Sampler[Any], pin_memory: bool = False) -> DataLoader[Batch]:
-    """A DataLoader whose sampler yields whole batches (`batch_size=None`), in this process."""
+    """Returns a DataLoader whose sampler yields whole batches (`batch_size=None`), in this process."""
     return _Loader(rows, batch_size=None, sampler=sampler, collate_fn=_as_is, pin_memory=pin_memory)

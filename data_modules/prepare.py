@@ -1,4 +1,4 @@
-"""From what a data module loads to what it trains and evaluates on: checks, the privacy unit, held-out rows."""
+"""Turns what a data module loads into what it trains and evaluates on: checks, the privacy unit, held-out rows."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Prepared = tuple[InMemoryRows, InMemoryRows | None, InMemoryRows | None, Groups 
 
 
 def prepare(module: PrivateDataModule) -> Prepared:
-    """Training, validation and test rows, and the groups to draw from where those are drawn.
+    """Returns training, validation and test rows, and the groups to draw from if groups are drawn.
 
-    The excess rows of a group are dropped first, and a side is chosen for what is left; both look at one row or one
-    group at a time, so that a unit more or less moves no other.
+    The excess rows of a group are dropped first, and a side is chosen for what is left. Both look at one row or one
+    group at a time, so that adding or removing a unit moves no other.
     """
     loaded = module.load_train()
     x, y = _checked(module, "training", loaded)
@@ -63,7 +63,7 @@ def _test(module: PrivateDataModule) -> InMemoryRows | None:
 
 
 def _set_aside(module: PrivateDataModule, x: Tensor, groups: Groups | None) -> Tensor | None:
-    """Mask of the rows kept for the test, chosen like the validation rows and independently of them."""
+    """Returns the mask of the rows kept for the test, chosen like the validation rows and independently of them."""
     if not module.test_fraction:
         return None
     if groups is None:
@@ -116,7 +116,7 @@ def _subset(module: PrivateDataModule, x: Tensor, y: Tensor, mask: Tensor | None
 
 
 def _held_out(module: PrivateDataModule, x: Tensor, y: Tensor, groups: Groups | None) -> Tensor:
-    """Mask of the rows to hold out: decided row by row, or group by group."""
+    """Returns the mask of the rows to hold out, decided row by row or group by group."""
     share, name = module.validation_fraction, type(module).__name__
     if module.split is not None:
         mask = checked_split(x, y, module.split)
@@ -127,7 +127,7 @@ def _held_out(module: PrivateDataModule, x: Tensor, y: Tensor, groups: Groups | 
             f"{name}: the split puts rows of one group on both sides", "decide from the group, or leave the split out"
         )
     held_out, kept = int(mask.sum()), int((~mask).sum())
-    # N follows from the declared share: a custom split keeps to it, up to four standard deviations
+    # N follows from the declared share, which a custom split must keep to within four standard deviations
     slack = 0.05 * share * len(x) + 4 * math.sqrt(len(x) * share * (1 - share))
     if not held_out or not kept or (module.split and abs(held_out - share * len(x)) > slack):
         raise refusal(

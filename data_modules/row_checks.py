@@ -1,7 +1,7 @@
-"""What set-up checks about rows before any step is taken; all problems are reported at once.
+"""Checks rows and declarations in set-up, before any step is taken, and reports all problems at once.
 
-A refusal tells the owner of the data what is wrong with a row. It is a message about private rows and outside
-the guarantee: fix the file before training, do not publish the message.
+A refusal tells the owner of the data what is wrong with a row. It is a message about private rows and outside the
+guarantee: fix the file before training, and do not publish the message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TASKS = ("classification", "regression", "binary")
 
 
 def _first(bad: Tensor) -> tuple[int, tuple[int, ...], int]:
-    """Row and column of the first True entry, and how many rows have one."""
+    """Returns row and column of the first True entry, and the number of rows that have one."""
     flat = bad.reshape(len(bad), -1)
     row = int(flat.any(dim=1).nonzero()[0])
     column = int(flat[row].nonzero()[0])
@@ -71,7 +71,7 @@ def check_rows(
     num_classes: int | None,
     target_bound: float | None,
 ) -> None:
-    """Raise one ValueError that lists every way in which the rows break what was declared."""
+    """Raises one ValueError that lists every way in which the rows break what was declared."""
     problems: list[str] = []
     if len(x) == 0:
         problems.append("there are no rows")
@@ -96,7 +96,7 @@ def check_declarations(
     validation_fraction: float,
     test_fraction: float = 0.0,
 ) -> None:
-    """Raise one ValueError that lists every missing or impossible declaration of a data module."""
+    """Raises one ValueError that lists every missing or impossible declaration of a data module."""
     problems: list[str] = []
     if task not in TASKS:
         problems.append(f"task is {task!r}, not one of {', '.join(TASKS)}")
@@ -114,7 +114,7 @@ def check_declarations(
 
 
 def check_declared_size(name: str, found: int, declared: int, what: str = "rows") -> None:
-    """N is a public constant and may differ from the number of rows (or groups), but by no more than 5 %."""
+    """Checks that N, a public constant, differs from the number of rows (or groups) by no more than 5 %."""
     if abs(found - declared) > 0.05 * declared:
         raise refusal(
             f"{name}: {declared} {what} are declared and {found} exist, more than 5 % apart",

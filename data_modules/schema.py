@@ -1,8 +1,7 @@
-"""What a table's columns may hold, declared in advance, and the encoding that follows from it.
+"""Declares what a table's columns may hold, and the encoding that follows from it.
 
-Ranges and categories are constants of the schema: clipping to a declared range and one-hot coding over
-declared categories are functions of one row and of public values. Nothing is fitted, so nothing enters the
-ledger.
+Ranges and categories are constants of the schema: clipping to a declared range and one-hot coding over declared
+categories are functions of one row and of public values. Nothing is fitted, so nothing enters the ledger.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MISSING_POLICIES = ("error", "bucket", "drop")
 
 
 class ColumnProblem(Exception):
-    """A value that breaks the declaration: its position in the column and what is wrong with it."""
+    """Reports a value that breaks the declaration: its position in the column and what is wrong with it."""
 
     def __init__(self, index: int, problem: str) -> None:
         super().__init__(problem)
@@ -35,7 +34,9 @@ def scale_declared(
     scale: str = "unit",
     log: bool = False,
 ) -> np.ndarray:
-    """Clip to the declared [low, high] and map onto [0, 1] or [-1, 1]; `log`: in log(1 + value - low)."""
+    """Clips to the declared [low, high] and maps onto [0, 1] or [-1, 1]; with `log`, in terms of log(1 +
+    value - low).
+    """
     share = (np.clip(values, low, high) - low) / (np.asarray(high) - low)
     if log:
         width = np.asarray(high) - low
@@ -45,7 +46,7 @@ def scale_declared(
 
 
 def parse_numbers(values: Sequence[str]) -> np.ndarray:
-    """Finite decimal numbers, or a ColumnProblem at the first that is not one."""
+    """Returns finite decimal numbers; the first value that is not one raises a ColumnProblem."""
     try:
         numbers = np.array([float(value) for value in values], dtype=np.float64)
         if np.isfinite(numbers).all() and not any("_" in value for value in values):
@@ -54,7 +55,7 @@ def parse_numbers(values: Sequence[str]) -> np.ndarray:
         pass
     for index, value in enumerate(values):
         try:
-            # Python reads 1_000 as a thousand; in a table it is a typing error
+            # Python reads 1_000 as a thousand, but in a table it is a typing error
             finite = "_" not in value and math.isfinite(float(value))
         except ValueError:
             raise ColumnProblem(index, f"{value!r} is not a number") from None
@@ -67,8 +68,8 @@ def parse_numbers(values: Sequence[str]) -> np.ndarray:
 class Numeric:
     """A number clipped to the declared [low, high]; `log` spreads a long upper tail.
 
-    With `bins`, the declared range (in its logarithm where `log` is set) is cut into that many equal parts, and the
-    number is followed by a one-hot block that tells the part.
+    With `bins`, the declared range (or its logarithm if `log` is set) is cut into that many equal parts, and the number
+    is followed by a one-hot block that names its part.
     """
 
     name: str
@@ -89,17 +90,17 @@ class Numeric:
         return 1 + self.bins
 
     def squared_norm(self) -> int:
-        """The number is within [-1, 1], and one entry of the block is 1."""
+        """Returns 1 for the number, which is within [-1, 1], plus 1 for the entry of the block that is 1."""
         return 1 + (self.bins > 0)
 
     def block(self, encoded: np.ndarray) -> np.ndarray:
-        """The one-hot part of the encoded column, empty without bins."""
+        """Returns the one-hot part of the encoded column, which is empty without bins."""
         return encoded[:, 1:]
 
     def encode(self, values: Sequence[str], missing: np.ndarray, scale: str, missing_bucket: bool) -> np.ndarray:
         middle = repr((self.low + self.high) / 2)
         if missing.any():
-            # a public constant, so that a missing value says nothing about the other rows
+            # a public constant, so that a missing value reveals nothing about the other rows
             values = [middle if gone else value for value, gone in zip(values, missing, strict=True)]
         numbers = parse_numbers(values)
         number = scale_declared(numbers, self.low, self.high, scale, self.log)[:, None]
@@ -116,7 +117,7 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """One of the declared categories, one-hot; with `other`, anything else falls in one more bucket."""
+    """One of the declared categories, one-hot; with `other`, anything else falls into one more bucket."""
 
     name: str
     categories: tuple[str, ...]
@@ -131,11 +132,11 @@ class Categorical:
         return len(self.categories) + self.other + missing_bucket
 
     def squared_norm(self) -> int:
-        """One entry is 1."""
+        """Returns 1, since one entry is 1."""
         return 1
 
     def block(self, encoded: np.ndarray) -> np.ndarray:
-        """The one-hot part: all of it."""
+        """Returns the one-hot part, which is the whole encoding."""
         return encoded
 
     def encode(self, values: Sequence[str], missing: np.ndarray, scale: str, missing_bucket: bool) -> np.ndarray:
@@ -176,7 +177,7 @@ class ClassLabel:
 
 @dataclass(frozen=True)
 class NumberLabel:
-    """A regression target, mapped from the declared [low, high] onto [-1, 1]; outside it is an error."""
+    """A regression target, mapped from the declared [low, high] onto [-1, 1]; a value outside is an error."""
 
     name: str
     low: float
@@ -203,8 +204,8 @@ class TableSchema:
         label: the target column.
         names: all column names of a file without a header line, in file order; None if the file has one.
         missing: markers of a missing value.
-        missing_policy: `error`; `bucket` (a category of its own, the middle of a numeric range); or `drop`
-            (the row is left out, which is decided by that row alone).
+        missing_policy: `error`; `bucket` (a category of its own, the middle of a numeric range); or `drop` (the row is
+            left out, which is decided by that row alone).
         crosses: pairs of columns whose joint category is one-hot coded behind the columns; a number needs `bins`.
         ignore: columns of the file that are not used.
         aliases: other names under which the header may list a column, as {name in the file: declared name}.
@@ -261,14 +262,14 @@ class TableSchema:
         return self.missing_policy == "bucket"
 
     def spans(self) -> dict[str, slice]:
-        """Where each column's numbers stand in an encoded row."""
+        """Returns the places of each column's numbers in an encoded row."""
         spans, start = {}, 0
         for column in self.columns:
             spans[column.name] = slice(start, start := start + column.width(self.bucket))
         return spans
 
     def cross_width(self, pair: tuple[str, str]) -> int:
-        """Length of a cross's block."""
+        """Returns the length of a cross's block."""
         named = {column.name: column for column in self.columns}
         return math.prod(
             column.width(self.bucket) - isinstance(column, Numeric) for column in (named[name] for name in pair)
@@ -276,17 +277,21 @@ class TableSchema:
 
     @property
     def width(self) -> int:
-        """Length of an encoded row."""
+        """The length of an encoded row."""
         return sum(c.width(self.bucket) for c in self.columns) + sum(self.cross_width(pair) for pair in self.crosses)
 
     @property
     def input_bound(self) -> float:
-        """A column adds its squared norm, a number in [-1, 1] or a one-hot block 1 each; a cross adds 1."""
+        """The norm bound: a column adds its squared norm, 1 for a number in [-1, 1] or a one-hot block; a
+        cross adds 1.
+        """
         return math.sqrt(sum(column.squared_norm() for column in self.columns) + len(self.crosses))
 
 
 def expanded(schema: TableSchema, bins: int = 0, crosses: bool = False) -> TableSchema:
-    """The schema with every number cut into `bins` parts, and with the joint category of every pair of columns."""
+    """Returns the schema with every number cut into `bins` parts, and with the joint category of every pair
+    of columns.
+    """
     columns = tuple(replace(c, bins=bins) if bins and isinstance(c, Numeric) else c for c in schema.columns)
     blocks = [c.name for c in columns if isinstance(c, Categorical) or c.bins]
     pairs = tuple(itertools.combinations(blocks, 2)) if crosses else schema.crosses

@@ -37,7 +37,7 @@ _TOP = {
 
 
 class _Reader:
-    """Collects every problem of a schema file, so that all are told at once."""
+    """Collects every problem of a schema file, so that all are reported at once."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -52,7 +52,7 @@ class _Reader:
 
     def number(self, where: str, value: Any) -> float:
         try:
-            # YAML reads 1e5, without a sign in the exponent, as text
+            # YAML reads 1e5 as text, since its exponent has no sign
             return float("none" if isinstance(value, bool) else value)
         except (TypeError, ValueError):
             self.problems.append(f"{where} is {value!r}, not a number")
@@ -124,7 +124,7 @@ class _Reader:
 
 
 def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, int]:
-    """The schema in a YAML file, or the content of one, and the number of rows it declares."""
+    """Returns the schema in a YAML file, or in the content of one, and the number of rows that it declares."""
     if isinstance(source, Mapping):
         path, content = "the schema", dict(source)
     else:

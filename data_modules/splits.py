@@ -1,9 +1,9 @@
-"""Held-out rows, chosen record by record.
+"""Holds out rows, chosen record by record.
 
-Disjoint data composes in parallel only if the side a record falls on depends on that record alone. A split by
-row position, or by a shuffled permutation, re-deals the other records when one is removed, and the training
-rows of two neighbouring data sets then differ in many records. So the default split hashes a record's
-features with a public salt: no record moves another, and neither does a change of the row order.
+Disjoint data composes in parallel only if the side that a record falls on depends on that record alone. A split by row
+position, or by a shuffled permutation, deals out the other records again when one is removed, and the training rows of
+two neighbouring data sets then differ in many records. The default split therefore hashes a record's features with a
+public salt: neither another record nor the order of the rows moves a record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Split = Callable[[Tensor, Tensor], Tensor]
 
 
 def hashed_split(x: Tensor, fraction: float, salt: str = "lipdp") -> Tensor:
-    """Boolean mask of the held-out rows: about `fraction` of all distinct feature rows, always the same ones.
+    """Returns a boolean mask of the held-out rows: about `fraction` of all distinct feature rows, always the same ones.
 
     The label is left out of the hash, so that copies of one row never lie on both sides.
     """
@@ -36,10 +36,10 @@ def hashed_split(x: Tensor, fraction: float, salt: str = "lipdp") -> Tensor:
 
 
 def checked_split(x: Tensor, y: Tensor, split: Split) -> Tensor:
-    """The mask of a caller's `split(x, y)`, refused if removing a record moves any other.
+    """Returns the mask of a caller's `split(x, y)`, which is refused if removing a record moves any other.
 
-    Two removals are tried, the first row and the last: every split by position or by a permutation of the
-    row count fails one of them. It is a check of honest mistakes and proves nothing about a hostile function.
+    Two removals are tried, the first row and the last: every split by position or by a permutation of the row count
+    fails one of them. It catches honest mistakes and proves nothing about a hostile function.
     """
     mask = split(x, y)
     if mask.dtype != torch.bool or mask.shape != (len(x),):

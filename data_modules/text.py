@@ -1,4 +1,4 @@
-"""Sentences as frozen embeddings: what an example becomes depends on its own text and on public constants alone.
+"""Serves sentences as frozen embeddings: an example depends on its own text and on public constants alone.
 
 The embeddings are computed when the rows are read and are not trained. No vocabulary, frequency or mean is taken from
 the private texts.
@@ -36,11 +36,11 @@ class Encoder(Protocol):
     dimension: int
 
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """One float32 row per text."""
+        """Returns one float32 row per text."""
 
 
 class HashedWords:
-    """Words and pairs of words, hashed into ``dimension`` places with signs: an embedding that needs no file."""
+    """Hashes words and pairs of words into ``dimension`` places with signs: an embedding that needs no file."""
 
     def __init__(self, dimension: int = 4096, longest: int = 2) -> None:
         if dimension < 2 or longest < 1:
@@ -57,11 +57,12 @@ class HashedWords:
 
 
 class WordVectors:
-    """The mean of the unit vectors of a text's words, from published vectors; unknown words are left out.
+    """Averages the unit vectors of a text's words, from published vectors; unknown words are left out.
 
     Args:
-        file: below the data root: GloVe's text format (`.txt`, plain or gzipped), or a JSON object of word to list.
-        dimension: numbers taken of each entry.
+        file: a path below the data root, in GloVe's text format (`.txt`, plain or gzipped) or a JSON object of word to
+            list.
+        dimension: how many numbers of each entry are used.
         root: the data folder; LIPDP_DATA by default.
     """
 
@@ -83,7 +84,7 @@ class WordVectors:
         return rows
 
     def _vectors(self, wanted: set[str]) -> dict[str, np.ndarray]:
-        """Of the words that occur; which of the others are in the file has no effect."""
+        """Returns the vectors of the words that occur; which other words are in the file has no effect."""
         path = find_file(data_root(self.root), self.file, "see docs/results_calibration.md for where vectors ship")
         found = {}
         for match in _ENTRY[Path(self.file).suffix].finditer(read_bytes(path)):
@@ -99,10 +100,10 @@ class WordVectors:
 
 
 class SentenceEmbeddings:
-    """A model of the package sentence-transformers, by name, frozen; it is loaded from the local cache or a folder.
+    """Runs a frozen model of the package sentence-transformers, by name, from the local cache or a folder.
 
-    Texts are encoded one at a time. Together they are faster, and padded to the longest of them: a text's embedding
-    then depends in its last bits on its neighbours, which the guarantee does not cover.
+    Texts are encoded one at a time. Together they would be faster, but padded to the longest of them: a text's
+    embedding would then depend in its last bits on its neighbours, which the guarantee does not cover.
     """
 
     def __init__(self, name: str = "all-MiniLM-L6-v2", dimension: int = 384, batch_size: int = 1) -> None:
@@ -120,12 +121,12 @@ class SentenceEmbeddings:
 
 
 class EmbeddedText(PrivateDataModule):
-    """Texts through a frozen encoder, each row scaled to norm 1; a text without a known word is the zero row."""
+    """Texts through a frozen encoder, each row scaled to norm 1; a text without a known word becomes the zero row."""
 
     task = "classification"
     num_classes = 3
     input_bound = 1.0
-    parts = 1  # blocks of an encoder's dimension in a row
+    parts = 1  # number of blocks of the encoder's dimension in a row
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class EmbeddedText(PrivateDataModule):
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Each row on the unit sphere; zero, and what is not finite, becomes zero."""
+    """Scales each row to norm 1; zero rows and entries that are not finite become zero."""
     finite = torch.nan_to_num(rows.float(), nan=0.0, posinf=0.0, neginf=0.0)
     return finite / torch.linalg.vector_norm(finite, dim=1, keepdim=True).clamp_min(_SMALLEST_NORM)
 
@@ -162,8 +163,8 @@ def unit_rows(rows: Tensor) -> Tensor:
 class MovieSnippets(EmbeddedText):
     """10,605 sentences of film reviews with the mean of twenty raters' sentiment (Hutto and Gilbert 2014).
 
-    Classes by the public thresholds -0.5 and 0.5 on the scale from -4 to 4: negative, neither, positive. The file is
-    `movieReviewSnippets_GroundTruth.txt` of the archive `hutto_ICWSM_2014.tar.gz`, which the source package of
+    The classes are negative, neither and positive, by the public thresholds -0.5 and 0.5 on the scale from -4 to 4. The
+    file is `movieReviewSnippets_GroundTruth.txt` of the archive `hutto_ICWSM_2014.tar.gz`, which the source package of
     vaderSentiment 2.5 holds.
     """
 
@@ -188,14 +189,14 @@ SNLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
 
 
 class SNLI(EmbeddedText):
-    """Stanford Natural Language Inference 1.0, pairs of sentences (Bowman et al. 2015); pairs without a gold label, an
-    item's own property, are left out.
+    """Stanford Natural Language Inference 1.0, pairs of sentences (Bowman et al. 2015).
 
-    A pair with embeddings u and v of norm 1 becomes (u, v, |u - v|, u v) of norm 1. Files `snli_1.0_train.jsonl`,
-    `snli_1.0_dev.jsonl` and `snli_1.0_test.jsonl` below `text/snli`.
+    Pairs without a gold label, which is an item's own property, are left out. A pair with embeddings u and v of norm 1
+    becomes (u, v, |u - v|, u v), scaled to norm 1. The files `snli_1.0_train.jsonl`, `snli_1.0_dev.jsonl` and
+    `snli_1.0_test.jsonl` lie below `text/snli`.
 
     Args:
-        limit: read this many lines of the training file only, a public number; `declared_size` has to be given then.
+        limit: the number of lines of the training file to read, a public number; `declared_size` must be given with it.
     """
 
     declared_size = 549_367
@@ -231,9 +232,10 @@ class SNLI(EmbeddedText):
         found = list(_gold(path, limit))
         if not found:
             raise refusal(f"{path} has no pair with a gold label", "fetch the file again")
-        first, second = (self._encoded([pair[place] for pair in found]) for place in (0, 1))
+        first = self._encoded([sentence for sentence, _, _ in found])
+        second = self._encoded([sentence for _, sentence, _ in found])
         rows = torch.cat([first, second, (first - second).abs(), first * second], dim=1)
-        return unit_rows(rows), torch.tensor([pair[2] for pair in found])
+        return unit_rows(rows), torch.tensor([label for _, _, label in found])
 
 
 def _gold(path: Path, limit: int | None) -> Iterator[tuple[str, str, int]]:

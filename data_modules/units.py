@@ -1,17 +1,17 @@
-"""Rows that belong together: the patient, the household, the institution whose rows are protected as one.
+"""Groups rows that belong together: the patient, the household, the institution whose rows are protected as one.
 
 Two ways lead to a guarantee for a whole group.
 
 * `sampling: rows`. Every row is drawn on its own, and a group has at most `max_rows` of them. Adding or removing a
   group changes at most that many rows, and the accountant applies the group property of that order
   (`max_examples_per_unit` of the plan).
-* `sampling: groups`. Every GROUP is drawn with the plan's rate, and stands at a step for one of its rows, in turn.
-  A group adds one example's gradient to a step or nothing, so the accounting is that of single examples: with a group
-  for a row and the number of groups for N, nothing is lost to the group property. Which row it is follows from the
-  step and from the group alone. Were it random, the step's output would be a mixture, over the choice, of pairs of
-  which each is dominated by the same subsampled Gaussian, and so is a mixture.
+* `sampling: groups`. Every GROUP is drawn with the plan's rate, and stands at a step for one of its rows, in turn. A
+  group adds one example's gradient to a step or nothing, so the accounting is that of single examples: with a group for
+  a row and the number of groups for N, nothing is lost to the group property. The row follows from the step and from
+  the group alone. If it were random, the step's output would be a mixture, over the choice, of pairs that are each
+  dominated by the same subsampled Gaussian, and so is a mixture.
 
-Which rows of a large group are kept is decided by hashes of those rows, within the group: no other group is looked at,
+Which rows of a large group are kept is decided by hashes of those rows within the group: no other group is looked at,
 and the order of the file does not matter.
 """
 
@@ -31,12 +31,12 @@ from data_modules.poisson import InMemoryRows, slices
 
 @dataclass(frozen=True)
 class Grouping:
-    """The declaration: which column names the group, and how many of its rows may count.
+    """Declares which column names the group, and how many of its rows may count.
 
     Args:
-        column: whose value is the group of a row.
-        max_rows: of one group; a public constant.
-        sampling: `rows` or `groups`, see the head of this module.
+        column: the column whose value is the group of a row.
+        max_rows: the number of rows of one group that count, a public constant.
+        sampling: `rows` or `groups`; see the head of this module.
         excess: `drop` the rows beyond `max_rows` by the rule above, or `refuse` the file.
     """
 
@@ -58,7 +58,7 @@ class Grouping:
 
     @property
     def rows_per_unit(self) -> int:
-        """Examples that one unit may add to one step: what the plan accounts for."""
+        """The number of examples that one unit may add to one step, which the plan accounts for."""
         return self.max_rows if self.sampling == "rows" else 1
 
     def describe(self) -> str:
@@ -71,8 +71,8 @@ class Groups:
     """The group of every row, and the places of its rows in an order that follows from their content.
 
     Args:
-        names: of each row's group.
-        rows: whose content orders the rows of a group.
+        names: the group of each row.
+        rows: the rows; their content orders the rows of a group.
     """
 
     def __init__(self, names: Sequence[str], rows: InMemoryRows) -> None:
@@ -81,7 +81,7 @@ class Groups:
         self.codes = np.array([code[name] for name in names], dtype=np.int64)
         self.counts = np.bincount(self.codes, minlength=len(self.names))
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])[:-1]
-        # within a group by a hash of the row; a row that is alone in its group needs none
+        # rows of a group are ordered by a hash; a row that is alone in its group needs none
         place = np.zeros(len(self.codes), dtype=np.uint64)
         shared = np.flatnonzero(self.counts[self.codes] > 1)
         place[shared] = _hashes(rows, shared)
@@ -91,7 +91,7 @@ class Groups:
         return len(self.names)
 
     def kept(self, grouping: Grouping, where: str) -> Tensor:
-        """Mask of the rows that count: the first `max_rows` of each group in the order of their hashes."""
+        """Returns the mask of the rows that count: the first `max_rows` of each group in the order of their hashes."""
         large = np.flatnonzero(self.counts > grouping.max_rows)
         if len(large) and grouping.excess == "refuse":
             name, count = self.names[large[0]], self.counts[large[0]]
@@ -106,17 +106,21 @@ class Groups:
         return torch.from_numpy(mask)
 
     def held_out(self, fraction: float, salt: str = "lipdp") -> Tensor:
-        """Mask of the rows whose group is held out: about `fraction` of the groups, chosen by their names."""
+        """Returns the mask of the rows whose group is held out: about `fraction` of the groups, chosen by
+        their names.
+        """
         chosen = hashed_names(self.names, fraction, salt)
         return torch.from_numpy(np.array(chosen, dtype=bool)[self.codes])
 
     def are_whole(self, mask: Tensor) -> bool:
-        """Whether a mask of rows tears no group apart."""
+        """Returns whether a mask of rows tears no group apart."""
         marked = np.bincount(self.codes, weights=mask.numpy(), minlength=len(self.names))
         return bool(((marked == 0) | (marked == self.counts)).all())
 
     def rows_at(self, drawn: Tensor, step: int) -> Tensor:
-        """The row that stands for each drawn group at a step: its rows take turns, each group at its own phase."""
+        """Returns the row that stands for each drawn group at a step; its rows take turns, each group at its
+        own phase.
+        """
         groups = drawn.numpy()
         place = (step + self._phases()[groups]) % self.counts[groups]
         return torch.from_numpy(self.order[self.starts[groups] + place])
@@ -128,7 +132,9 @@ class Groups:
 
 
 def hashed_names(names: Sequence[str], fraction: float, salt: str = "lipdp") -> list[bool]:
-    """Whether each name is held out: a function of that name alone, true for about `fraction` of them."""
+    """Returns for each name whether it is held out, a function of that name alone, true for about `fraction`
+    of them.
+    """
     threshold = int(fraction * 2.0**64)
     return [_hash(name.encode(), salt.encode()) < threshold for name in names]
 
@@ -138,7 +144,7 @@ def _hash(content: bytes, salt: bytes = b"") -> int:
 
 
 def _hashes(rows: InMemoryRows, which: np.ndarray) -> np.ndarray:
-    """A hash of each row's features and label, some rows at a time."""
+    """Returns a hash of each row's features and label, computed some rows at a time."""
     found = np.empty(len(which), dtype=np.uint64)
     for part in slices(len(which), rows.x):
         x, y, _ = rows[torch.from_numpy(which[part])]

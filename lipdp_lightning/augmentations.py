@@ -1,4 +1,4 @@
-"""Augmentations whose randomness belongs to the example: a function of (secret, step, example id, view)."""
+"""Augments examples with randomness that belongs to the example: a function of (secret, step, example id, view)."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _LOW_53_BITS = (1 << 53) - 1
 class Draws:
     """Random numbers for the rows of a batch.
 
-    Guarantee: what a row draws is a function of its key, of its id and of how often was drawn before; no other row
-    enters, nor the row's place in the batch. So removing an example leaves the views of all others as they are.
+    A row's numbers depend on its key, its id and the number of earlier draws alone, and neither on other rows nor on
+    the row's place in the batch. Removing an example therefore leaves the views of all others unchanged.
     """
 
     def __init__(self, key: int, rows: Tensor) -> None:
         self._key, self._rows, self._count = key, rows, 0
 
     def bits(self, count: int) -> Tensor:
-        """(rows, count) integers of 64 random bits."""
+        """Returns (rows, count) integers of 64 random bits."""
         text = f"{self._key} {self._count}".encode()
         self._count += 1
         key = int.from_bytes(hashlib.sha256(text).digest()[:8], "big", signed=True)
         return mixed_bits(key, self._rows, count)
 
     def uniform(self, count: int = 1) -> Tensor:
-        """(rows, count) float64 numbers in [0, 1)."""
+        """Returns (rows, count) float64 numbers in [0, 1)."""
         return ((self.bits(count) >> 11) & _LOW_53_BITS).to(torch.float64) * 2.0**-53
 
     def integers(self, low: int, high: int, count: int = 1) -> Tensor:
-        """(rows, count) whole numbers from low to high, both included."""
+        """Returns (rows, count) integers from low to high, both included."""
         return low + (self.uniform(count) * (high - low + 1)).floor().to(torch.int64)
 
 
 class Augmentation(nn.Module):
-    """A module that maps (rows, *shape) to the same shape, row by row, with random numbers from ``draws`` alone."""
+    """Maps (rows, *shape) to the same shape, row by row, with random numbers from ``draws`` alone."""
 
     def forward(self, x: Tensor, draws: Draws) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must implement forward(x, draws)")
@@ -66,9 +66,11 @@ class HorizontalFlip(Augmentation):
 
 
 class ShiftedCrop(Augmentation):
-    """An image moved by up to ``padding`` pixels each way: a crop, at random, of the padded image.
+    """Moves an image by up to ``padding`` pixels each way, which is a random crop of the padded image.
 
-    ``mode``: 'reflect' mirrors what lies beyond the border, 'zeros' leaves it empty.
+    Args:
+        padding: the largest shift in pixels.
+        mode: 'reflect' mirrors the pixels beyond the border, 'zeros' fills them with zeros.
     """
 
     def __init__(self, padding: int = 4, mode: str = "reflect") -> None:
@@ -93,7 +95,7 @@ class ShiftedCrop(Augmentation):
         shift = draws.integers(-self.padding, self.padding, 2)
         down, inside_rows = self._source(height, shift[:, 0], x.device)
         right, inside_columns = self._source(width, shift[:, 1], x.device)
-        # one index per pixel of a row, for all of its channels: a gather reads it without a copy for each
+        # all channels of a row share one index per pixel, which a gather reads without a copy for each
         source = (down.unsqueeze(2) * width + right.unsqueeze(1)).flatten(1).unsqueeze(1)
         planes = x.reshape(len(x), -1, height * width)
         moved = planes.gather(2, source.expand_as(planes))
@@ -103,7 +105,7 @@ class ShiftedCrop(Augmentation):
         return moved.reshape(x.shape)
 
     def _source(self, size: int, shift: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """For each row, which pixel of an axis comes to each place, and whether it is one of the image."""
+        """Returns for each row the pixel of an axis that moves to each place, and whether it lies inside the image."""
         last = size - 1
         source = torch.arange(size, device=device) + shift.unsqueeze(1)
         inside = (source >= 0) & (source <= last)
@@ -115,9 +117,9 @@ class ShiftedCrop(Augmentation):
 
 
 class PerExample(Augmentation):
-    """Any module, applied to one row at a time, with torch's generator seeded by the example and the view.
+    """Applies any module to one row at a time, with torch's generator seeded by the example and the view.
 
-    For modules that draw by the row of the batch. It costs a call per row.
+    It is for modules that draw by the row of the batch, and costs one call per row.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -135,7 +137,7 @@ class PerExample(Augmentation):
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's generator of the processor and of ``device``, and put both back afterwards."""
+    """Seeds torch's generators of the CPU and of ``device``, and restores both afterwards."""
     accelerated = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if accelerated else []):
         torch.default_generator.manual_seed(seed)

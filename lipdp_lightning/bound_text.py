@@ -1,6 +1,6 @@
-"""How a bound is written: never on the safe-looking side of what was computed.
+"""Writes bounds as text, never on the safe-looking side of the computed value.
 
-A printed epsilon is the cost that a reader goes by. Rounding it to the nearest number of a few digits makes one in two
+A printed epsilon is the cost that a reader relies on. Rounding to the nearest number of a few digits makes half of them
 too small, so every epsilon that is written for a reader goes through this module (tests/test_printed_epsilons.py).
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
-_KEPT = 15  # digits: the bits behind them are those of float arithmetic, and 3.0000000000000004 is written as 3
+_KEPT = 15  # digits; the bits behind them are rounding errors, so that 3.0000000000000004 is written as 3
 
 
 def upper_text(value: float, digits: int = 4) -> str:
-    """Returns a number of at most so many significant digits that is not below the value.
+    """Returns a number of at most ``digits`` significant digits that is not below the value.
 
     Integers below 1e7 and numbers of more digits before the point than ``digits`` are written without an exponent.
     """
@@ -21,12 +21,12 @@ def upper_text(value: float, digits: int = 4) -> str:
 
 
 def lower_text(value: float, digits: int = 4) -> str:
-    """Returns a number of at most so many significant digits that is not above the value: for lower bounds."""
+    """Returns a number of at most ``digits`` significant digits that is not above the value, for lower bounds."""
     return _text(value, digits, ROUND_FLOOR)
 
 
 class ShownBound(float):
-    """An upper bound for those who format numbers by themselves, such as a progress bar: it is written rounded up."""
+    """An upper bound that is written rounded up even by code that formats numbers itself, such as a progress bar."""
 
     def __str__(self) -> str:
         return upper_text(self)

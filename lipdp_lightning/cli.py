@@ -1,4 +1,4 @@
-"""``lipdp``: one command; every subcommand is a module of ``lipdp_lightning.commands``, imported when called."""
+"""Implements ``lipdp``; every subcommand is a module of ``lipdp_lightning.commands``, imported when called."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ COMMANDS = {
     "test": "evaluate the model of a run directory on held-out data",
     "certify": "print the certificate of a configuration's model, and attack it",
     "audit": "attack what a configuration claims, and measure how much of its epsilon is real",
-    "budget": "what epsilon a noise multiplier buys, and the other way round",
-    "bench": "what a private step costs beside other methods, on this machine",
+    "budget": "print the epsilon that a noise multiplier spends, or the noise that an epsilon needs",
+    "bench": "measure the cost of a private step beside other methods on this machine",
     "curves": "release a distribution function, an ROC curve or a calibration test with noise",
-    "tune": "search settings for accuracy against epsilon, and say what the search cost",
-    "reproduce": "the papers' tables and figures again, with certified epsilons",
+    "tune": "search settings for accuracy against epsilon, and report what the search cost",
+    "reproduce": "reproduce the papers' tables and figures, with certified epsilons",
     "submit": "write the batch script of a training job for Slurm, and submit it",
     "export": "write a release checkpoint of a run, without anything secret",
     "status": "list the runs of a folder with state, step, epsilon and accuracy",
@@ -35,9 +35,15 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; 0 on success, 1 where a check found a violation, 2 for bad input.
+    """Runs a subcommand.
 
     An error is shown as one line for each problem. With LIPDP_TRACEBACK=1 its traceback is shown instead.
+
+    Args:
+        arguments: the words after ``lipdp``; those of the process by default.
+
+    Returns:
+        The exit code: 0 on success, 1 if a check found a violation, 2 for bad input.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):

@@ -1,8 +1,8 @@
-"""Files that are complete or not there, errors that name them, and reading what somebody else may have written.
+"""Writes files that are complete or absent, names them in errors, and reads files that others may have written.
 
 Every writer of the project ends here. A file is written under a temporary name in its own directory, flushed to the
-disk, and renamed over the target; then the directory is flushed. A reader, or a job killed at any moment, finds the
-old file or the new one, never a part of one.
+disk, and renamed over the target; then the directory is flushed. A reader, or a job killed at any moment, finds the old
+file or the new one, never a part of one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 OWNER_ONLY = 0o600
-EVERYONE = 0o666  # less the user's umask
-LARGEST_TEXT = 1 << 26  # bytes; no file of text that this project writes comes near
+EVERYONE = 0o666  # minus the user's umask
+LARGEST_TEXT = 1 << 26  # bytes; every text file that this project writes is far smaller
 
 _LEFT_OVER = re.compile(r"^\..+\.\d+\.[0-9a-f]{8,12}\.(tmp|part)$")
 _HINTS = {
@@ -34,7 +34,7 @@ _HINTS = {
 
 
 class FileNotWritten(OSError):
-    """A file could not be written; the message names it and says what is safe."""
+    """A file could not be written; the message names it and says what is still intact."""
 
     def __str__(self) -> str:
         return str(self.args[-1])
@@ -42,7 +42,9 @@ class FileNotWritten(OSError):
 
 @contextmanager
 def naming(path: str | Path, safe: str = "What was there before is unchanged.") -> Iterator[None]:
-    """Turn the operating system's error inside the block into one that names ``path`` and says what is safe."""
+    """Turns the operating system's error inside the block into one that names ``path`` and says what is
+    still intact.
+    """
     try:
         yield
     except FileNotWritten:
@@ -55,18 +57,18 @@ def naming(path: str | Path, safe: str = "What was there before is unchanged.") 
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside ``path`` that no other process uses; :func:`remove_left_overs` knows it again."""
+    """Returns a name beside ``path`` that no other process uses and that :func:`remove_left_overs` recognises."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(6)}.tmp")
 
 
 def open_new(path: Path, mode: int = EVERYONE) -> int:
-    """A descriptor of a file that did not exist, with its permissions from the first byte on."""
+    """Returns a descriptor of a file that did not exist, which has its permissions from the first byte on."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def flush_directory(directory: Path) -> None:
-    """Flush the names in a directory, or a power failure may bring back a file that was renamed over."""
-    with suppress(OSError):  # some file systems cannot open or flush a directory: the rename is atomic all the same
+    """Flushes the names in a directory; otherwise a power failure may bring back a file that was replaced."""
+    with suppress(OSError):  # some file systems cannot open or flush a directory, but the rename is atomic even there
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -75,10 +77,10 @@ def flush_directory(directory: Path) -> None:
 
 
 def write_bytes_atomically(path: str | Path, content: bytes, mode: int = EVERYONE) -> Path:
-    """Replace ``path`` by one rename; nothing is left of it if that fails.
+    """Replaces ``path`` by one rename, and leaves nothing behind if that fails.
 
     Raises:
-        FileNotWritten: the disk is full, the file too large or the place not writable.
+        FileNotWritten: if the disk is full, the file too large or the place not writable.
     """
     target = Path(path)
     temporary = temporary_name(target)
@@ -99,7 +101,7 @@ def write_bytes_atomically(path: str | Path, content: bytes, mode: int = EVERYON
 
 
 def remove_left_overs(directory: Path) -> None:
-    """Remove the temporary files of writers that were killed; whoever calls this holds the directory's lock."""
+    """Removes the temporary files of killed writers; the caller holds the directory's lock."""
     with suppress(OSError):
         for entry in list(directory.iterdir()):
             if _LEFT_OVER.match(entry.name) and not entry.is_dir():
@@ -108,16 +110,16 @@ def remove_left_overs(directory: Path) -> None:
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a file of that name is what a killed writer leaves."""
+    """Returns whether a file of that name was left behind by a killed writer."""
     return _LEFT_OVER.match(name) is not None
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """The content of a regular file.
+    """Returns the content of a regular file.
 
     Raises:
-        OSError: there is none, or it cannot be read.
-        ValueError: it is a directory, a pipe or a device, which might never end, or is larger than ``most``.
+        OSError: if there is no such file or it cannot be read.
+        ValueError: if it is a directory, a pipe or a device, which might never end, or is larger than ``most``.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -130,12 +132,14 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The content of a file of UTF-8 text; ValueError or OSError as in :func:`read_bytes`."""
+    """Returns the content of a UTF-8 text file; raises ValueError or OSError as :func:`read_bytes` does."""
     return read_bytes(path, LARGEST_TEXT).decode("utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; ValueError or OSError as in :func:`read_bytes`, however deep it is nested."""
+    """Returns the content of a JSON file; raises ValueError or OSError as :func:`read_bytes` does, at any depth of
+    nesting.
+    """
     try:
         return json.loads(read_text(path))
     except RecursionError as error:

@@ -1,4 +1,4 @@
-"""Learning rates that rise, then fall over the steps of a plan; both are public, so they cost no privacy."""
+"""Schedules learning rates that rise, then fall over the steps of a plan; both are public, so they cost no privacy."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 class PlannedSchedule(LRScheduler):
-    """A linear rise over ``warmup`` of the steps, then a fall to ``final`` times the rate at the last one.
+    """Raises the rate linearly over ``warmup`` of the steps, then lets it fall to ``final`` times the rate at the last
+    step.
 
-    Both are shares: of the steps, and of the optimizer's learning rate. It moves once a step. ``lipdp fit`` fills in
-    the number of steps from the plan, so that it need not be worked out from epochs.
+    Both are shares: of the steps, and of the optimizer's learning rate. The schedule moves once a step. ``lipdp fit``
+    takes the number of steps from the plan, so that it need not be computed from epochs.
 
     Args:
-        optimizer: given by the configuration.
-        warmup: share of the steps, in [0, 1).
-        final: share of the learning rate at the end, in [0, 1].
-        total_steps: in Python, the plan's steps.
+        optimizer: the optimizer; the configuration fills it in.
+        warmup: the share of the steps that the rise takes, in [0, 1).
+        final: the share of the learning rate that is left at the end, in [0, 1].
+        total_steps: the plan's steps; needed only in Python.
     """
 
     interval = "step"
@@ -29,24 +30,24 @@ class PlannedSchedule(LRScheduler):
     ) -> None:
         problems = []
         if not 0 <= warmup < 1:
-            problems.append(f"warmup={warmup} is no share of the steps below 1. HINT: 0.05")
+            problems.append(f"warmup={warmup} is not a share of the steps in [0, 1). HINT: 0.05")
         if not 0 <= final <= 1:
-            problems.append(f"final={final} is no share of the learning rate. HINT: 0.0")
+            problems.append(f"final={final} is not a share of the learning rate in [0, 1]. HINT: 0.0")
         if total_steps is not None and not (isinstance(total_steps, int) and total_steps >= 1):
-            problems.append(f"total_steps={total_steps!r} is no number of steps. HINT: plan.steps")
+            problems.append(f"total_steps={total_steps!r} is not a number of steps. HINT: plan.steps")
         if problems:
             raise ValueError("; ".join(problems))
         self.warmup, self.final, self.total_steps = float(warmup), float(final), total_steps
         super().__init__(optimizer)
 
     def plan_steps(self, steps: int) -> None:
-        """Take the number of steps from the plan, unless it was given."""
+        """Takes the number of steps from the plan, unless it was given."""
         if self.total_steps is None:
             self.total_steps = steps
             self._set_rates()
 
     def factor(self, step: int) -> float:
-        """What the learning rate of a step, counted from 0, is multiplied by."""
+        """Returns the factor on the learning rate at a step, counted from 0."""
         total = self.total_steps
         if total is None:
             if step > 0:
@@ -61,7 +62,7 @@ class PlannedSchedule(LRScheduler):
         return self.final + (1 - self.final) * self.fall(share)
 
     def fall(self, share: float) -> float:
-        """From 1 to 0, as ``share`` goes from 0 to 1."""
+        """Returns the fall from 1 to 0, as ``share`` goes from 0 to 1."""
         raise NotImplementedError
 
     def get_lr(self) -> list[float | Any]:

@@ -31,6 +31,20 @@ REGISTRY_HOSTS = [
         ("nvcr", "io"), ("huggingface", "co"),
     )
 ]  # fmt: skip
+# docstrings of these rooms are written anew elsewhere, and are checked once that is done
+UNDER_REWRITE = (
+    "lipdp_lightning/baselines", "lipdp_lightning/bounds", "lipdp_lightning/curves/parties", "lipdp_lightning/layers",
+    "lipdp_lightning/mechanism", "lipdp_lightning/norms", "lipdp_lightning/privacy", "lipdp_lightning/training",
+    "callbacks",
+)  # fmt: skip
+# words that begin no sentence of a reference: what follows them has no subject
+FRAGMENT = re.compile(
+    r"(?:The same|Those|That of|What|Whether|Where|Which|Why|When|How|Of|As|In|On|At|To|For|From|By|With|Without|Up"
+    r"|Until|Before|After|Per|Like|Its|Their|Itself|Also|And|Or|So|No|Not|Is|Does)\b(?!-)"
+)
+# a function does something: its docstring begins with a verb, and not with the name of its result
+NO_VERB = re.compile(r"(?:A|An|The|All|Each|Every|One|Two)\b(?!-)|[^A-Za-z]")
+ADDERS = ("add_argument", "add")
 MACHINE_PATH = re.compile(r"(?<![\w.~/$}-])/(?:root|home|Users|work|workspace)/")
 
 
@@ -73,6 +87,41 @@ def offences(source: str) -> list[str]:
         empty = no_items or (isinstance(value, ast.Dict) and not value.keys)
         if empty:
             found.append(f"line {statement.lineno}: an empty container at module level, to be filled later")
+    return found
+
+
+def is_property(node: ast.AST) -> bool:
+    return any("property" in ast.unparse(decorator) for decorator in getattr(node, "decorator_list", ()))
+
+
+def fragments(source: str) -> list[str]:
+    """Returns the docstrings of a module that are not sentences, as far as their ends and first words tell."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        text = ast.get_docstring(node)
+        if text is None:
+            continue
+        summary, last = text.partition("\n\n")[0], text.splitlines()[-1]
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(node)
+        closed = last.startswith(" ") or last.endswith((".", ".)", "?", "|", ">"))
+        ends = summary.endswith((".", "?", "!", ":")) and closed
+        if not ends or FRAGMENT.match(text) or (is_function and NO_VERB.match(text)):
+            found.append(f"line {getattr(node, 'lineno', 1)}: {summary!r}")
+    return found
+
+
+def options_without_help(source: str) -> list[str]:
+    """Returns the command-line options of a module whose help is missing or begins in the middle of a sentence."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ADDERS):
+            continue
+        name = ast.unparse(node.args[0]).strip("'\"f") if node.args else ""
+        texts = [ast.unparse(keyword.value).strip("'\"f") for keyword in node.keywords if keyword.arg == "help"]
+        if name.startswith("--") and (not texts or re.match(r"of |\(|that |what |how |where ", texts[0])):
+            found.append(f"line {node.lineno}: {name}")
     return found
 
 
@@ -227,6 +276,50 @@ def test_modules_are_short() -> None:
     assert long == {}
 
 
+def test_docstrings_are_sentences() -> None:
+    """The core rooms, clipping, parties and callbacks are left out for now."""
+    names = {path: path.relative_to(ROOT).as_posix() for path in modules_of(*PACKAGES)}
+    done = [path for path, name in names.items() if not name.startswith(UNDER_REWRITE)]
+    assert len(done) > 200
+    found = {str(path.relative_to(ROOT)): fragments(path.read_text(encoding="utf-8")) for path in done}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    ["Of the moduli; NaN if an entry is.", "The same as above.", "Those of the run.", "What a run holds.",
+     "Whether it holds.", "Returns the norm", "The norm of a matrix.", "(rows, columns) of it.", "A copy.",
+     "Returns it:\\n\\n    x\\n\\nand", "0 on success.", "With the labels."],
+)  # fmt: skip
+def test_a_docstring_that_is_no_sentence_is_found(docstring: str) -> None:
+    assert fragments(f'def f():\n    "{docstring}"')
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['def f():\n    "Returns the norm of each matrix; NaN propagates."', 'class A:\n    "A norm."',
+     'class A:\n    @property\n    def f(self):\n        "The norm."', '"Computes norms."', "def f():\n    return 1",
+     'def f():\n    "Splits a text.\\n\\n    Args:\\n        x: the text\\n    "'],
+)  # fmt: skip
+def test_a_docstring_that_is_a_sentence_is_left_alone(source: str) -> None:
+    assert not fragments(source)
+
+
+def test_every_option_of_a_command_says_what_it_is() -> None:
+    found = {
+        str(p.relative_to(ROOT)): options_without_help(p.read_text(encoding="utf-8")) for p in modules_of(*PACKAGES)
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "source", ['p.add_argument("--seed")', 'p.add_argument("--seed", help="of the sampler")', 'add(f"--{x}", type=int)']
+)
+def test_an_option_without_a_help_is_found(source: str) -> None:
+    assert options_without_help(source)
+    assert not options_without_help('p.add_argument("--seed", help="seed of the sampler")\nadd("the model", "why")')
+
+
 def test_no_file_names_a_registry_or_a_place_on_one_machine() -> None:
     found = {
         str(path.relative_to(ROOT)): hits
@@ -303,3 +396,19 @@ def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
             if name.lower() not in own and package not in required:
                 missing.add(f"{path.relative_to(ROOT)}: {name}")
     assert missing == set()
+
+
+@pytest.mark.slow
+def test_every_module_can_be_imported() -> None:
+    """Modules that only a command of their own loads are imported as well."""
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules_of(*PACKAGES)]
+    loaded = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    assert len(loaded) > 300
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    try:\n        importlib.import_module(name)\n"
+        "    except ImportError as error:\n        print(f'{name}: {error}')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code, *loaded], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == ""

@@ -1,4 +1,4 @@
-"""Attacks on certificates, and a table of what they found."""
+"""Attacks certificates and prints what the attacks found."""
 
 from .attack import attack
 from .certificate_table import certificate_json, certificate_table

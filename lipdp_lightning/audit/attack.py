@@ -1,7 +1,7 @@
-"""Attacks a certificate: gradient ascent on every ratio of a measured norm to its certified bound.
+"""Attacks a certificate by gradient ascent on every ratio of a measured norm to its certified bound.
 
-No ratio may exceed 1. An attack proves a certificate false, never true: what it returns is a lower bound on
-how tight the certificate is.
+No ratio may exceed 1. An attack can prove a certificate false but never true: its result is a lower bound on how tight
+the certificate is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .weights import ascend_weights
 
 @dataclass
 class Best:
-    """The largest value of every quantity so far, with the example that attained it."""
+    """Keeps the largest value of every quantity so far, and the example that attained it."""
 
     values: Tensor
     inputs: Tensor
@@ -40,7 +40,7 @@ class Best:
         return cls(torch.zeros(quantities, dtype=inputs.dtype), inputs[first].clone(), targets[first].clone())
 
     def see(self, ratios: Tensor, inputs: Tensor, targets: Tensor) -> None:
-        """A ratio that is no number counts as infinite: nothing bounds it."""
+        """Takes the ratios of a batch into account; NaN counts as infinite, since nothing bounds it."""
         values, rows = torch.nan_to_num(ratios.detach(), nan=torch.inf, posinf=torch.inf).max(0)
         better = values > self.values
         self.values = torch.where(better, values, self.values)
@@ -61,17 +61,39 @@ def attack(
     weight_rounds: int = 3,
     targets: Targets | None = None,
 ) -> AttackReport:
-    """The largest ratio of measured to certified found for every claim of the model's certificate.
+    """Searches for the largest ratio of measured to certified for every claim of the model's certificate.
 
-    Each of ``restarts`` inputs in the ball ascends one ratio for ``steps`` steps; every point on the way is
-    measured on all of them. Labels are enumerated where that is possible, and drawn by ``targets(count,
-    generator)`` otherwise. With ``weights`` the weights ascend too, every layer's norm kept where it is, and
-    each ratio is taken to the certificate of the weights that it was measured with. The search runs in
-    float64, where a certificate carries no margin for rounding; the best candidates are measured again in
-    float32 on the layers' own backward. The model itself is left as it is.
+    Each of ``restarts`` inputs in the ball ascends one ratio for ``steps`` steps, and every point on the way is
+    measured on all ratios. The search runs in float64, where a certificate carries no margin for rounding; the best
+    candidates are measured again in float32 through the layers' own backward. The model is not modified.
+
+    Args:
+        model: the network under attack.
+        input_shape: the shape of one example.
+        input_bound: the largest norm of an example.
+        loss: the loss that the certificate is for.
+        restarts: the number of candidates.
+        steps: ascent steps of each candidate.
+        seed: seed of the random starting points.
+        weights: whether the weights ascend as well, with every layer's norm kept constant. Each ratio then uses the
+            certificate of the weights that it was measured with.
+        weight_rounds: how often inputs and weights take turns.
+        targets: draws targets as ``targets(count, generator)``; by default they suit the loss, and labels are
+            enumerated where possible.
+
+    Returns:
+        One ratio for every claim, with the examples that attained it.
+
+    Raises:
+        ValueError: if there are no restarts or a negative number of steps, or if no targets are known for the loss.
+
+    Example:
+        >>> report = attack(network, (3, 32, 32), input_bound=1.0, loss="cross_entropy")
+        >>> report.violations()
+        ()
     """
     if restarts < 1 or steps < 0:
-        raise ValueError(f"restarts={restarts}, steps={steps}: nothing to attack with. HINT: 24 and 40.")
+        raise ValueError(f"restarts={restarts}, steps={steps} leave nothing to attack with. HINT: use 24 and 40.")
     certified_loss = as_loss(loss)
     subject = prepared(model, seed)
     certifier = Certifier(subject, input_shape, input_bound, certified_loss, compute_dtype=torch.float64)
@@ -97,7 +119,7 @@ def attack(
 
 
 def prepared(model: nn.Module, seed: int) -> nn.Module:
-    """A float64 copy in evaluation mode; dropout keyed by example stays on, with one mask for all candidates."""
+    """Returns a float64 copy in evaluation mode; keyed dropout stays on, with one mask for all candidates."""
     subject = copy.deepcopy(model).double().eval()
     for index, module in enumerate(subject.modules()):
         if isinstance(module, ScaledLayer):
@@ -109,7 +131,7 @@ def prepared(model: nn.Module, seed: int) -> nn.Module:
 
 
 def assigned_goals(certificate: Certificate, count: int) -> Tensor:
-    """Which quantity each candidate ascends: groups, joint and loss in turn, then the nodes."""
+    """Returns the quantity that each candidate ascends: groups, joint and loss in turn, then the nodes."""
     groups, nodes = len(certificate.groups), len(certificate.nodes)
     main = list(range(2 * groups + 2))
     rest = list(range(2 * groups + 2, 2 * groups + 2 + 2 * nodes))
@@ -125,7 +147,7 @@ def best_labels(
     meter: Meter, certificate: Certificate, inputs: Tensor, labels: Tensor, goals: Tensor, best: Best,
     others: Iterable[Tensor],
 ) -> Tensor:  # fmt: skip
-    """For each candidate the target, its own or another, with the largest ratio of its goal."""
+    """Returns for each candidate the target, its own or another, that makes the ratio of its goal largest."""
     chosen, value = labels, torch.full((len(inputs),), -torch.inf, dtype=inputs.dtype)
     for targets in (labels, *others):
         ratios = meter.ratios(inputs, targets, certificate, differentiable=False).flat()
@@ -141,7 +163,7 @@ def ascend_inputs(
     meter: Meter, certificate: Certificate, inputs: Tensor, labels: Tensor, goals: Tensor, best: Best,
     steps: int, bound: float, generator: torch.Generator,
 ) -> Tensor:  # fmt: skip
-    """Projected gradient ascent, each candidate with a step that grows on success and shrinks on failure."""
+    """Ascends by projected gradients; each candidate's step size grows on success and shrinks on failure."""
     shape = (-1, *(1,) * (inputs.dim() - 1))
     held, value, direction = inputs, torch.full((len(inputs),), -torch.inf, dtype=inputs.dtype), inputs * 0
     size = torch.full((len(inputs),), 0.3 * bound, dtype=inputs.dtype)
@@ -153,7 +175,7 @@ def ascend_inputs(
         slope = slopes(goal.clamp_min(1e-30).log().sum(), [point])
         better = (goal.detach() > value).reshape(shape)
         held = torch.where(better, point.detach(), held)
-        # without a second derivative, at random
+        # where torch has no second derivative, the direction is random
         fresh = torch.randn(point.shape, dtype=point.dtype, generator=generator) if slope is None else slope[0]
         length = torch.linalg.vector_norm(fresh.flatten(1), dim=1).clamp_min(1e-300).reshape(shape)
         direction = torch.where(better | (slope is None), fresh / length, direction)

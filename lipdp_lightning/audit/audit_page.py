@@ -1,4 +1,4 @@
-"""The audit as one HTML page that loads nothing, as JSON, and as lines for the terminal."""
+"""Writes the audit as one HTML page that loads nothing, as JSON, and as lines for the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BADGES = {"pass": ("good", "pass"), "violation": ("bad", "VIOLATION"), "informa
 
 
 def write_audit(directory: str | Path, report: AuditReport) -> dict[str, Path]:
-    """``audit.html`` and ``audit.json``; both are made before either is written."""
+    """Writes ``audit.html`` and ``audit.json``; both are rendered before either is written."""
     return write_all_atomically(directory, {HTML_NAME: render_page(report), JSON_NAME: audit_json(report)})
 
 

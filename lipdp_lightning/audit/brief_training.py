@@ -1,4 +1,4 @@
-"""The first steps of a run by the real Trainer, without files."""
+"""Runs the first steps of a training with the real Trainer, and writes no files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def train_briefly(
     module: PrivateModule, data: Any, strategy: PrivateStrategy, steps: int, *, callbacks: Sequence[Callback] = (),
     logger: Logger | bool = False,
 ) -> None:  # fmt: skip
-    """Train the module under the strategy's plan on one processor, for so many steps of it."""
+    """Trains the module under the strategy's plan for ``steps`` steps, in one process on the CPU."""
     options: dict[str, Any] = {"logger": logger, "enable_checkpointing": False, "enable_progress_bar": False}
     options |= {"enable_model_summary": False, "num_sanity_val_steps": 0, "limit_val_batches": 0}
     with warnings.catch_warnings():

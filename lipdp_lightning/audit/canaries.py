@@ -1,9 +1,8 @@
-"""Canaries inserted or not, many times: lower bounds on the epsilon of a step and of a whole run.
+"""Inserts canaries or leaves them out, many times: lower bounds on the epsilon of a step and of a whole run.
 
 A gradient canary is the largest vector that the claim allows one example to add to the sum; it audits noise,
-allocation, sampling and accounting. An input canary is a real example, the worst that the search for neighbours
-found; it audits the certificate too. The observer sees every release (white box), and scores it in the canary's
-direction.
+allocation, sampling and accounting. An input canary is a real example, the worst that the search for neighbours found;
+it audits the certificate as well. The observer sees every release (white box) and scores it in the canary's direction.
 """
 
 from __future__ import annotations
@@ -37,7 +36,9 @@ Scores = tuple[list[float], list[float]]  # without the canary, with it
 
 
 def gradient_canary(subject: Subject, seed: int = 0) -> Tensor:
-    """A random direction in each group, as long as the claim allows: Delta_k, or tau_k / sqrt(K) if it is joint."""
+    """Returns a random direction in each group, as long as the claim allows: Delta_k, or tau_k / sqrt(K) if it is
+    joint.
+    """
     sensitivities = subject.mechanism.sensitivities()
     live = sum(1 for name, _ in subject.groups if sensitivities[name] > 0)
     share = 1 / math.sqrt(max(1, live)) if subject.joint else 1.0
@@ -53,9 +54,10 @@ def step_scores(
     subject: Subject, trials: int, *, canary: Tensor | None = None, pair: tuple[Batch, Example] | None = None,
     first_step: int = 10_000,
 ) -> Scores:  # fmt: skip
-    """Scores of so many steps without and with a gradient canary, or an example added to its batch.
+    """Returns scores of steps without and with a gradient canary, or with an example added to its batch.
 
-    A score is the projection of the release, in units of claimed noise, onto the canary: N(0, 1) without it.
+    A score is the projection of the release, in units of claimed noise, onto the canary; it is N(0, 1) without the
+    canary.
     """
     batch = subject.nothing() if pair is None else pair[0]
     if canary is None:
@@ -64,7 +66,7 @@ def step_scores(
     else:
         moved = subject.whitened(canary)
     direction = moved / moved.norm()
-    # what the batch itself adds is known to the worst-case observer
+    # the worst-case observer knows what the batch itself adds
     known = 0.0
     if len(batch[0]):
         with_noise = subject.whitened(subject.release(batch, 0))
@@ -89,9 +91,10 @@ def _added(pair: tuple[Batch, Example]) -> Batch:
 
 
 def step_finding(name: str, plan: PrivacyPlan, scores: Scores, alpha: float, claimed_run: float) -> Finding:
-    """Lower bounds on a step's epsilon at the plan's delta in (epsilon, delta) and GDP form; what the run would spend.
+    """Returns lower bounds on a step's epsilon at the plan's delta, in (epsilon, delta) and GDP form, and for the whole
+    run.
 
-    Claim: one step, given that the example is in its sample, is 1/sigma-GDP.
+    The claim is that one step is 1/sigma-GDP, given that the example is in its sample.
     """
     sigma, delta = plan.noise_multiplier, plan.delta
     mu = 1 / sigma
@@ -128,7 +131,9 @@ def step_finding(name: str, plan: PrivacyPlan, scores: Scores, alpha: float, cla
 
 
 def run_epsilon(plan: PrivacyPlan, multiplier: float, steps: int | None = None) -> float:
-    """Epsilon of so many of the plan's steps at another noise multiplier, rounded down; 0 where nothing was shown."""
+    """Returns epsilon of ``steps`` of the plan's steps at another noise multiplier, rounded down; 0 if nothing was
+    shown.
+    """
     if not math.isfinite(multiplier) or multiplier > 50 * plan.noise_multiplier:
         return 0.0
     with warnings.catch_warnings():
@@ -150,7 +155,7 @@ def _percent(part: float, whole: float) -> str:
 def run_scores(
     subject: Subject, sampler: Sampler, runs: int, *, canary: Tensor, steps: int | None = None, first_step: int = 0
 ) -> Scores:
-    """Log-likelihood ratios of whole runs: the canary's owner is drawn by the run's own sampler.
+    """Returns log-likelihood ratios of whole runs; the run's own sampler decides which steps the canary takes part in.
 
     Everything else is left out, as the worst-case observer would subtract it. Each run has steps of its own, so that
     noise and samples are fresh. For one release the ratio is log(1 - q + q exp(mu z - mu^2 / 2)).
@@ -177,7 +182,7 @@ def run_scores(
 def run_finding(
     name: str, plan: PrivacyPlan, scores: Scores, alpha: float, claimed: float, steps: int | None = None
 ) -> Finding:
-    """Many whole runs: the threshold from the first fifth of them, the bounds from the rest."""
+    """Audits many whole runs: the first fifth fixes the threshold, and the rest gives the bounds."""
     length = steps or plan.steps
     cut = max(1, len(scores[0]) // 5)
     threshold = middle_threshold(scores[0][:cut], scores[1][:cut])
@@ -205,7 +210,7 @@ def run_finding(
 
 
 def middle_threshold(without: Sequence[float], inserted: Sequence[float]) -> float:
-    """Between the two means, in proportion to the spreads."""
+    """Returns a threshold between the two means, in proportion to the spreads."""
     spreads = float(np.std(without)) + 1e-12, float(np.std(inserted)) + 1e-12
     means = float(np.mean(without)), float(np.mean(inserted))
     return (means[0] * spreads[1] + means[1] * spreads[0]) / sum(spreads)
@@ -218,16 +223,16 @@ def score_plot(scores: Scores, alpha: float) -> PlotData:
     both = np.concatenate([np.asarray(s) for s in scores])
     edges = np.linspace(float(both.min()), float(both.max()) + 1e-9, 41)
     middle = ((edges[:-1] + edges[1:]) / 2).tolist()
-    curves = tuple(
-        Curve(label, middle, np.histogram(part, edges)[0].tolist(), style)
-        for label, part, style in zip(("without", "with the canary"), scores, ("bars", "line"), strict=True)
-    )
+    without, with_canary = (np.histogram(part, edges)[0].tolist() for part in scores)
+    curves = Curve("without", middle, without, "bars"), Curve("with the canary", middle, with_canary, "line")
     caption = f"Bounds hold at confidence {1 - alpha:.6g}."
     return PlotData("Scores of the canary audit", "score", "trials", curves, caption)
 
 
 def tradeoff_plot(scores: Scores, alpha: float, mu: float) -> PlotData:
-    """Errors over all thresholds beside the claim's trade-off curve; bounds come from two thresholds fixed before."""
+    """Plots the errors over all thresholds beside the claim's trade-off curve; the bounds use two thresholds fixed
+    before.
+    """
     from scipy import stats
 
     absent, present = (np.sort(np.asarray(s)) for s in scores)
@@ -244,7 +249,7 @@ def tradeoff_plot(scores: Scores, alpha: float, mu: float) -> PlotData:
 
 
 def expected_share(mu: float, trials: int, delta: float, alpha: float) -> float:
-    """The share of a true claim that an audit of so many trials can be expected to show."""
+    """Returns the share of a true claim that an audit with this many trials is expected to show."""
     from scipy import stats
 
     miss = proportion_upper(round(float(stats.norm.sf(mu / 2)) * trials), trials, alpha / 4)

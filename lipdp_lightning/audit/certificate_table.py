@@ -1,4 +1,4 @@
-"""A certificate, and the attack on it if there was one, as text and as JSON."""
+"""Prints a certificate, and the attack on it if there was one, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from .ratios import AttackReport
 
 
 def certificate_table(certificate: Certificate, report: AttackReport | None = None) -> str:
-    """Sensitivity of every group and bounds of every node; with a report, the share of each that was attained."""
+    """Returns the sensitivity of every group and the bounds of every node; with a report, the share of each that was
+    attained.
+    """
     attacked = {g.name: g for g in report.groups} if report else {}
     nodes = {n.name: n for n in report.nodes} if report else {}
     head = ["group", "uses", "numbers", "worst_case", "layerwise"]
@@ -40,12 +42,12 @@ def certificate_table(certificate: Certificate, report: AttackReport | None = No
 
 
 def certificate_json(certificate: Certificate, report: AttackReport | None = None) -> str:
-    """The same as strict JSON."""
+    """Returns certificate and attack as strict JSON."""
     return json.dumps(certificate_content(certificate, report), indent=2, allow_nan=False)
 
 
 def certificate_content(certificate: Certificate, report: AttackReport | None = None) -> dict[str, Any]:
-    """Plain data for JSON: an infinite bound is the text "inf", which no reader takes for a number."""
+    """Returns plain data for JSON; an infinite bound becomes the text "inf", which no reader takes for a number."""
     content = {"certificate": certificate.as_dict(), "attack": None if report is None else report.as_dict()}
     plain: dict[str, Any] = _strict(content)
     return plain

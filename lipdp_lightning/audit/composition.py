@@ -1,7 +1,7 @@
-"""Whether the noise covers all groups together: the composition test, on a configuration and over depths.
+"""Tests whether the noise covers all groups together, on a configuration and over depths.
 
-K groups whose sums move by Delta_k, with deviations sigma Delta_k each, are one mechanism of multiplier sigma /
-sqrt(K) and not sigma: the noise has to grow with the number of layers.
+K groups whose sums move by Delta_k, with deviations sigma Delta_k each, are one mechanism of multiplier sigma / sqrt(K)
+and not sigma: the noise has to grow with the number of layers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DEPTHS = (1, 2, 4, 8)
 
 
 def composition_finding(subject: Subject, sample: Tensor, alpha: float) -> Finding:
-    """sigma sqrt(sum_k Delta_k^2 / sigma_k^2), the deviations measured and at their upper confidence bounds.
+    """Computes sigma sqrt(sum_k Delta_k^2 / sigma_k^2) from measured deviations and from their upper confidence bounds.
 
-    Under ``joint`` the factors already divide by the root of all groups' squares; there the largest tau_k / sigma_k
+    Under ``joint`` the factors already divide by the root of all groups' squares, so the largest tau_k / sigma_k
     counts.
     """
     bounds = group_deviations(subject, sample, alpha)
@@ -51,7 +51,9 @@ def composition_finding(subject: Subject, sample: Tensor, alpha: float) -> Findi
 
 
 def deep_subject(depth: int, plan: PrivacyPlan, kind: type[Mechanism] = Mechanism) -> Subject:
-    """A stack of identities without biases: one example moves every layer by its whole bound at the same time."""
+    """Returns a stack of identities without biases, in which one example moves every layer by its whole
+    bound at once.
+    """
     layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(depth)]
     for layer in layers:
         nn.init.eye_(layer.weight)
@@ -62,7 +64,9 @@ def deep_subject(depth: int, plan: PrivacyPlan, kind: type[Mechanism] = Mechanis
 def depth_factors(
     build: Callable[[int], Subject], alpha: float, depths: tuple[int, ...] = DEPTHS, releases: int = 60
 ) -> dict[int, float]:
-    """For each depth sigma sqrt(sum_k ||shift_k||^2 / sigma_k^2): shifts exact, deviations at upper bounds."""
+    """Returns sigma sqrt(sum_k ||shift_k||^2 / sigma_k^2) for each depth, with exact shifts and upper bounds on
+    deviations.
+    """
     factors = {}
     for depth in depths:
         subject = build(depth)

@@ -1,6 +1,6 @@
-"""Confidence bounds of an audit: from counts of errors to lower bounds on epsilon.
+"""Computes confidence bounds of an audit: from counts of errors to lower bounds on epsilon.
 
-Every bound here fails with probability at most its ``alpha``. Whoever makes several splits one alpha over them
+Every bound here fails with probability at most its ``alpha``. A caller that makes several splits one alpha over them
 (:func:`shares`), so that a whole suite of a correct program raises an alarm with probability at most the suite's.
 """
 
@@ -19,12 +19,14 @@ _LARGEST_MULTIPLIER = 1e4
 
 
 def shares(alpha: float, parts: int) -> float:
-    """Bonferroni: the alpha of each of so many tests, if one false alarm among them may have probability alpha."""
+    """Returns the Bonferroni level of each of ``parts`` tests that together raise a false alarm with
+    probability alpha.
+    """
     return alpha / max(1, parts)
 
 
 def proportion_upper(successes: int, trials: int, alpha: float) -> float:
-    """Clopper-Pearson: exceeds the true proportion with probability at least 1 - alpha."""
+    """Returns the Clopper-Pearson bound, which exceeds the true proportion with probability at least 1 - alpha."""
     return 1.0 if successes >= trials else float(stats.beta.ppf(1 - alpha, successes + 1, trials - successes))
 
 
@@ -33,7 +35,7 @@ def proportion_lower(successes: int, trials: int, alpha: float) -> float:
 
 
 def deviation_bounds(sum_of_squares: float, count: int, alpha: float) -> tuple[float, float]:
-    """Lower and upper confidence bound on the standard deviation of centred normals, each failing with alpha / 2."""
+    """Returns lower and upper bounds on the standard deviation of centred normals, each failing with alpha / 2."""
     lower = sum_of_squares / stats.chi2.isf(alpha / 2, count)
     upper = sum_of_squares / stats.chi2.ppf(alpha / 2, count)
     return math.sqrt(float(lower)), math.sqrt(float(upper))
@@ -41,7 +43,7 @@ def deviation_bounds(sum_of_squares: float, count: int, alpha: float) -> tuple[f
 
 @dataclass(frozen=True)
 class ErrorBounds:
-    """Upper confidence bounds on a distinguisher's two errors; both hold together with probability 1 - alpha."""
+    """Upper confidence bounds on a distinguisher's two errors, which hold together with probability 1 - alpha."""
 
     false_positive: float
     false_negative: float
@@ -49,7 +51,9 @@ class ErrorBounds:
 
 
 def error_bounds(without: Sequence[float], with_canary: Sequence[float], threshold: float, alpha: float) -> ErrorBounds:
-    """Errors of saying "inserted" where the score exceeds a threshold that was fixed before the scores were seen."""
+    """Bounds the errors of saying "inserted" where the score exceeds a threshold that was fixed before seeing the
+    scores.
+    """
     absent, present = np.asarray(without), np.asarray(with_canary)
     false_positive = proportion_upper(int((absent > threshold).sum()), len(absent), alpha / 2)
     false_negative = proportion_upper(int((present <= threshold).sum()), len(present), alpha / 2)
@@ -60,7 +64,7 @@ def error_bounds(without: Sequence[float], with_canary: Sequence[float], thresho
 
 
 def epsilon_from_errors(errors: ErrorBounds, delta: float) -> float:
-    """The (epsilon, delta) form: 1 - beta <= e^eps alpha + delta, and the same with the errors exchanged."""
+    """Returns the (epsilon, delta) form: 1 - beta <= e^eps alpha + delta, also with the two errors exchanged."""
 
     def one_side(first: float, second: float) -> float:
         return math.log((1 - delta - second) / first) if first > 0 and 1 - delta - second > 0 else 0.0
@@ -70,12 +74,12 @@ def epsilon_from_errors(errors: ErrorBounds, delta: float) -> float:
 
 
 def mu_from_errors(errors: ErrorBounds) -> float:
-    """The GDP form (Dong, Roth, Su 2022): a mu-GDP mechanism has Phi^-1(1 - alpha) - Phi^-1(beta) <= mu."""
+    """Returns the GDP form (Dong, Roth, Su 2022): a mu-GDP mechanism has Phi^-1(1 - alpha) - Phi^-1(beta) <= mu."""
     return max(0.0, float(stats.norm.isf(errors.false_positive) - stats.norm.ppf(errors.false_negative)))
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """delta(epsilon) of the Gaussian mechanism with sensitivity over deviation mu (Balle and Wang 2018)."""
+    """Returns delta(epsilon) of the Gaussian mechanism with sensitivity over deviation mu (Balle and Wang 2018)."""
     if mu <= 0:
         return 0.0
     first = stats.norm.cdf(mu / 2 - epsilon / mu)
@@ -84,7 +88,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest epsilon with gaussian_delta(mu, epsilon) <= delta, to 1e-9, rounded down."""
+    """Returns the smallest epsilon with gaussian_delta(mu, epsilon) <= delta, to 1e-9, rounded down."""
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     low, high = 0.0, 1.0
@@ -97,11 +101,11 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def multiplier_not_refuted(errors: ErrorBounds, sample_rate: float, steps: int) -> float:
-    """The largest noise multiplier whose subsampled composition allows these errors (the f-DP form).
+    """Returns the largest noise multiplier whose subsampled composition allows these errors (the f-DP form).
 
     A multiplier is refuted where TPR > e^eps FPR + delta(eps) for some eps, in either direction of add/remove, with
-    delta(eps) an upper bound of that composition's curve. Epsilon of the multiplier returned, at any delta, is a
-    lower bound for whatever subsampled Gaussian composition made the scores. Infinite where nothing is refuted.
+    delta(eps) an upper bound on the composition's curve. At any delta, epsilon of the returned multiplier is a lower
+    bound for whatever subsampled Gaussian composition produced the scores. It is infinite if nothing is refuted.
     """
     if sample_rate == 1:
         mu = mu_from_errors(errors)
@@ -132,9 +136,9 @@ def multiplier_not_refuted(errors: ErrorBounds, sample_rate: float, steps: int) 
 
 
 def best_threshold(mu: float, trials: int, delta: float, alpha: float) -> float:
-    """Where to cut N(0, 1) from N(mu, 1) so that so many trials can be expected to prove the largest epsilon.
+    """Returns where to cut N(0, 1) from N(mu, 1), so that this many trials are expected to prove the largest epsilon.
 
-    A function of the claim alone, so that no look at the scores is spent on it.
+    The threshold depends on the claim alone, so that it spends no look at the scores.
     """
     candidates = np.linspace(mu / 2, mu / 2 + 4.0, 81)
     best, proved = float(candidates[0]), -1.0
@@ -151,15 +155,17 @@ def best_threshold(mu: float, trials: int, delta: float, alpha: float) -> float:
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Bound on the probability that an (epsilon, delta)-DP run lets so many guesses be correct.
+    """Bounds the probability that an (epsilon, delta)-DP run lets this many guesses be correct (Theorem 5.2 of the
+    paper).
 
-    ``canaries`` were each included by a fair coin, ``guesses`` of them were guessed and ``correct`` of those rightly
-    (their Theorem 5.2): for delta = 0 the number of correct guesses is dominated by Bin(guesses, e^eps / (1 + e^eps)),
-    and delta adds 2 m delta max_i P[correct - i <= Bin < correct] / i.
+    Each of ``canaries`` was included by a fair coin, ``guesses`` of them were guessed and ``correct`` of those rightly.
+    For delta = 0 the number of correct guesses is dominated by Bin(guesses, e^eps / (1 + e^eps)); delta adds 2 m delta
+    max_i P[correct - i <= Bin < correct] / i.
     """
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(
-            f"{correct} of {guesses} guesses on {canaries} canaries: no outcome. HINT: correct <= guesses <= canaries."
+            f"{correct} of {guesses} guesses on {canaries} canaries are no possible outcome. "
+            "HINT: correct <= guesses <= canaries."
         )
     chance = 1 / (1 + math.exp(-epsilon))
     tail = float(stats.binom.sf(correct - 1, guesses, chance))
@@ -169,7 +175,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, alpha: float) -> float:
-    """The largest epsilon that is refuted at level alpha; 0 if not even epsilon = 0 is."""
+    """Returns the largest epsilon that is refuted at level alpha; 0 if not even epsilon = 0 is refuted."""
     if one_run_p_value(canaries, guesses, correct, 0.0, delta) > alpha:
         return 0.0
     low, high = 0.0, 1.0
@@ -183,7 +189,9 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, alp
 
 
 def best_guesses(mu: float, canaries: int, delta: float, alpha: float) -> int:
-    """How many canaries to guess on, half "in" and half "out", from the claim alone: scores N(0, 1) or N(mu, 1)."""
+    """Returns how many canaries to guess, half "in" and half "out", from the claim alone: scores N(0, 1) or
+    N(mu, 1).
+    """
     best, proved = 2, -1.0
     for share in np.geomspace(0.02, 1.0, 25):
         guesses = max(2, 2 * int(share * canaries / 2))

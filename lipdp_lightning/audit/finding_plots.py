@@ -1,4 +1,4 @@
-"""Plots of findings in the style of a run's report."""
+"""Draws the plots of findings in the style of a run's report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_POINTS = 400
 
 
 def draw(plot: PlotData) -> Figure:
-    """A figure of its curves; a point that is not finite is left out."""
+    """Returns a figure of the plot's curves; points that are not finite are left out."""
     figure, axes = new_figure(shorten(plot.title, 48))
     for index, curve in enumerate(plot.curves):
         tone, dash = _TONES[index % len(_TONES)], _DASHES[index % len(_DASHES)]
@@ -39,6 +39,6 @@ def draw(plot: PlotData) -> Figure:
 
 
 def describe(plot: PlotData) -> str:
-    """What the plot shows, for those who cannot see it."""
+    """Returns a description of the plot for readers who cannot see it."""
     curves = "; ".join(f"{c.label}, {len(c.x)} points" for c in plot.curves)
     return f"{plot.title}: {plot.y_label} against {plot.x_label}. {curves}. The numbers are in audit.json."

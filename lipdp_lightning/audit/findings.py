@@ -1,4 +1,4 @@
-"""What an audit says: one finding for each question, with its numbers and its plot as plain data."""
+"""Defines the findings of an audit: one for each question, with its numbers and its plot as plain data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class PlotData:
-    """A plot as data, drawn in the style of the run's report."""
+    """A plot as data, to be drawn in the style of the run's report."""
 
     title: str
     x_label: str
@@ -58,7 +58,7 @@ class Finding:
         return self.verdict == "violation"
 
     def as_dict(self) -> dict[str, Any]:
-        """Strict JSON: what is not finite becomes text."""
+        """Returns strict JSON data; numbers that are not finite become text."""
         content: dict[str, Any] = strict(asdict(self))
         return content
 

@@ -1,4 +1,4 @@
-"""Whether an example's output depends on the other examples of its batch."""
+"""Tests whether an example's output depends on the other examples of its batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NOISE = 1e-8
 
 
 def interaction(model: nn.Module, inputs: Tensor) -> float:
-    """Largest influence of a batch on one of its examples; zero up to rounding if they keep apart.
+    """Returns the largest influence of a batch on one of its examples; it is zero up to rounding if there is none.
 
-    Every certificate is a statement about one example; a rule that hides a mean over the batch makes all of
-    them worthless, and single examples never show it. Compared are the outputs of a batch with those of its
-    examples one by one, and the gradients of one example's output in the other inputs with zero.
+    Every certificate is a statement about one example. A rule that hides a mean over the batch makes all of them
+    worthless, and single examples never reveal it. The outputs of a batch are compared with those of its examples one
+    by one, and the gradients of one example's output with respect to the other inputs are compared with zero.
     """
     net = copy.deepcopy(model)
     batch = inputs.detach().clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""Measures, for a batch of examples, every quantity that a certificate bounds; differentiable in the inputs."""
+"""Measures, for a batch of examples, every quantity that a certificate bounds, differentiably in the inputs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from .recorder import Runner, Tensors
 
 _TINY = 1e-30
 
+Live = tuple[Tensors, Tensors, Tensors]
+"""Weights, probes of values and probes of single uses; gradients are taken with respect to all three."""
+
 
 @dataclass(frozen=True)
 class Measured:
-    """Ratios to their bounds for R examples: (R, groups), (R, nodes) or (R,)."""
+    """Ratios of R examples to their bounds, of shape (R, groups), (R, nodes) or (R,)."""
 
     group: Tensor
     layerwise: Tensor
@@ -31,7 +34,7 @@ class Measured:
     cotangent: Tensor
 
     def flat(self) -> Tensor:
-        """(R, quantities), in the order of :func:`quantity_names`."""
+        """Returns all ratios as (R, quantities), in the order of :func:`quantity_names`."""
         middle = torch.stack((self.joint, self.loss), 1)
         return torch.cat((self.group, self.layerwise, middle, self.forward, self.cotangent), 1)
 
@@ -54,7 +57,7 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def slopes(goal: Tensor, leaves: Sequence[Tensor]) -> list[Tensor] | None:
-    """Gradients of a sum of ratios, zero where there is none; None where torch lacks a second derivative."""
+    """Returns gradients of a sum of ratios, zero where there is none; None where torch lacks a second derivative."""
     if not goal.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     try:
@@ -67,7 +70,7 @@ def slopes(goal: Tensor, leaves: Sequence[Tensor]) -> list[Tensor] | None:
 
 
 def ratio(measured: Tensor, certified: float) -> Tensor:
-    """measured / certified; rounding noise over a bound of zero is no ratio, anything more is infinite."""
+    """Returns measured / certified; over a bound of zero, rounding noise counts as 0 and anything more as infinite."""
     noise = measured <= 1e-12
     if certified == 0:
         return torch.where(noise, torch.zeros_like(measured), torch.full_like(measured, torch.inf))
@@ -88,7 +91,7 @@ class Meter:
         self._shapes = {n.name: n.shape for n in certificate.nodes if n.name not in tuples}
         scalable = [(u, len(g.uses) > 1) for g in certificate.groups for u in g.uses if u.scalable]
         self._scalable = {use.node for use, _ in scalable}
-        # layers used more than once: their uses' gradients are scaled apart
+        # the gradients of a layer that is used more than once are scaled use by use
         outside = {id(p): n for n, p in model.named_parameters()}
         self._separate: dict[str, tuple[str, Tensor]] = {}
         for use, shared in scalable:
@@ -98,7 +101,7 @@ class Meter:
         self._vectorised = True
 
     def trained(self) -> Tensors:
-        """The trained parameters, by the model's names."""
+        """Returns the trained parameters under the model's names."""
         return {n: p for n, p in self.model.named_parameters() if n in self._inside and p.requires_grad}
 
     def ratios(
@@ -109,7 +112,7 @@ class Meter:
         parameters: Tensors | None = None,
         differentiable: bool = True,
     ) -> Measured:
-        """Measured over certified for every example; differentiable in inputs, and in parameters if given."""
+        """Returns measured over certified for every example, differentiable in inputs, and in parameters if given."""
         weights = {n: p.detach() for n, p in self.trained().items()} if parameters is None else parameters
         probes = {n: inputs.new_zeros((1, *shape)) for n, shape in self._shapes.items()}
         live = (weights, probes, {k: zero for k, (_, zero) in self._separate.items()})
@@ -119,10 +122,11 @@ class Meter:
                 self._vectorised = False
                 rows = [self._one(live, x, y, differentiable) for x, y in zip(inputs, targets, strict=True)]
                 found = _stacked([r[0] for r in rows]), _stacked([r[1] for r in rows])
-            return self._compare(*found, certificate)
+            gradients, aux = found
+            return self._compare(gradients, aux, certificate)
 
-    def _vectorised_gradients(self, live: tuple[Tensors, ...], inputs: Tensor, targets: Tensor) -> Any:
-        """None where the model does not vectorise: custom autograd functions have no vmap rule."""
+    def _vectorised_gradients(self, live: Live, inputs: Tensor, targets: Tensor) -> Any:
+        """Returns None if the model does not vectorise: custom autograd functions have no vmap rule."""
         per_example = grad(self._single, argnums=(0, 1, 2), has_aux=True)
         try:
             return vmap(per_example, in_dims=(None, None, None, 0, 0), randomness="same")(*live, inputs, targets)
@@ -137,12 +141,13 @@ class Meter:
         logits, values, norms = functional_call(self._runner, renamed, arguments)
         return self.loss.per_example(logits, y.unsqueeze(0)).sum(), (values, norms)
 
-    def _one(self, live: tuple[Tensors, ...], x: Tensor, y: Tensor, differentiable: bool) -> Any:
+    def _one(self, live: Live, x: Tensor, y: Tensor, differentiable: bool) -> Any:
         with torch.enable_grad():
-            fresh = tuple(
+            weights, probes, use_probes = (
                 {k: v if v.requires_grad else v.detach().clone().requires_grad_() for k, v in part.items()}
                 for part in live
             )
+            fresh = weights, probes, use_probes
             loss, aux = self._single(*fresh, x, y)
             leaves = [v for part in fresh for v in part.values()]
             found = torch.autograd.grad(
@@ -178,7 +183,7 @@ class Meter:
     def _layerwise(
         self, group: GroupBound, size: Tensor, by_parameter: Tensors, by_use: Tensors, norms: Tensors
     ) -> Tensor:
-        """||sum over uses of g_u / n_u||; uses that cannot scale stay as they are."""
+        """Returns ||sum over uses of g_u / n_u||; uses that cannot be scaled stay as they are."""
         if len(group.uses) == 1:
             use = group.uses[0]
             return size / norms[use.node].flatten().clamp_min(_TINY) if use.scalable else size
@@ -192,7 +197,7 @@ class Meter:
 
 
 def joint_ratio(groups: Sequence[GroupBound], sizes: Sequence[Tensor], norms: Tensors, zero: Tensor) -> Tensor:
-    """sqrt(sum_k (c_i ||g_ik|| / tau_k)^2) with c_i = 1 / sqrt(sum_k (l_k n_ik / tau_k)^2) and tau_k = Delta_k.
+    """Returns sqrt(sum_k (c_i ||g_ik|| / tau_k)^2) with c_i = 1 / sqrt(sum_k (l_k n_ik / tau_k)^2) and tau_k = Delta_k.
 
     A use whose layer cannot measure n_ik enters c_i with its worst case.
     """

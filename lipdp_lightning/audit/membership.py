@@ -1,14 +1,15 @@
-"""Membership inference: can one tell from a trained model which records it was trained on?
+"""Runs membership inference: can one tell from a trained model which records it was trained on?
 
-These attacks are evidence about typical records of one data set and prove no bound on epsilon, except where
-membership was decided by independent coins: then the guesses of one run bound epsilon (Steinke et al. 2023). They
-read private records, and nothing computed here is private.
+These attacks are evidence about typical records of one data set. They prove no bound on epsilon, unless membership was
+decided by independent coins: then the guesses of one run bound epsilon (Steinke et al. 2023). They read private
+records, and nothing computed here is private.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ Train = Callable[[Tensor], nn.Module]  # mask of the rows to train on -> model
 
 @dataclass(frozen=True)
 class Attack:
-    """Scores of an attack (higher: rather a member), and its ROC curve."""
+    """The scores of an attack, higher for likely members, and its ROC curve."""
 
     name: str
     scores: np.ndarray
@@ -51,7 +52,7 @@ def outputs_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def loss_attack(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, members: np.ndarray) -> Attack:
-    """Members have the smaller loss (Yeom et al. 2018)."""
+    """Guesses that members have the smaller loss (Yeom et al. 2018)."""
     return Attack.of("loss threshold", -_losses(model, loss, x, y), members)
 
 
@@ -60,9 +61,9 @@ def _losses(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> np.ndarray:
 
 
 def logistic_attack(model: nn.Module, x: Tensor, y: Tensor, members: np.ndarray, seed: int = 0) -> Attack:
-    """Paper 003, section 5: a logistic regression sees the logits and the label, and is told half of the memberships.
+    """Fits a logistic regression on logits and labels, which is told half of the memberships (paper 003, section 5).
 
-    Scores are those of the other half, and the other way round.
+    It scores the other half, and then the halves are exchanged.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -75,7 +76,7 @@ def logistic_attack(model: nn.Module, x: Tensor, y: Tensor, members: np.ndarray,
     if not y.is_floating_point() and logits.shape[1] >= labels.shape[1]:
         features.append((logits[:, : labels.shape[1]] * labels).sum(1, keepdim=True))
     table = torch.cat(features, 1).numpy()
-    half = np.random.default_rng([seed, 1]).random(len(table)) < 0.5  # other coins than the memberships'
+    half = np.random.default_rng([seed, 1]).random(len(table)) < 0.5  # these coins are independent of the memberships
     scores = np.zeros(len(table))
     for told in (half, ~half):
         regression = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500)).fit(table[told], members[told])
@@ -84,7 +85,7 @@ def logistic_attack(model: nn.Module, x: Tensor, y: Tensor, members: np.ndarray,
 
 
 def confidence(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> np.ndarray:
-    """LiRA's statistic log(p / (1 - p)) for a loss -log p; minus the loss where there is no p."""
+    """Returns LiRA's statistic log(p / (1 - p)) for a loss -log p, and minus the loss where there is no p."""
     losses = _losses(model, loss, x, y)
     if type(loss).__name__ in ("CrossEntropy", "BinaryCrossEntropy"):
         return -losses - np.log(-np.expm1(-np.maximum(losses, 1e-9)))
@@ -95,7 +96,9 @@ def likelihood_ratio_attack(
     target: nn.Module, shadows: Sequence[tuple[nn.Module, np.ndarray]], loss: Loss, x: Tensor, y: Tensor,
     members: np.ndarray,
 ) -> Attack:  # fmt: skip
-    """LiRA (Carlini et al. 2022) with few shadow models: a mean in and out for each record, one variance for all."""
+    """Runs LiRA (Carlini et al. 2022) with few shadow models: means in and out for each record, one variance
+    for all.
+    """
     seen = confidence(target, loss, x, y)
     stack = np.stack([confidence(model, loss, x, y) for model, _ in shadows])
     masks = np.stack([mask for _, mask in shadows])
@@ -113,7 +116,7 @@ def likelihood_ratio_attack(
 
 
 def coin_masks(rows: int, count: int, seed: int = 0) -> list[np.ndarray]:
-    """Each record in each model's data by a fair coin of its own."""
+    """Puts each record into each model's data by a fair coin of its own."""
     generator = np.random.default_rng(seed)
     return [generator.random(rows) < 0.5 for _ in range(count)]
 
@@ -132,18 +135,18 @@ def membership_attacks(
 
 
 def membership_finding(attacks: Sequence[Attack], claimed_at: Callable[[float], float], alpha: float) -> Finding:
-    """ROC, AUC, and the epsilon that each attack's guesses prove; memberships were independent coins.
+    """Reports ROC, AUC, and the epsilon that each attack's guesses prove; memberships were independent coins.
 
-    ``claimed_at`` is the claim's epsilon at a delta: the bound is taken where its term 2 m delta is below alpha.
+    ``claimed_at`` returns the claimed epsilon at a delta; the bound is taken where its term 2 m delta is below alpha.
     """
     share = alpha / len(attacks)
-    rows = []
+    rows: list[dict[str, Any]] = []
     violated, best, claimed = False, 0.0, 0.0
     for attack in attacks:
         count = len(attack.members)
         delta = share / (50 * count)
         claimed = claimed_at(delta)
-        # logistic scores saw half of the coins: a bound from guesses needs scores that saw none
+        # the logistic scores saw half of the coins, and a bound from guesses needs scores that saw none
         lower = 0.0
         if "logistic" not in attack.name:
             guesses = best_guesses(0.5, count, delta, share)

@@ -1,4 +1,4 @@
-"""The audit's question about two runs on made-up neighbouring data: does anything move that no noise covers?"""
+"""Asks about two runs on made-up neighbouring data whether anything moves that no noise covers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _SHOWN = 5
 def neighbouring_finding(
     module: PrivateModule, plan: PrivacyPlan, data: Any, subject: Subject, example: Example, seed: int = 0
 ) -> Finding:
-    """Train on made-up rows and on the same without ``example``, and compare all that can be seen of both.
+    """Trains on made-up rows with and without ``example``, and compares everything that can be seen of the two runs.
 
-    Statistics released before the steps are left out: made-up data have none.
+    Statistics released before the steps are left out, since made-up data have none.
     """
     plan, steps = dataclasses.replace(plan, preliminary=()), min(plan.steps, MOST_STEPS)
     secret = derive_key(SECRET, "neighbouring runs", seed)[:16]
@@ -64,7 +64,7 @@ def neighbouring_finding(
 
 
 def _drawn_most(plan: PrivacyPlan, rows: int, steps: int, secret: bytes) -> int:
-    """The row that most of the steps draw, neither the first nor the last where there are others."""
+    """Returns the row that most of the steps draw, neither the first nor the last where there are others."""
     drawn: Counter[int] = Counter()
     for step in range(steps):
         drawn.update(poisson_sample(secret, step, rows, plan.sample_rate).tolist())

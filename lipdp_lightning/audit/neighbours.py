@@ -1,7 +1,7 @@
-"""The neighbouring pair that moves the released sum most, and whether others' contributions stay what they were.
+"""Searches for the neighbouring pair that moves the released sum most, and tests that others' contributions stay.
 
-The condition of docs/guarantee.md, section 1.1: sum_k ||shift_k||^2 / sigma_k^2 <= 1 / sigma^2 for every pair of
-batches that differ in one example. A search proves it false, never true.
+The condition of docs/guarantee.md, section 1.1, is sum_k ||shift_k||^2 / sigma_k^2 <= 1 / sigma^2 for every pair of
+batches that differ in one example. A search can prove it false but never true.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .findings import Curve, Finding, PlotData, verdict
 from .starts import alternative_targets, target_source, to_boundary
 from .subject import Batch, Example, Subject
 
-TOLERANCE = 1e-3  # the difference of two releases, stored as float32 beside their noise
+TOLERANCE = 1e-3  # two releases are subtracted that were rounded to float32 together with their noise
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The largest ratios found. ``pair`` is a batch and the example whose presence moves it most."""
+    """The largest ratios found; ``pair`` is a batch and the example whose presence moves it most."""
 
     joint: float
     groups: dict[str, float]
@@ -33,10 +33,11 @@ class Worst:
 def search_neighbours(
     subject: Subject, *, restarts: int = 16, steps: int = 20, climbs: int = 60, seed: int = 0
 ) -> Worst:
-    """Witnesses of the attack on the certificate, extreme inputs with every label, then a random climb from the best.
+    """Tries witnesses of the attack on the certificate and extreme inputs with every label, then climbs from the best.
 
-    Each is added to an empty batch, to one of small examples and to one of mixed sizes. The joint ratio is the
-    square root of sigma^2 sum_k ||shift_k||^2 / sigma_k^2; a group's is ||shift_k|| over its claimed sensitivity.
+    Each candidate is added to an empty batch, to one of small examples and to one of mixed sizes. The joint ratio is
+    the square root of sigma^2 sum_k ||shift_k||^2 / sigma_k^2; that of a group is ||shift_k|| over its claimed
+    sensitivity.
     """
     batches = base_batches(subject, seed)
     bases = [subject.release(batch) for batch in batches]
@@ -83,7 +84,7 @@ def base_batches(subject: Subject, seed: int) -> list[Batch]:
 
 
 def _aligned(subject: Subject, size: int, seed: int) -> Batch:
-    """Small examples that pull the same way: whoever rescales them all moves their whole sum."""
+    """Returns small examples that pull the same way, so that rescaling them all moves their whole sum."""
     x, y, ids = subject.examples(size, seed, largest=0.05)
     return x[:1].expand(x.shape).contiguous(), y[:1].expand(y.shape).contiguous(), ids
 
@@ -114,14 +115,16 @@ def candidates(subject: Subject, restarts: int, steps: int, seed: int) -> list[E
 
 
 def neighbours_finding(subject: Subject, worst: Worst) -> Finding:
-    """Joint and per group. A group may only exceed its own claim where the scaling bounds each group by itself."""
+    """Reports the joint ratio and those of groups; a group has a claim of its own only if the scaling bounds it by
+    itself.
+    """
     separate = not subject.joint
     top = max(worst.groups.values()) if separate else 0.0
     factor = max(worst.joint, top)
     broken = not factor <= 1 + TOLERANCE
     groups = ", ".join(f"{name} {ratio:.3f}" for name, ratio in worst.groups.items())
     text = (
-        f"Of {worst.tried} neighbouring pairs the worst moves the released sum by {worst.joint:.3f} times the claim; "
+        f"Of {worst.tried} neighbouring pairs, the worst moves the released sum by {worst.joint:.3f} times the claim; "
         f"by group: {groups}."
     )
     names = list(worst.groups)
@@ -141,9 +144,9 @@ def neighbours_finding(subject: Subject, worst: Worst) -> Finding:
 
 
 def interaction_finding(subject: Subject, *, count: int = 8, seed: int = 0) -> Finding:
-    """The scaling test: an example of large norm joins a batch; what all others contribute must not change.
+    """Tests that the contribution of all others stays the same when an example of large norm joins a batch.
 
-    In units of the claim: the largest ||shift in batch A - shift alone||, whitened, times sigma.
+    The factor is the largest ||shift in batch A - shift alone||, whitened, times sigma.
     """
     sigma, bound = subject.plan.noise_multiplier, subject.module.input_bound
     batches = base_batches(subject, seed)

@@ -1,4 +1,4 @@
-"""Whether the noise that leaves a step is what the plan accounts for."""
+"""Tests whether the noise that leaves a step is the noise that the plan accounts for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _SMALLEST_P = 1e-300
 
 
 def direction_p_value(first: Tensor, second: Tensor) -> float:
-    """Exact for two independent isotropic vectors: their cosine c has c sqrt((d - 1) / (1 - c^2)) ~ t(d - 1)."""
+    """Returns the exact p-value for two independent isotropic vectors: c sqrt((d - 1) / (1 - c^2)) ~ t(d - 1) for
+    cosine c.
+    """
     freedom = first.numel() - 1
     product = float(first.norm() * second.norm())
     if freedom < 1 or product == 0:
@@ -34,7 +36,7 @@ def direction_p_value(first: Tensor, second: Tensor) -> float:
 
 
 def noise_sample(subject: Subject, releases: int | None = None, first_step: int = 0) -> Tensor:
-    """Releases of steps without examples, (steps, parameters): noise and nothing else."""
+    """Returns releases of steps without examples, (steps, parameters), which are pure noise."""
     numbers = sum(n for _, n in subject.groups)
     count = releases or max(8, min(200, _VALUES // numbers))
     nothing = subject.nothing()
@@ -44,8 +46,12 @@ def noise_sample(subject: Subject, releases: int | None = None, first_step: int 
 def noise_finding(
     subject: Subject, sample: Tensor, alpha: float, ranks: RankSubject | None = None, worlds: tuple[int, ...] = (2, 4)
 ) -> Finding:
-    """KS and variance of every group, independence between steps and groups, of a step and its changed repetition;
-    the same deviation whatever the size of the batch; and with ``ranks``, the sum over processes."""
+    """Tests distribution, size and freshness of the noise.
+
+    The tests are: Kolmogorov-Smirnov and variance of every group; independence between steps, between groups, and of a
+    step and its repetition from changed weights; the same deviation for every batch size; and, with ``ranks``, the sum
+    over processes.
+    """
     claimed = subject.claimed_deviations()
     z = sample / claimed.clamp_min(1e-300)
     p_values: dict[str, float] = {}
@@ -88,7 +94,7 @@ def _shape(p_values: dict[str, float], subject: Subject, z: Tensor) -> None:
 
 
 def variance_p_value(sum_of_squares: float, count: int) -> float:
-    """Two-sided, of a sum of so many squared standard normals."""
+    """Returns the two-sided p-value of a sum of ``count`` squared standard normals."""
     tails = stats.chi2.cdf(sum_of_squares, count), stats.chi2.sf(sum_of_squares, count)
     return min(1.0, 2 * float(min(tails)))
 
@@ -107,7 +113,7 @@ def _independence(p_values: dict[str, float], subject: Subject, z: Tensor) -> No
 
 
 def _changed(subject: Subject) -> float:
-    """The same step from other weights: were its noise the same, the difference of the two releases would hold none."""
+    """Releases the same step from other weights; if its noise were the same, the difference would hold no noise."""
     before = subject.whitened(subject.release(subject.nothing(), 1))
     saved = {name: value.clone() for name, value in subject.module.network.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
@@ -120,7 +126,7 @@ def _changed(subject: Subject) -> float:
 
 
 def _sizes(p_values: dict[str, float], subject: Subject, claimed: Tensor) -> None:
-    """Differences of two releases of one batch: the sum cancels, and the noise must be that of an empty batch."""
+    """Subtracts two releases of one batch: the sum cancels, and the noise must be that of an empty batch."""
     for size in (2, 16):
         batch = subject.examples(size, seed=size)
         steps = [subject.release(batch, 100 + step) for step in range(8)]
@@ -129,7 +135,7 @@ def _sizes(p_values: dict[str, float], subject: Subject, claimed: Tensor) -> Non
 
 
 def _processes(p_values: dict[str, float], ranks: RankSubject, world: int, claimed: Tensor) -> None:
-    """Every process's share of one step, as it enters the reduction."""
+    """Tests every process's share of one step, as it enters the reduction."""
     totals: list[Tensor] = []
     for rank in range(world):
         subject = ranks(Place(rank, world))
@@ -169,7 +175,7 @@ def _histogram(z: Tensor) -> PlotData:
 
 
 def group_deviations(subject: Subject, sample: Tensor, alpha: float) -> dict[str, tuple[float, float]]:
-    """Lower and upper confidence bounds on the deviation of every group, together at 1 - alpha."""
+    """Returns lower and upper confidence bounds on the deviation of every group, which hold together at 1 - alpha."""
     found = {}
     for (name, _), part in zip(subject.groups, torch.split(sample, [n for _, n in subject.groups], 1), strict=True):
         found[name] = deviation_bounds(float(part.square().sum()), part.numel(), shares(alpha, len(subject.groups)))

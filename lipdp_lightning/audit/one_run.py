@@ -1,8 +1,8 @@
-"""One training run by the real Trainer and Strategy, with many canaries, each in the data by a fair coin.
+"""Audits one training run by the real Trainer and Strategy, with many canaries, each inserted by a fair coin.
 
-Steinke, Nasr and Jagielski (2023): how well the coins can be guessed from what one run releases bounds its epsilon,
-whatever the dependence between canaries. Canary j is a gradient in coordinate j alone, as long as the claim allows,
-so that canaries do not disturb each other; the run's own sampler draws the steps that it takes part in.
+Steinke, Nasr and Jagielski (2023): how well the coins can be guessed from the releases of one run bounds its epsilon,
+whatever the dependence between canaries. Canary j is a gradient in coordinate j alone, as long as the claim allows, so
+that canaries do not disturb each other; the run's own sampler draws the steps that it takes part in.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_STEPS = 200
 
 @dataclass(frozen=True)
 class OneRun:
-    """Coins (+1 in the data, -1 not) and scores of the canaries of one run of so many steps."""
+    """The coins (+1 in the data, -1 not) and the scores of the canaries of one run."""
 
     coins: np.ndarray
     scores: np.ndarray
@@ -48,7 +48,7 @@ class OneRun:
 
 
 class CanaryStrategy(PrivateStrategy):
-    """The run's Strategy, with rows beyond the data set that add a gradient instead of an example."""
+    """The run's Strategy, with additional rows that add a gradient instead of an example."""
 
     def __init__(self, plan: PrivacyPlan, coins: Tensor, **options: Any) -> None:
         super().__init__(plan, **options)
@@ -77,7 +77,7 @@ class CanaryStrategy(PrivateStrategy):
 
         def sums_with_canaries(numbers: StepNumbers) -> list[Sum]:
             sums = sums_of(numbers)
-            # what the examples add is known to the worst-case observer, and subtracted from what is released
+            # the worst-case observer knows what the examples add, and subtracts it from the release
             self._examples = torch.cat([piece for one in sums for _, piece in one.parts()])
             present = torch.cat(self._present) if self._present else torch.empty(0, dtype=torch.int64)
             self._present = []
@@ -86,15 +86,15 @@ class CanaryStrategy(PrivateStrategy):
             parts = canaries.split_with_sizes([one.values.numel() for one in sums])
             return [_with_addition(one, part) for one, part in zip(sums, parts, strict=True)]
 
-        def privatize_and_look(*arguments: Any) -> None:
-            privatize(*arguments)
+        def privatize_and_look(*arguments: Any, **options: Any) -> None:
+            privatize(*arguments, **options)
             self._observe(mechanism)
 
         mechanism._sums = sums_with_canaries  # type: ignore[method-assign]
         mechanism.privatize_ = privatize_and_look  # type: ignore[method-assign]
 
     def _sizes(self, mechanism: Mechanism) -> Tensor:
-        """What the claim allows in a single coordinate: Delta_k, or tau_k where the claim is joint."""
+        """Returns what the claim allows in a single coordinate: Delta_k, or tau_k where the claim is joint."""
         return _by_coordinate(mechanism, mechanism.sensitivities())[: len(self.coins)]
 
     def _observe(self, mechanism: Mechanism) -> None:
@@ -132,9 +132,9 @@ def canary_run(
     module: PrivateModule, plan: PrivacyPlan, data: Any, *, seed: int = 0, canaries: int | None = None,
     most_steps: int = MOST_STEPS, strategy: type[CanaryStrategy] = CanaryStrategy,
 ) -> OneRun:  # fmt: skip
-    """Train a copy of the module for at most so many of the plan's steps, with canaries.
+    """Trains a copy of the module with canaries, for at most ``most_steps`` of the plan's steps.
 
-    Statistics released before the steps are left out: made-up data have none.
+    Statistics released before the steps are left out, since made-up data have none.
     """
     own, plan = copy.deepcopy(module), dataclasses.replace(plan, preliminary=())
     numbers = sum(p.numel() for p in own.network.parameters() if p.requires_grad)
@@ -148,10 +148,11 @@ def canary_run(
 
 
 def one_run_finding(plan: PrivacyPlan, run: OneRun, alpha: float) -> Finding:
-    """The half with the highest scores is guessed to be in, as many with the lowest to be out; the rest is not guessed.
+    """Guesses that the canaries with the highest scores are in and as many with the lowest are out, and none of the
+    others.
 
-    Audited at a delta of its own, since the bound's term 2 m delta must stay below alpha; the plan's epsilon at that
-    delta comes from PLD.
+    The audit uses a delta of its own, since the bound's term 2 m delta must stay below alpha; the plan's epsilon at
+    that delta comes from PLD.
     """
     canaries = len(run.coins)
     delta = min(plan.delta, alpha / (50 * canaries))

@@ -1,4 +1,6 @@
-"""The plan's epsilon beside a lower estimate of the same composition, by another library's optimistic rounding."""
+"""Compares the plan's epsilon with a lower estimate of the same composition, from privacy loss distributions rounded
+down.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _SLACK = 2e-3  # relative, between two discretisations that both round down
 
 @lru_cache
 def optimistic_epsilon(plan: PrivacyPlan) -> float:
-    """Epsilon of the plan's releases by privacy loss distributions rounded DOWN: no sound accountant reports less."""
+    """Returns epsilon of the plan's releases by privacy loss distributions rounded DOWN; no sound accountant reports
+    less.
+    """
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -37,17 +41,18 @@ def optimistic_epsilon(plan: PrivacyPlan) -> float:
 
 @lru_cache
 def claimed_epsilon(plan: PrivacyPlan) -> float:
-    """What a run under the plan reports; infinite where it has no guarantee."""
+    """Returns the epsilon that a run under the plan reports; it is infinite if the run has no guarantee."""
     return Spending(plan).guarantee().epsilon if plan.noise_multiplier > 0 else math.inf
 
 
 def accounting_finding(plan: PrivacyPlan, claimed: float) -> Finding:
+    """Checks that the claimed epsilon is not below :func:`optimistic_epsilon`."""
     lowest = optimistic_epsilon(plan)
     broken = claimed < lowest * (1 - _SLACK)
     text = (
         f"The plan states epsilon {upper_text(claimed, 5)} at delta {upper_text(plan.delta)} ({plan.adjacency}, "
         f"{plan.accountant}); privacy loss distributions rounded down give {lower_text(lowest, 5)}, "
-        "below which no sound account of them can be."
+        "and no sound accountant can report less."
     )
     return Finding(
         "accounting", "Does the stated epsilon cover all that the plan releases?", verdict(broken), text,

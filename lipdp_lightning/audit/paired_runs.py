@@ -1,7 +1,7 @@
-"""A run on a data set, and the same run without one example, given everything that the first one released.
+"""Trains on a data set, then without one example and given everything that the first run released.
 
-The second run draws the same sample, less the example, and its mechanisms hand out the outputs of the first run in
-place of their own. What both runs start a step from is then equal, and the inputs of every mechanism can be compared.
+The second run draws the same sample less the example, and its mechanisms hand out the outputs of the first run in place
+of their own. Both runs then start every step from the same state, and the inputs of every mechanism can be compared.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from .transcript import Comparison, Release, Transcript, compare, text_of
 
 
 class Scribe:
-    """Writes the transcript of one run; ``given`` is the transcript whose outputs are handed out in place of its own.
+    """Writes the transcript of one run.
 
-    ``absent`` is the place that the left out example has in the whole data set; None for the run on the whole.
+    Args:
+        given: the transcript whose outputs are handed out in place of the run's own.
+        absent: the place of the left-out example in the whole data set; None for the run on the whole.
     """
 
     def __init__(self, given: Transcript | None = None, absent: int | None = None) -> None:
@@ -39,14 +41,14 @@ class Scribe:
         self._shown: list[tuple[str, str]] = []
 
     def given(self, name: str) -> tuple[Tensor, ...] | None:
-        """The outputs to hand out; None where the mechanism's own are to be used."""
+        """Returns the outputs to hand out; None where the mechanism's own are used."""
         return self._given.get(name)
 
     def released(self, release: Release) -> None:
         self._releases.append(release)
 
     def show(self, name: str, value: Any) -> None:
-        """Put on record what can be seen of the run."""
+        """Records something that can be seen of the run."""
         self._shown.append((name, text_of(value)))
 
     def transcript(self) -> Transcript:
@@ -56,19 +58,19 @@ class Scribe:
 def paired_runs(
     run: Callable[[Scribe], None], absent: int, plan: PrivacyPlan, rows: int, secret: bytes, steps: int | None = None
 ) -> Comparison:
-    """Train on the whole data set and without one example, and compare.
+    """Trains on the whole data set and without one example, and compares the two runs.
 
     Args:
         run: trains under the given scribe, on the data set without row ``scribe.absent`` unless that is None.
-        absent: the row that the second run is without.
-        plan: what is trained under.
-        rows: number of rows of the whole data set.
+        absent: the row that the second run leaves out.
+        plan: the plan of both runs.
+        rows: the number of rows of the whole data set.
         secret: the fixed secret of both runs.
         steps: how many of the plan's steps are taken; None for all.
 
     Raises:
-        Exception: what both runs raise, at the same point and in the same words. An error that follows the data is
-            seen by whoever runs the training, and is a fault.
+        Exception: an error that both runs raise at the same point and in the same words. An error that follows the data
+            is visible to whoever runs the training, and is a fault instead.
     """
     first = Scribe()
     error = _error_of(run, first)
@@ -92,7 +94,9 @@ def _error_of(run: Callable[[Scribe], None], scribe: Scribe) -> Exception | None
 
 
 def touched_releases(absent: int, plan: PrivacyPlan, rows: int, secret: bytes, steps: int) -> set[str]:
-    """Names of the releases that a row takes part in: all statistics, and the steps whose sample it is in."""
+    """Returns the names of the releases that a row takes part in: all statistics, and the steps whose sample
+    it is in.
+    """
     drawn = {
         step_name(step)
         for step in range(steps)
@@ -110,7 +114,7 @@ def statistic_name(label: str) -> str:
 
 
 class TranscribedStatistics(Statistics):
-    """Statistics that are put on record, or given."""
+    """Records statistics, or hands out the given ones."""
 
     def __init__(self, scribe: Scribe) -> None:
         super().__init__()
@@ -132,10 +136,10 @@ class TranscribedStatistics(Statistics):
 
 
 class TranscribedStrategy(PrivateStrategy):
-    """The run's Strategy, under a scribe.
+    """Runs the Strategy under a scribe.
 
-    Examples keep the numbers that they have in the whole data set, which is what dropout masks and views are drawn by;
-    micro-batches and shares of processes are cut from the sample that is left.
+    Examples keep their numbers in the whole data set, by which dropout masks and views are drawn; micro-batches and
+    shares of processes are cut from the sample that is left.
     """
 
     def __init__(self, plan: PrivacyPlan | None = None, *, scribe: Scribe, **options: Any) -> None:
@@ -168,17 +172,21 @@ class TranscribedStrategy(PrivateStrategy):
         return super().training_step(batch, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        step = self.lightning_module.trainer.global_step
+        step = self._steps_taken()
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
         self._show_state(f"after {step_name(step)}")
         return output
 
+    def _steps_taken(self) -> int:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer.global_step
+
     def _transcribe(self, mechanism: Mechanism) -> None:
-        """Look at the sums at the one place where noise is added to them."""
+        """Records the sums at the one place where noise is added to them."""
         release, scribe, plan = mechanism._release, self.scribe, mechanism.plan
 
         def transcribed(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
-            name = step_name(self.lightning_module.trainer.global_step)
+            name = step_name(self._steps_taken())
             inputs = torch.cat([piece for one in sums for _, piece in one.parts()])
             if reduce is not None:
                 reduce(inputs)
@@ -197,7 +205,7 @@ class TranscribedStrategy(PrivateStrategy):
         mechanism._release = transcribed  # type: ignore[method-assign]
 
     def _show_state(self, when: str) -> None:
-        """Whatever the next step starts from, besides the data."""
+        """Records everything that the next step starts from, besides the data."""
         module, scribe, mechanism = self.lightning_module, self.scribe, self.mechanism
         assert mechanism is not None and module is not None
         for name, value in module.state_dict().items():
@@ -211,7 +219,7 @@ class TranscribedStrategy(PrivateStrategy):
 
 
 class Seen(Callback):
-    """Puts on record what callbacks, loggers and progress bars are shown."""
+    """Records what callbacks, loggers and progress bars are shown."""
 
     def __init__(self, scribe: Scribe) -> None:
         self._scribe, self._batches = scribe, 0
@@ -232,7 +240,7 @@ class Seen(Callback):
 
 
 class SeenLogger(Logger):
-    """Puts on record what a logger is given."""
+    """Records what a logger is given."""
 
     def __init__(self, scribe: Scribe) -> None:
         super().__init__()

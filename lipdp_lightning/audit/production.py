@@ -1,4 +1,4 @@
-"""Ratios on the path that trains: the layers' own backward, with and without their gradient scalers."""
+"""Measures ratios on the training path: the layers' own backward, with and without their gradient scalers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLOOR = 1e-12
 
 @dataclass(frozen=True)
 class TrainingRatios:
-    """Largest ratio over the candidates, by group, and of the joint scaling."""
+    """The largest ratio over the candidates for each group, and for the joint scaling."""
 
     worst_case: dict[str, float]
     layerwise: dict[str, float]
@@ -35,7 +35,7 @@ def training_ratios(
     targets: Tensor,
     dtype: torch.dtype,
 ) -> TrainingRatios:
-    """Each candidate as a batch of one, in ``dtype``, against the certificate of the weights as cast to it."""
+    """Runs each candidate as a batch of one, in ``dtype``, against the certificate of the weights as cast to it."""
     net = copy.deepcopy(model).to(dtype)
     certificate = certify(net, input_shape, input_bound, loss, compute_dtype=dtype)
     names = [g.name for g in certificate.groups]
@@ -68,7 +68,7 @@ def _watch(norms: dict[int, list[Tensor]]):  # type: ignore[no-untyped-def]
 
 
 def _gradient_sizes(net, loss, x, y, certificate, scaler_of) -> dict[str, float]:  # type: ignore[no-untyped-def]
-    """Norm of each group's gradient for one example, every scaled layer given its scaler."""
+    """Returns the norm of each group's gradient for one example, with a scaler on every scaled layer."""
     layers = [m for m in net.modules() if isinstance(m, ScaledLayer)]
     for layer in layers:
         layer.gradient_scaler = scaler_of(layer)
@@ -87,7 +87,9 @@ def _gradient_sizes(net, loss, x, y, certificate, scaler_of) -> dict[str, float]
 
 
 def _joint(net: nn.Module, certificate: Certificate, sizes: dict[str, float], norms: dict[int, list[Tensor]]) -> float:
-    """As :func:`lipdp_lightning.audit.measure.joint_ratio`, n_ik as the layers reported them, call by call."""
+    """Returns :func:`lipdp_lightning.audit.measure.joint_ratio` from the n_ik that the layers reported, call
+    by call.
+    """
     calls = {key: iter(list(values)) for key, values in norms.items()}
     claimed = moved = 0.0
     order = {node.name: i for i, node in enumerate(certificate.nodes)}
@@ -106,5 +108,5 @@ def _joint(net: nn.Module, certificate: Certificate, sizes: dict[str, float], no
 
 
 def _module(net: nn.Module, path: str) -> nn.Module:
-    """A model that is one layer is certified inside a Sequential, as its member '0'."""
+    """Returns a layer by its path; a model that is one layer is certified inside a Sequential, as its member '0'."""
     return net if isinstance(net, ScaledLayer) else net.get_submodule(path)

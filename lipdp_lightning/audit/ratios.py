@@ -1,4 +1,4 @@
-"""What an attack found: measured over certified, one number for every claim of the certificate."""
+"""Holds what an attack found: one ratio of measured to certified for every claim of the certificate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Finding:
-    """One claim and the largest ratio seen; above 1 the claim is false."""
+    """One claim and the largest ratio found; above 1, the claim is false."""
 
     claim: str
     ratio: float
@@ -22,10 +22,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class GroupRatio:
-    """Largest ||g_ik|| / Delta_k, unscaled against ``worst_case`` and by layer against ``layerwise``.
+    """The largest ||g_ik|| / Delta_k, unscaled against ``worst_case`` and by layer against ``layerwise``.
 
-    The ``float32`` ratios are those of the final candidates on the path that trains: the layers' own
-    backward with their gradient scalers, in float32.
+    The ``float32`` ratios are those of the final candidates on the training path: the layers' own backward with their
+    gradient scalers, in float32.
     """
 
     name: str
@@ -37,9 +37,9 @@ class GroupRatio:
 
 @dataclass(frozen=True)
 class NodeRatio:
-    """Largest measured norm of one operation's output over X_v, and of its cotangent over l_v.
+    """The largest measured norm of one operation's output over X_v, and of its cotangent over l_v.
 
-    At the input, where the forward ratio is 1 by construction, it is left out of the claims.
+    At the input the forward ratio is 1 by construction and is no claim.
     """
 
     name: str
@@ -51,10 +51,10 @@ class NodeRatio:
 
 @dataclass(frozen=True)
 class AttackReport:
-    """Every ratio of one attack. ``witnesses`` maps a claim to the input and the target that attained it.
+    """Every ratio of one attack; ``witnesses`` maps a claim to the input and the target that attained it.
 
-    ``interaction`` tells how much the examples of a batch influence each other: anything above zero is a
-    violation, of infinite ratio, because then no bound on a single example bounds anything.
+    ``interaction`` measures how much the examples of a batch influence each other. Anything above zero is a violation
+    of infinite ratio, because then no bound on a single example bounds anything.
     """
 
     groups: tuple[GroupRatio, ...]
@@ -85,11 +85,11 @@ class AttackReport:
 
     @property
     def worst(self) -> Finding:
-        """The claim closest to being false, or furthest beyond; a ratio that is no number counts as infinite."""
+        """The claim closest to being false, or furthest beyond; NaN counts as infinite."""
         return max(self.claims(), key=lambda f: math.inf if math.isnan(f.ratio) else f.ratio)
 
     def violations(self, tolerance: float = TOLERANCE) -> tuple[Finding, ...]:
-        """Claims that the attack proves false, the worst first."""
+        """Returns the claims that the attack proves false, the worst first."""
         false = [f for f in self.claims() if not f.ratio <= 1.0 + tolerance]
         return tuple(sorted(false, key=lambda f: -f.ratio))
 
@@ -97,7 +97,7 @@ class AttackReport:
         return next(g for g in self.groups if g.name == name)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Returns plain data for JSON."""
         return {
             "groups": [asdict(g) for g in self.groups],
             "nodes": [asdict(n) for n in self.nodes],

@@ -1,4 +1,4 @@
-"""Runs a model's graph and keeps what a certificate bounds: every value, its cotangent, the layers' n_ik."""
+"""Runs a model's graph and records what a certificate bounds: every value, its cotangent, and the layers' n_ik."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ Tensors = dict[str, Tensor]
 
 
 class _Recorder(fx.Interpreter):
-    """Adds a zero to every value, whose gradient is the cotangent there, and to the parameters of single uses."""
+    """Adds a zero to every value and to the parameters of single uses; the gradient of a zero is the
+    cotangent there.
+    """
 
     def __init__(self, graph: fx.GraphModule, probes: Tensors, use_probes: Tensors, scalable: set[str]) -> None:
         super().__init__(graph)
@@ -45,7 +47,7 @@ class _Recorder(fx.Interpreter):
 
 
 class Runner(nn.Module):
-    """A module around the recorder, so that functional_call can exchange the parameters."""
+    """Wraps the recorder as a module, so that functional_call can exchange the parameters."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__()
@@ -54,7 +56,7 @@ class Runner(nn.Module):
     def forward(
         self, x: Tensor, probes: Tensors, use_probes: Tensors, scalable: set[str]
     ) -> tuple[Tensor, Tensors, Tensors]:
-        """Logits, every value by node, n_ik by node."""
+        """Returns the logits, every value by node, and n_ik by node."""
         recorder = _Recorder(self.net, probes, use_probes, scalable)
         logits = recorder.run(x)
         return logits, recorder.values, recorder.norms

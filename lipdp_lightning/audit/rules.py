@@ -1,14 +1,15 @@
-"""Holds each rule to its own word: with the norms that an operation really reads in place of bounds.
+"""Compares each rule with the operation that it describes, on measured input norms in place of bounds.
 
-Along a deep graph the bounds are loose, and a wrong constant of one rule may hide behind the others' slack.
-Here nothing accumulates: at every node the measured input norms go into the rule, and its answers are
-compared with the output, the Jacobian's norm in each slot, and the gradient's norm per unit of cotangent.
+Along a deep graph the bounds are loose, and a wrong constant of one rule may hide behind the slack of the others. Here
+nothing accumulates: at every node the measured input norms go into the rule, and its answers are compared with the
+output, the Jacobian's norm in each slot, and the gradient's norm per unit of cotangent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from .measure import ratio
 
 @dataclass(frozen=True)
 class RuleRatio:
-    """Largest measured over claimed at one node: output norm, Jacobian norm, gradient per cotangent."""
+    """The largest measured over claimed at one node: output norm, Jacobian norm, and gradient per cotangent."""
 
     rule: str
     node: str
@@ -47,7 +48,7 @@ def rule_ratios(
     seed: int = 0,
     rounds: int = 6,
 ) -> tuple[RuleRatio, ...]:
-    """One RuleRatio for each operation, over the given inputs; power iteration for the Jacobian's norms."""
+    """Returns one RuleRatio for each operation over the given inputs; Jacobian norms come from power iteration."""
     subject = prepared(model, seed)
     certifier = Certifier(subject, input_shape, input_bound, loss, compute_dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
@@ -96,10 +97,12 @@ def _one(
         else sum(c * c for n, c in zip(step.reads, bound.slots, strict=True) if n is read) ** 0.5
         for read in reads
     ]
+
+    def at_read(read: fx.Node, vector: list[Tensor]) -> Tensor:
+        return apply({read: vector[0]}, trained)
+
     lipschitz = [
-        _operator_norm(lambda v, n=n: apply({n: v[0]}, trained), [values[n]], generator, rounds) / claimed
-        if claimed > 0
-        else 0.0
+        _operator_norm(partial(at_read, n), [values[n]], generator, rounds) / claimed if claimed > 0 else 0.0
         for n, claimed in zip(reads, slots, strict=True)
     ]
     gradient = 0.0
@@ -122,7 +125,7 @@ def _call(certifier: Certifier, step: Any, values: dict[fx.Node, Any], weights: 
         value = values[n]
         if id(value) in weights:
             return weights[id(value)]
-        # in-place operations may not touch what is kept
+        # in-place operations must not overwrite recorded values
         return value.clone() if isinstance(value, Tensor) else value
 
     args, kwargs = fx.node.map_arg(node.args, pick), fx.node.map_arg(node.kwargs, pick)
@@ -137,7 +140,9 @@ def _call(certifier: Certifier, step: Any, values: dict[fx.Node, Any], weights: 
 def _operator_norm(
     function: Callable[[list[Tensor]], Tensor], at: list[Tensor], generator: torch.Generator, rounds: int
 ) -> float:
-    """A lower bound on the Jacobian's norm: u -> J J^T u, where J v is the derivative of u -> <J^T u, v>."""
+    """Returns a lower bound on the Jacobian's norm, from u -> J J^T u, where J v is the derivative of u ->
+    <J^T u, v>.
+    """
     points = [a.detach().clone().requires_grad_() for a in at]
     with torch.enable_grad():
         result = function(points)
@@ -159,7 +164,7 @@ def _operator_norm(
 
 
 def _pushed(pulled: Sequence[Tensor], u: Tensor) -> Tensor:
-    """J J^T u; where torch lacks the second derivative, u itself with its entries moved on."""
+    """Returns J J^T u; where torch lacks the second derivative, it returns u with its entries rolled by one."""
     try:
         (result,) = torch.autograd.grad(
             pulled, u, [p.detach() for p in pulled], retain_graph=True, allow_unused=True, materialize_grads=True

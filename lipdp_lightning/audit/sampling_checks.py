@@ -1,4 +1,4 @@
-"""Whether batches are Poisson samples: sizes, repetitions, rates, empty samples, and the shares of processes."""
+"""Tests whether batches are Poisson samples: sizes, repetitions, rates, empty samples, and the shares of processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST = 200_000
 
 
 def plan_sampler(plan: PrivacyPlan, secret: bytes = SECRET) -> Sampler:
-    """The sampler of a run under the plan; a rate other than the plan's comes from a plan of another batch size."""
+    """Returns the sampler of a run under the plan; another rate than the plan's uses a plan of another batch size."""
     import dataclasses
     import warnings
 
@@ -42,7 +42,9 @@ def plan_sampler(plan: PrivacyPlan, secret: bytes = SECRET) -> Sampler:
 
 
 def sampling_finding(sampler: Sampler, rows: int, rate: float, alpha: float, steps: int = 200) -> Finding:
-    """Six statistical tests and two exact ones; all hold for Poisson sampling and for nothing else in the gallery."""
+    """Runs six statistical tests and two exact ones, which all hold for Poisson sampling and for nothing else in the
+    gallery.
+    """
     rows = min(rows, LARGEST)
     samples = [sampler(rows, rate, step, 0, 1) for step in range(steps)]
     sizes = np.array([len(s) for s in samples], dtype=float)
@@ -73,7 +75,9 @@ def sampling_finding(sampler: Sampler, rows: int, rate: float, alpha: float, ste
 
 
 def dispersion_p_value(counts: np.ndarray, trials: int, rate: float) -> float:
-    """Of sum (c - n q)^2 / (n q (1 - q)) for independent c ~ Bin(n, q): a gamma law with its mean and variance."""
+    """Returns the p-value of sum (c - n q)^2 / (n q (1 - q)) for independent c ~ Bin(n, q), by a moment-matched gamma
+    law.
+    """
     spread = trials * rate * (1 - rate)
     statistic = float(np.square(counts - trials * rate).sum() / spread)
     mean = len(counts)
@@ -84,9 +88,11 @@ def dispersion_p_value(counts: np.ndarray, trials: int, rate: float) -> float:
 
 
 def overlap_p_value(samples: list[Tensor], rows: int) -> float:
-    """Rows that two consecutive samples share, given their sizes; of disjoint pairs of steps, which are independent.
+    """Tests the number of rows that two consecutive samples share, given their sizes; disjoint pairs of steps are
+    independent.
 
-    Hypergeometric each; their sum by the normal law, or by Poisson's where few are expected.
+    Each number is hypergeometric; their sum is approximated by a normal law, or by a Poisson law where few are
+    expected.
     """
     seen = expected = variance = 0.0
     for first, second in zip(samples[::2], samples[1::2], strict=False):
@@ -100,7 +106,7 @@ def overlap_p_value(samples: list[Tensor], rows: int) -> float:
 
 
 def _sparse(sampler: Sampler, steps: int) -> dict[str, float]:
-    """Few rows and a small rate: a third of the samples is empty, and an empty sample is a step like any other."""
+    """Tests few rows at a small rate: a third of the samples is empty, and an empty sample is a step like any other."""
     sizes = np.array([len(sampler(SPARSE_ROWS, SPARSE_RATE, step, 0, 1)) for step in range(steps)])
     empty = float((1 - SPARSE_RATE) ** SPARSE_ROWS)
     total = int(sizes.sum())

@@ -1,4 +1,4 @@
-"""Where an attack begins: inputs on the ball's boundary, and targets."""
+"""Chooses where an attack begins: inputs on the ball's boundary, and targets."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Targets = Callable[[int, torch.Generator], Tensor]
 
 
 def project(inputs: Tensor, bound: float) -> Tensor:
-    """Each example projected onto the ball."""
+    """Returns each example projected onto the ball."""
     size = torch.linalg.vector_norm(inputs.flatten(1), dim=1).clamp_min(bound)
     return inputs * (bound / size).reshape(-1, *(1,) * (inputs.dim() - 1))
 
 
 def to_boundary(inputs: Tensor, bound: float) -> Tensor:
-    """Each example on the sphere; a zero example stays zero."""
+    """Returns each example scaled to the sphere; a zero example stays zero."""
     size = torch.linalg.vector_norm(inputs.flatten(1), dim=1).clamp_min(1e-30)
     return inputs * (bound / size).reshape(-1, *(1,) * (inputs.dim() - 1))
 
@@ -37,7 +37,7 @@ def to_boundary(inputs: Tensor, bound: float) -> Tensor:
 def starting_inputs(
     model: nn.Module, shape: tuple[int, ...], bound: float, count: int, generator: torch.Generator
 ) -> Tensor:
-    """Constants, single pixels, a checkerboard, top singular directions of the model, random directions."""
+    """Returns constants, single pixels, a checkerboard, top singular directions of the model, and random directions."""
     ones = torch.ones(shape, dtype=torch.float64)
     flat = torch.zeros(ones.numel(), dtype=torch.float64)
     pixels = []
@@ -46,14 +46,14 @@ def starting_inputs(
     board = torch.arange(flat.numel()).remainder(2).mul(2).sub(1).to(torch.float64).reshape(shape)
     smart = [ones, -ones, *pixels, -pixels[1], board]
     noise = torch.randn((max(count, 3), *shape), dtype=torch.float64, generator=generator)
-    # one at a time: keyed dropout holds the id of one example
+    # one at a time, since keyed dropout holds the id of one example
     smart += [singular_direction(model, to_boundary(row, bound), bound)[0] for row in noise[:2].split(1)]
     chosen = torch.cat((torch.stack(smart), noise))[torch.randperm(len(smart) + len(noise), generator=generator)]
     return to_boundary(chosen[:count], bound)
 
 
 def singular_direction(model: nn.Module, at: Tensor, bound: float, rounds: int = 4) -> Tensor:
-    """A direction of large response at the given input, by power iteration with finite differences."""
+    """Returns a direction of large response at the given input, by power iteration with finite differences."""
     direction = at
     for _ in range(rounds):
         with torch.no_grad():
@@ -68,7 +68,7 @@ def singular_direction(model: nn.Module, at: Tensor, bound: float, rounds: int =
 
 
 def target_source(loss: Loss, output_shape: tuple[int, ...]) -> Targets:
-    """Random targets that suit the loss; ValueError for a loss of unknown kind."""
+    """Returns a function that draws random targets for the loss; a loss of unknown kind raises ValueError."""
     if isinstance(loss, _CLASS_LOSSES):
         classes, positions = output_shape[0], output_shape[1:]
         return lambda n, g: torch.randint(classes, (n, *positions), generator=g)
@@ -86,7 +86,9 @@ def target_source(loss: Loss, output_shape: tuple[int, ...]) -> Targets:
 def alternative_targets(
     loss: Loss, output_shape: tuple[int, ...], draw: Targets, count: int, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Other targets for every candidate: each label at all positions, all outputs far on one side, random ones."""
+    """Yields other targets for every candidate: each label at all positions, all outputs far on one side,
+    random ones.
+    """
     if isinstance(loss, _CLASS_LOSSES):
         for label in range(min(output_shape[0], _LABELS_TRIED)):
             yield torch.full((count, *output_shape[1:]), label)

@@ -1,4 +1,4 @@
-"""What an audit takes apart: one private step of a module under a plan, run by the parts that train.
+"""Provides the subject of an audit: one private step of a module under a plan, run by the parts that train.
 
 Noise is a function of the secret and of the state that a step starts from, not of its batch. Repeating a step with
 another batch therefore repeats the noise, and the difference of the two releases is the exact shift of the sum.
@@ -35,12 +35,12 @@ from .starts import target_source, to_boundary
 Batch = tuple[Tensor, Tensor, Tensor]
 Example = tuple[Tensor, Tensor]
 ANY_NUMBER = MOST_STEPS
-NUMBER = 10**6  # the id of an example that joins a batch: its own randomness must be the same in each
+NUMBER = 10**6  # the id of an example that joins a batch, the same in each, so that its own randomness is the same
 SECRET = bytes(range(16))  # an audit of a public algorithm on made-up rows hides nothing
 
 
 class StepStrategy(PrivateStrategy):
-    """What a module asks its Strategy for, without a Trainer around."""
+    """Answers what a module asks its Strategy, without a Trainer."""
 
     def step_key(self, purpose: str, *indices: int) -> int:
         key = derive_key(SECRET, purpose, *indices)
@@ -48,13 +48,17 @@ class StepStrategy(PrivateStrategy):
 
 
 class Subject:
-    """The step of ``module`` under ``plan``; ``release`` is what leaves it, in the units of the sum of gradients.
+    """Runs the step of ``module`` under ``plan``; ``release`` returns its output in units of the sum of gradients.
 
     Args:
-        kind: the mechanism; a broken one in tests.
-        place: rank and number of processes that this one plays.
-        chunks: micro-batches of a step.
-        switched: of a plan that switches to another scaling, the step after the switch.
+        module: the module under audit.
+        plan: the plan under audit.
+        input_shape: the shape of one example.
+        kind: the class of the mechanism; tests pass broken ones.
+        place: the rank and the number of processes that this process plays.
+        chunks: the number of micro-batches of a step.
+        secret: the secret that noise and samples are drawn from.
+        switched: whether to audit the step after the switch of a plan that switches to another scaling.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class Subject:
 
     @property
     def joint(self) -> bool:
-        """Whether the claim is one for all groups together, and none for each."""
+        """True if the claim bounds all groups together, and not each by itself."""
         return bool(self.mechanism.scaling.joint)
 
     @property
@@ -105,12 +109,12 @@ class Subject:
         return [(group.name, group.numel) for group in self.mechanism.certificate.groups]
 
     def claimed_deviations(self) -> Tensor:
-        """sigma_k of every coordinate, as the mechanism states it."""
+        """Returns sigma_k of every coordinate, as the mechanism states it."""
         by_name = self.mechanism.deviations()
         return torch.cat([torch.full((n,), by_name[name], dtype=torch.float64) for name, n in self.groups])
 
     def whitened(self, flat: Tensor) -> Tensor:
-        """In units of the claimed noise; a coordinate without noise counts as infinite where it is not zero."""
+        """Returns a vector in units of the claimed noise; a nonzero coordinate without noise counts as infinite."""
         deviations = self.claimed_deviations()
         scaled = flat / deviations.clamp_min(1e-300)
         return torch.where(deviations > 0, scaled, torch.where(flat == 0, 0.0, math.inf).to(flat.dtype))
@@ -124,9 +128,9 @@ class Subject:
     def release(
         self, batch: Batch, step: int = 0, canary: Tensor | None = None, reduce: Callable[[Tensor], None] | None = None
     ) -> Tensor:
-        """The noised sum of a step, times the public divisor; ``canary`` is added to the sum of gradients."""
+        """Returns the noised sum of a step times the public divisor; ``canary`` is added to the sum of gradients."""
         mechanism = self.mechanism
-        mechanism.load_state(self._state)  # a tracked radius moves with every release
+        mechanism.load_state(self._state)  # a tracked radius changes with every release
         mechanism.begin_step(step)
         self.module.zero_grad(set_to_none=True)
         if len(batch[0]) or canary is None:
@@ -137,14 +141,14 @@ class Subject:
         return self._gradient() * self._divisor()
 
     def shift(self, batch: Batch, example: Example, step: int = 0, base: Tensor | None = None) -> Tensor:
-        """How far the example moves the sum: the noise is that of the same step, and cancels."""
+        """Returns how far the example moves the sum; both releases have the noise of one step, which cancels."""
         without = self.release(batch, step) if base is None else base
         return self.release(with_example(batch, example), step) - without
 
     def _accumulate(self, batch: Batch, step: int) -> None:
         for chunk in range(self.chunks):
             part = tuple(t[chunk :: self.chunks] for t in batch)
-            if chunk:  # nothing may have changed since the one before
+            if chunk:  # nothing may have changed since the chunk before
                 self.mechanism.begin_step(step)
             loss: Any = self.module.training_step(part, chunk)  # type: ignore[arg-type]
             (loss / self.chunks).backward()
@@ -164,7 +168,7 @@ class Subject:
         return torch.cat([row.detach().double().flatten() for row in rows])
 
     def _divisor(self) -> float:
-        # batch_max divides by what was drawn, as printed in its source; its own fault is to be seen apart from that
+        # batch_max divides by the drawn size, as in its source; a fixed size keeps that apart from its other fault
         return self.mechanism.divisor() if self.plan.scaling == "batch_max" else self.plan.expected_batch_size
 
     # ---- made-up examples
@@ -175,7 +179,9 @@ class Subject:
         return loss.loss if isinstance(loss, ClippedLoss) else loss
 
     def examples(self, count: int, seed: int = 0, largest: float = 1.0) -> Batch:
-        """Random directions with norms between zero and ``largest`` times the input bound, random targets."""
+        """Returns random directions with norms between zero and ``largest`` times the input bound, and
+        random targets.
+        """
         generator = torch.Generator().manual_seed(seed)
         x = to_boundary(torch.randn((count, *self.input_shape), generator=generator), self.module.input_bound)
         x = x * largest * torch.rand((count, *(1,) * len(self.input_shape)), generator=generator)
@@ -188,8 +194,10 @@ class Subject:
 
 
 def repeated_step(plan: PrivacyPlan, switched: bool) -> PrivacyPlan:
-    """A plan of any number of the given plan's steps, before its switch or after: trials are steps of their own."""
-    first = plan.first_switched_step if switched else 0
+    """Returns a plan of any number of the given plan's steps, before its switch or after; trials are steps of their
+    own.
+    """
+    first = int(plan.first_switched_step) if switched else 0
     clipping = plan.clipping_at(first) if plan.clips_examples else plan.clipping
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -199,7 +207,7 @@ def repeated_step(plan: PrivacyPlan, switched: bool) -> PrivacyPlan:
 
 
 def with_example(batch: Batch, example: Example) -> Batch:
-    """The neighbouring batch, the example in its middle: the places of others change."""
+    """Returns the neighbouring batch, with the example in its middle so that others change their places."""
     half = len(batch[0]) // 2
     added = (example[0].unsqueeze(0), example[1].unsqueeze(0), torch.tensor([NUMBER]))
     x, y, ids = (torch.cat([t[:half], a.to(t.dtype), t[half:]]) for t, a in zip(batch, added, strict=True))

@@ -1,4 +1,4 @@
-"""`lipdp audit`: all questions about one configuration, with one probability of a false alarm."""
+"""Implements `lipdp audit`: all questions about one configuration, with one probability of a false alarm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BLACK_BOX_SCALINGS = ("worst_case", "layerwise", "joint", "radius", "exact", "ex
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried: starts and steps of searches, trials of canaries, whole runs and their length."""
+    """Sets how much is tried: starts and steps of searches, trials of canaries, whole runs and their length."""
 
     name: str
     restarts: int
@@ -60,7 +60,9 @@ EFFORTS = {
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Every finding. With probability ``confidence`` no statistical one of a correct program is a violation."""
+    """Every finding of an audit; with probability ``confidence``, no statistical finding about a correct program is a
+    violation.
+    """
 
     title: str
     suite: str
@@ -111,10 +113,27 @@ def run_audit(
     extra: Mapping[str, Question] | None = None,
     progress: Callable[[str], None] = lambda name: None,
 ) -> AuditReport:
-    """Ask everything about the step and the run of a module under a plan.
+    """Asks all questions about the step and the run of a module under a plan.
 
-    Examples are made up in the shape that ``data`` declares; no private row is read. ``extra`` are further statistical
-    questions, each called with its share of alpha; ``kind`` is the mechanism, a broken one in tests.
+    Examples are made up in the shape that ``data`` declares; no private row is read.
+
+    Args:
+        module: the module to audit; it is copied.
+        plan: the plan whose claims are tested.
+        data: a data module, whose declarations alone are used.
+        effort: how much is tried: one of ``EFFORTS`` or its name.
+        confidence: the probability that no statistical finding about a correct program is a violation.
+        seed: seed of everything that is random in the audit.
+        title: the title of the report.
+        kind: the class of the mechanism; tests pass broken ones.
+        extra: further statistical questions, each called with its share of alpha.
+        progress: called with the name of each question before it is asked.
+
+    Returns:
+        The report with one finding for each question.
+
+    Raises:
+        ValueError: if the confidence is not in (0, 1), or if the plan claims no privacy.
     """
     chosen = EFFORTS[effort] if isinstance(effort, str) else effort
     if not 0 < confidence < 1:
@@ -138,7 +157,7 @@ def run_audit(
 
 
 class Questions:
-    """The questions of a suite, by name; each is called with its share of alpha. Exact ones use none of it."""
+    """The questions of a suite by name, each to be called with its share of alpha; exact questions use none of it."""
 
     def __init__(
         self, module: PrivateModule, plan: PrivacyPlan, data: Any, effort: Effort, seed: int, kind: type[Mechanism]
@@ -159,7 +178,7 @@ class Questions:
 
     @property
     def sample(self) -> Tensor:
-        """Steps without examples, drawn once for all that look at the noise."""
+        """Steps without examples, drawn once for all questions about the noise."""
         if self._sample is None:
             self._sample = noise_sample(self.subject)
         return self._sample

@@ -1,4 +1,4 @@
-"""Made-up rows in the shape of a data module's: an audit of the algorithm reads no private row."""
+"""Makes up rows in the shape of a data module's, so that an audit of the algorithm reads no private row."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MOST_ROWS = 512
 
 
 def made_up_data(subject: Subject, like: Any, seed: int = 0) -> Any:
-    """A data module of random rows; the sampler sees fewer rows than declared, at the plan's rate."""
+    """Returns a data module of random rows; the sampler sees fewer rows than declared, at the plan's rate."""
     return rows_like(like, *made_up_rows(subject, like, seed))
 
 
 def made_up_rows(subject: Subject, like: Any, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features and labels of the rows that ``made_up_data`` holds."""
+    """Returns the features and labels that ``made_up_data`` holds."""
     x, y, _ = subject.examples(min(like.dataset_size, MOST_ROWS), seed)
     return x, y
 
 
 def rows_like(like: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
-    """A data module of these rows, with the declarations of another."""
+    """Returns a data module of these rows, with the declarations of another."""
     from data_modules.base import PrivateDataModule
 
     class MadeUp(PrivateDataModule):
@@ -47,7 +47,9 @@ def rows_like(like: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 def plain_copy(module: PrivateModule) -> PrivateModule:
-    """The same network, loss and input bound, without the trainer; optimizers are post-processing, and Adam will do."""
+    """Copies network, loss and input bound, without the trainer; the optimizer is post-processing, so the default will
+    do.
+    """
     return PrivateModule(
         copy.deepcopy(module.network), module.private_loss(None), input_bound=module.input_bound,
         input_mode=module.bounded_input.mode, color_space=module.bounded_input.color_space,  # type: ignore[arg-type]

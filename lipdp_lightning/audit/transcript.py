@@ -1,9 +1,9 @@
-"""Records what a run releases, what each release was made from, and all else that can be seen of the run.
+"""Records the releases of a run, the inputs of each release, and everything else that can be seen of the run.
 
 A proof of privacy for an adaptive run goes release by release: given everything that was released before, the next
 release is a mechanism whose input moves by at most its sensitivity when one example joins. Two transcripts show whether
-that is so for one pair of data sets, if the second run was given the outputs of the first: whatever its noise could
-change is then equal, and what differs besides the inputs of mechanisms follows the private data.
+this holds for one pair of data sets, if the second run was given the outputs of the first: everything that its noise
+could change is then equal, and what differs besides the inputs of mechanisms follows the private data.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Release:
     """One call of a mechanism.
 
     Attributes:
-        name: which call it was; a run makes no two calls of one name.
-        inputs: float64, flat: what the noise is added to, summed over all processes.
+        name: the name of the call, unique within a run.
+        inputs: what the noise is added to, summed over all processes, flat and in float64.
         deviations: the standard deviation of the noise at every entry of ``inputs``.
         multiplier: the noise multiplier that the ledger counts this call with.
         outputs: what was released.
@@ -43,7 +43,7 @@ class Release:
         if self.inputs.shape != other.inputs.shape:
             return math.inf
         apart = self.inputs - other.inputs
-        without = torch.where(apart == 0, 0.0, math.inf).to(apart.dtype)  # entries that no noise is added to
+        without = torch.where(apart == 0, 0.0, math.inf).to(apart.dtype)  # entries without noise
         whitened = torch.where(self.deviations > 0, apart / self.deviations.clamp_min(1e-300), without)
         size = self.multiplier * float(whitened.norm())
         return math.inf if math.isnan(size) else size
@@ -51,7 +51,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Transcript:
-    """The releases of a run in their order, and (name, value) of everything else that can be seen of it, in order."""
+    """The releases of a run, and (name, value) of everything else that can be seen of it, each in order."""
 
     releases: tuple[Release, ...]
     shown: tuple[tuple[str, str], ...]
@@ -78,12 +78,12 @@ class Comparison:
 
 
 def compare(first: Transcript, second: Transcript, touched: Collection[str]) -> Comparison:
-    """Compare a run with one on a neighbouring data set that was given the outputs of the first.
+    """Compares a run with one on a neighbouring data set that was given the outputs of the first.
 
     Args:
-        first: transcript of the run whose outputs are its own.
-        second: transcript of the run that was given them.
-        touched: names of the releases that the differing example takes part in; no other input may move.
+        first: the transcript of the run whose outputs are its own.
+        second: the transcript of the run that was given them.
+        touched: the names of the releases that the differing example takes part in; no other input may move.
     """
     faults = _differences("releases", [r.name for r in first.releases], [r.name for r in second.releases])
     others = {release.name: release for release in second.releases}
@@ -105,7 +105,7 @@ def _shown_faults(first: Sequence[tuple[str, str]], second: Sequence[tuple[str, 
 
 
 def _differences(verb: str, first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """One sentence about the first place at which two lists of names part."""
+    """Returns one sentence about the first place at which two lists of names differ."""
     if list(first) == list(second):
         return []
     same = next(

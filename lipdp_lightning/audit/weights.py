@@ -1,4 +1,4 @@
-"""Ascent over the weights, every layer's certified norm kept where it is."""
+"""Ascends over the weights while keeping every layer's certified norm."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def ascend_weights(
     meter: Meter, certifier: Certifier, certificate: Certificate, inputs: Tensor, labels: Tensor, goals: Tensor,
     best: Best, steps: int,
 ) -> Certificate:  # fmt: skip
-    """Changes the meter's model in place so that the candidates' goals grow; returns its new certificate.
+    """Changes the meter's model in place so that the candidates' goals grow, and returns its new certificate.
 
-    Every point is measured against the certificate of its own weights. A step that fails is taken back.
+    Every point is measured against the certificate of its own weights. A step that fails is undone.
     """
     parameters = meter.trained()
     norms = {use.node: use.lipschitz for group in certificate.groups for use in group.uses}
@@ -49,7 +49,9 @@ def ascend_weights(
 def _evaluate(
     meter: Meter, certificate: Certificate, inputs: Tensor, labels: Tensor, goals: Tensor, best: Best
 ) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
-    """Sum of the goals' logarithms, the weights it belongs to, and its gradient in them."""
+    """Returns the sum of the goals' logarithms, the weights that it belongs to, and its gradient with
+    respect to them.
+    """
     live = {n: p.detach().clone().requires_grad_() for n, p in meter.trained().items()}
     ratios = meter.ratios(inputs, labels, certificate, live).flat()
     best.see(ratios, inputs, labels)
@@ -62,7 +64,7 @@ def _evaluate(
 def _restore_norms(
     certifier: Certifier, parameters: dict[str, Tensor], norms: dict[str, float], vectors: dict[str, float]
 ) -> None:
-    """Weights back to their certified operator norm, biases and other vectors to their length."""
+    """Scales weights back to their certified operator norm, and biases and other vectors to their length."""
     for group in certifier.certify().groups:
         factors = [norms[u.node] / u.lipschitz for u in group.uses if u.lipschitz > 0]
         for name in group.parameters:

@@ -1,1 +1,1 @@
-"""Measurements, always as ratios within one run."""
+"""Measures the cost of private steps, always as ratios within one run."""

@@ -1,4 +1,4 @@
-"""What a step holds and what it computes, counted and not timed: memory, floating-point operations, launches."""
+"""Counts what a step holds and computes, without timing it: memory, floating-point operations, launches."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ NOISE_AT_ONCE = FLOAT64 * 3 * PIECE
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one network: parameters, per example the bytes kept for the backward pass and the operations of both, and the
-    bytes that bounds of norms refer to between steps.
+    """Counts of one network.
+
+    They are its parameters, the bytes per example that are kept for the backward pass, the operations per example of
+    both passes, and the bytes that bounds of norms refer to between steps.
     """
 
     model: str
@@ -37,7 +39,7 @@ class Counts:
 
 
 def count(name: str) -> Counts:
-    """By one forward and backward pass of two examples, halved."""
+    """Counts by one forward and backward pass of two examples, halved."""
     network = network_named(name)
     model = network.build()
     x = torch.rand(2, *network.shape)
@@ -61,10 +63,10 @@ def count(name: str) -> Counts:
 
 
 def memory_lines(counts: Sequence[Counts], batch_sizes: Sequence[int]) -> tuple[list[str], list[list[str]]]:
-    """MB above the weights, at the end of the passes or at the release.
+    """Returns a table of MB above the weights, at the end of the passes or at the release.
 
-    Ours keeps what bounds of norms refer to between steps. At the release, it adds the words of pieces of noise on one
-    CPU, else a float64 buffer for all parameters' noise.
+    This library keeps what bounds of norms refer to between steps. At the release, it adds the words of pieces of noise
+    on one CPU, else a float64 buffer for the noise of all parameters.
     """
     headers = ["model", "parameters", "kept per example", "batch", "without privacy", "ours, one CPU process",
                "ours, GPU or several processes", "gradients per example"]  # fmt: skip
@@ -85,7 +87,7 @@ class _Operations(TorchDispatchMode):
     """Counts what is sent to the device, how often the host waits for a number, and floating-point operations."""
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.launches = self.waits = self.operations = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,7 +104,7 @@ class _Operations(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class CertificateCounts:
-    """Per step, of projection and certificate together, exact norms that fall due included."""
+    """Counts per step of projection and certificate together, including exact norms that fall due."""
 
     launches: float
     waits: float
@@ -110,7 +112,7 @@ class CertificateCounts:
 
 
 def count_certificate(name: str, steps: int, update_size: float, max_norm: float = 1.0) -> CertificateCounts:
-    """Over steps with random updates, after the exact norms of the set-up."""
+    """Counts over steps with random updates, after the exact norms of the set-up."""
     from .certificate_cost import Clipping, RandomUpdates
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What the certificate and the projection cost per step, beside a forward and backward pass."""
+"""Measures the cost of certificate and projection per step, beside a forward and backward pass."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +24,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 UPDATE_SIZE = 0.002
-"""Of a training step, relative to each weight in Frobenius norm."""
+"""Size of an update relative to each weight, in Frobenius norm."""
 
 LONG_PASS = 10.0
 """Seconds beyond which a pass is measured once."""
 
 MICRO_BATCH = 256
-"""Larger batches are passed in parts of this size, whose gradients add up: a wide network takes 10 MB per example."""
+"""Larger batches are passed in parts of this size, since a wide network takes 10 MB per example."""
 
 _MAX_NORM = 1.0
 _WARM_UP_BATCH = 8
@@ -37,10 +38,10 @@ _WARM_UP_BATCH = 8
 
 @dataclass(frozen=True)
 class CertificateCost:
-    """Seconds: medians of ``passes`` passes and of the cheap certificates, means over the steps elsewhere.
+    """Costs in seconds: medians of ``passes`` passes and of the cheap certificates, and means over the steps otherwise.
 
-    ``amortised`` is projection and certificate together, with the exact norms that fall due;
-    ``percent_of_step`` relates it to the pass at the same batch size.
+    ``amortised`` is projection and certificate together, with the exact norms that fall due; ``percent_of_step``
+    relates it to the pass at the same batch size.
     """
 
     model: str
@@ -61,8 +62,9 @@ class CertificateCost:
 
 
 def clock() -> Callable[[], float]:
-    """Processor time with one thread, which other processes on the machine disturb least; else wall time, since
-    threads that wait for work use processor time too."""
+    """Returns processor time with one thread, which other processes on the machine disturb least, and wall time
+    otherwise, since threads that wait for work use processor time too.
+    """
     return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
@@ -81,12 +83,12 @@ def measure(
     update_size: float = UPDATE_SIZE,
     slack: float = SLACK,
 ) -> list[CertificateCost]:
-    """Costs for one model on this machine, with torch's present number of threads.
+    """Measures the costs for one model on this machine, with torch's present number of threads.
 
-    The amortised cost is measured, not computed: ``steps`` random updates, each followed by projection and
-    certificate, whose norms are exact where the cheap bounds have drifted by more than their slack. Layers that
-    did not come to an exact norm within these steps are charged with one. Passes are taken in between, so that
-    a load on the machine falls on both; passes of more than LONG_PASS seconds once.
+    The amortised cost is measured, not computed: ``steps`` random updates, each followed by projection and certificate,
+    whose norms are exact where the cheap bounds have drifted by more than their slack. Layers that did not reach an
+    exact norm within these steps are charged with one. Passes are taken in between, so that a load on the machine
+    affects both; passes of more than LONG_PASS seconds are taken once.
     """
     torch.manual_seed(0)
     build, shape = MODELS[name]
@@ -135,7 +137,7 @@ class Clipping:
 
 
 class Renewals:
-    """Counts how often the weights that are followed got a new reference, and whether their norms were evaluated."""
+    """Counts how often the followed weights got a new reference, and whether their norms were evaluated."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
@@ -164,9 +166,9 @@ class Renewals:
 
 
 class RandomUpdates:
-    """Adds to every parameter noise of a given size relative to it.
+    """Adds noise of a given relative size to every parameter.
 
-    The noise is a window at a random place of a larger sample, which takes less time than to draw it.
+    The noise is a window at a random place of a larger sample, which takes less time than drawing it.
     """
 
     def __init__(self, model: nn.Module, size: float) -> None:
@@ -203,7 +205,7 @@ class Passes:
         for size, taken in self.seconds.items():
             if not taken or taken[0] <= LONG_PASS:
                 x, y = self._batch(size)
-                taken.append(_seconds(lambda x=x, y=y: self._run(x, y)))
+                taken.append(_seconds(partial(self._run, x, y)))
 
 
 def as_rows(costs: Sequence[CertificateCost]) -> list[dict[str, Any]]:
@@ -211,7 +213,7 @@ def as_rows(costs: Sequence[CertificateCost]) -> list[dict[str, Any]]:
 
 
 def printed(costs: Sequence[CertificateCost], steps: int) -> str:
-    """For the terminal."""
+    """Returns the table for the terminal."""
     from ..report.tables import render_table
 
     headers = (

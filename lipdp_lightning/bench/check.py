@@ -1,6 +1,6 @@
-"""Ratios of step time, memory and start-up against bounds: a regression fails, a slow machine does not.
+"""Checks ratios of step time, memory and start-up against bounds: a regression fails, a slow machine does not.
 
-What exceeds its bound is measured once more, with twice the rounds, and fails if it exceeds it again.
+A ratio that exceeds its bound is measured once more, with twice the rounds, and fails if it exceeds it again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STARTS = 3
 
 @dataclass(frozen=True)
 class Bound:
-    """A ratio and what it may be; for step_time and peak_memory that of ``contender`` to ``over``."""
+    """A ratio and its limits; for step_time and peak_memory it is that of ``contender`` to ``over``."""
 
     name: str
     quantity: str
@@ -68,7 +68,7 @@ class Verdict:
 
 
 def read_bounds(path: Path) -> list[Bound]:
-    """The bounds of a file; every problem of it at once."""
+    """Returns the bounds of a file; one error lists every problem."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -117,7 +117,7 @@ def check(
     bounds: Sequence[Bound], *, device: str = "cpu", threads: int = 1, rounds: int = _ROUNDS,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Verdict]:  # fmt: skip
-    """Every bound's verdict."""
+    """Returns the verdict for every bound."""
     verdicts = {id(v.bound): v for v in _measured(bounds, device, threads, rounds, _STARTS)}
     again = [v.bound for v in verdicts.values() if not v.kept]
     if again:
@@ -145,7 +145,7 @@ def _measured(bounds: Sequence[Bound], device: str, threads: int, rounds: int, s
 
 
 def _verdict(bound: Bound, row: Row, over: Row) -> Verdict:
-    """A contender without a result keeps no bound."""
+    """Returns the verdict for one bound; a contender without a result keeps no bound."""
     for lost in (row, over):
         if not lost.runs:
             return Verdict(bound, note=f"{lost.contender}: {lost.status}, {lost.reason}")
@@ -161,7 +161,7 @@ def _verdict(bound: Bound, row: Row, over: Row) -> Verdict:
 
 
 def printed(verdicts: Sequence[Verdict]) -> str:
-    """For the terminal; what fails is named once more, with its bound and its spread."""
+    """Returns the text for the terminal, which repeats failed bounds with their spread."""
     from ..report.tables import render_table
 
     lines = [

@@ -1,7 +1,7 @@
-"""Contenders side by side: every one in its own process, all of them in turns, round after round.
+"""Compares contenders side by side: each in its own process, all of them in turns, round after round.
 
-A ratio is that of a contender's median step to the reference's in the same round, and what is reported are the
-median and the quartiles of these ratios over the rounds: what slows the machine down slows both.
+A ratio is that of a contender's median step to the reference's in the same round. The median and the quartiles of these
+ratios over the rounds are reported, since whatever slows the machine down slows both.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .step_parts import REST
 
 @dataclass(frozen=True)
 class Effort:
-    """How long is measured: turns of about ``turn_seconds``, at most ``most_steps`` and at least one step.
+    """Limits of a measurement: turns of about ``turn_seconds``, at most ``most_steps`` and at least one step.
 
-    A contender of whose steps one takes more than ``patience`` seconds is too slow; one whose step takes more than
-    ``long_step`` has no step to warm up in its turns, and at most ``few_rounds`` of them.
+    A contender whose step takes more than ``patience`` seconds is too slow; one whose step takes more than
+    ``long_step`` has no warm-up step in its turns, and at most ``few_rounds`` of them.
     """
 
     rounds: int = 5
@@ -45,9 +45,9 @@ class Effort:
 
 
 def measure_cell(jobs: Sequence[Job], effort: Effort, memory_of: Collection[str] = ()) -> list[Row]:
-    """The contenders of one network and batch size; the reference is the first of them.
+    """Measures the contenders of one network and batch size; the reference is the first of them.
 
-    Those named in ``memory_of`` are started once more when the times are known, and their memory is measured.
+    Contenders named in ``memory_of`` are started once more when the times are known, and their memory is measured.
     """
     assert jobs[0].contender == REFERENCE
     entries = [started(job) for job in jobs]
@@ -73,7 +73,7 @@ def measure_cell(jobs: Sequence[Job], effort: Effort, memory_of: Collection[str]
 
 
 def _warm_up(entries: list[Entry], effort: Effort) -> None:
-    """Two steps that are not counted, or a long one; the last one says how many make a turn."""
+    """Takes two steps that are not counted, or a long one; the last one tells how many make a turn."""
     for entry in entries:
         for _ in range(2):
             if entry.row.runs and entry.first <= effort.long_step:
@@ -82,7 +82,7 @@ def _warm_up(entries: list[Entry], effort: Effort) -> None:
 
 
 def _rounds(entries: list[Entry], effort: Effort) -> None:
-    """Every round begins with another contender, so that none always follows the same one."""
+    """Begins every round with another contender, so that none always follows the same one."""
     for turn in range(effort.rounds):
         shift = turn % len(entries)
         for entry in [*entries[shift:], *entries[:shift]]:
@@ -100,7 +100,7 @@ def _rounds(entries: list[Entry], effort: Effort) -> None:
 def _parts(entry: Entry, effort: Effort) -> None:
     steps = effort.steps(entry.first)
     report = entry.ask(effort.patience * (steps + 1), steps=steps, warm_up=0, parts=True)
-    if report is None:  # the comparison holds without it
+    if report is None:  # the comparison is valid without the parts
         entry.row.status, entry.row.reason = OK, f"no parts: {entry.row.reason}"
         return
     parts = {name: seconds / steps for name, seconds in report["parts"].items()}
@@ -125,7 +125,7 @@ def _conclude(entry: Entry, reference: Entry) -> None:
 
 @dataclass(frozen=True)
 class Cell:
-    """One comparison. ``memory``: also of the memory that the contenders need."""
+    """One comparison; ``memory`` tells whether to compare the memory that the contenders need as well."""
 
     model: str
     batch_size: int
@@ -140,7 +140,7 @@ class Cell:
 
 
 def plan_of(cells: Sequence[Cell]) -> str:
-    """What will be done, for those who wait for it."""
+    """Returns a description of what will be done, for the waiting user."""
     timed = sum(len(cell.names) for cell in cells)
     memory = sum(len(cell.names) for cell in cells if cell.memory)
     lines = [f"{len(cells)} comparisons: {timed} processes whose steps are timed, {memory} whose memory is measured"]
@@ -155,7 +155,7 @@ def compare(
     cells: Sequence[Cell], effort: Effort, *, device: str = "cpu", memory_limit: int | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Row]:  # fmt: skip
-    """The rows of all cells, one cell after the other; ``say`` hears of the progress."""
+    """Yields the rows of all cells, one cell after the other; ``say`` is told of the progress."""
     begin = time.monotonic()
     for number, cell in enumerate(cells, 1):
         start = time.monotonic()
@@ -170,7 +170,7 @@ def compare(
 
 
 def machine(device: str, threads: Collection[int], memory_limit: int | None) -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Returns a description of the machine that the numbers were measured on."""
     import platform
 
     import torch

@@ -1,4 +1,4 @@
-"""The results of a comparison as a table, JSON, CSV and Markdown."""
+"""Renders the results of a comparison as a table, JSON, CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .networks import network_named
 from .step_parts import ORDER
 
 EPOCHS = ("mlp-table",)
-"""The networks of which a page shows epochs: steps so short that what surrounds them counts."""
+"""Networks for which a page shows epochs, since their steps are so short that the time around them counts."""
 
 _HEADERS = (
     "batch", "contender", "step ms", "quartiles", f"time / {REFERENCE}", "quartiles", "epoch s", "peak MB",
@@ -26,7 +26,7 @@ _HEADERS = (
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """What a table shows of a row; one without a result says why in place of the step."""
+    """Returns the cells of a row; one without a result says why in place of the step."""
     head = (str(row.batch_size), row.contender)
     if row.seconds is None or row.seconds_quartiles is None:
         return (*head, row.status, *[""] * (len(_HEADERS) - 3))
@@ -47,7 +47,7 @@ def _megabytes(value: int | None) -> str:
 
 
 def part_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Milliseconds per step of each part, for every row that has them."""
+    """Returns milliseconds per step of each part, for every row that has them."""
     measured = [row for row in rows if row.parts]
     names = [name for name in ORDER if any(name in row.parts for row in measured)]
     beside = sorted({name for row in measured for name in row.beside})
@@ -64,7 +64,7 @@ def part_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def printed(rows: Sequence[Row], machine: dict[str, Any]) -> str:
-    """For the terminal: one table for each network and number of threads."""
+    """Returns the text for the terminal: one table for each network and number of threads."""
     from ..report.tables import render_table
 
     text = []
@@ -96,7 +96,7 @@ def as_json(rows: Sequence[Row], machine: dict[str, Any], **more: Any) -> str:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """One line per row; quartiles and parts in columns of their own."""
+    """Returns one line per row, with quartiles and parts in columns of their own."""
     plain = [f.name for f in fields(Row) if f.name not in ("parts", "beside", "seconds_quartiles", "ratio_quartiles")]
     parts = [name for name in ORDER if any(name in row.parts for row in rows)]
     pairs = [f"{name}_{end}" for name in ("seconds", "ratio") for end in ("low", "high")]
@@ -115,7 +115,7 @@ def markdown_table(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> st
 
 
 def pivot(rows: Sequence[Row], quantity: str) -> tuple[list[str], list[list[str]]]:
-    """One line per contender, one column per batch size, of the rows of one network."""
+    """Returns one line per contender and one column per batch size, for the rows of one network."""
     sizes = sorted({row.batch_size for row in rows})
     names = list(dict.fromkeys(row.contender for row in rows))
     found = {(row.contender, row.batch_size): _entry(row, quantity) for row in rows}
@@ -124,7 +124,9 @@ def pivot(rows: Sequence[Row], quantity: str) -> tuple[list[str], list[list[str]
 
 
 def _entry(row: Row, quantity: str) -> str:
-    """time: the ratio with quartiles; epoch: seconds and their ratio; peak and resident: the ratio and MB."""
+    """Returns for time the ratio with quartiles, for epoch seconds and ratio, for peak and resident the
+    ratio and MB.
+    """
     if row.seconds is None or row.epoch_seconds is None:
         return row.status
     if quantity in ("peak", "resident"):
@@ -140,7 +142,7 @@ def _entry(row: Row, quantity: str) -> str:
 
 
 def as_markdown(rows: Sequence[Row], machine: dict[str, Any], figures: str = "") -> str:
-    """A section for each network and number of threads, and the steps of the reference."""
+    """Returns a section for each network and number of threads, and the steps of the reference."""
     text = [line for name, own in grouped(rows).items() for line in _section(name, own, figures)]
     seconds = [row for row in rows if row.contender == REFERENCE and row.seconds is not None]
     steps = [
@@ -152,7 +154,7 @@ def as_markdown(rows: Sequence[Row], machine: dict[str, Any], figures: str = "")
 
 
 def _section(name: str, rows: list[Row], figures: str) -> list[str]:
-    """Ratios of time and memory by batch size, and the parts of the default's step."""
+    """Returns ratios of time and memory by batch size, and the parts of the default's step."""
     model, threads, plots = rows[0].model, rows[0].threads, figures_of(rows)
     text = [f"### {model}, threads: {threads}\n\n{max(row.parameters for row in rows):,} parameters.\n"]
     titles = {"time": f"Step time over {REFERENCE}, median and quartiles over the rounds:"}
@@ -180,7 +182,7 @@ def _section(name: str, rows: list[Row], figures: str) -> list[str]:
 
 
 def _kept(rows: Sequence[Row]) -> str:
-    """What of the peak is there before the first step, at the smallest batch."""
+    """Returns the part of the peak that is there before the first step, at the smallest batch."""
     size = min(row.batch_size for row in rows if row.set_up_memory is not None)
     kept = [row for row in rows if row.batch_size == size and row.set_up_memory is not None]
     amounts = ", ".join(f"{row.contender} {_megabytes(row.set_up_memory)} MB" for row in kept)
@@ -188,12 +190,12 @@ def _kept(rows: Sequence[Row]) -> str:
 
 
 def measured_by(machine: dict[str, Any]) -> str:
-    """The last line of a section of the page."""
+    """Returns the last line of a section of the page."""
     return f"Measured by `{machine['command']}`: {footnote(machine)}.\n"
 
 
 def write_all(out: Path, rows: Sequence[Row], machine: dict[str, Any]) -> list[Path]:
-    """bench.json, bench.csv, bench.md, and the plots; their paths."""
+    """Writes bench.json, bench.csv, bench.md and the plots, and returns their paths."""
     from ..report.atomic import write_atomically
 
     out.mkdir(parents=True, exist_ok=True)

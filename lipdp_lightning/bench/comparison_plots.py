@@ -1,4 +1,4 @@
-"""The results of a comparison as plots."""
+"""Plots the results of a comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARKERS = "osD^v<>Pp*X"
 
 
 def figures_of(rows: Sequence[Row]) -> list[str]:
-    """The plots of one network and number of threads, of what there is to plot."""
+    """Returns the names of the plots of one network and number of threads for which there is data."""
     if not any(row.ratio is not None and row.contender != REFERENCE for row in rows):
         return []
     found = {"time": True, "memory": any(row.memory_ratio is not None for row in rows)}
@@ -27,7 +27,7 @@ def figures_of(rows: Sequence[Row]) -> list[str]:
 
 
 def write_figures(out: Path, rows: Sequence[Row]) -> list[Path]:
-    """Those of every network and number of threads; their paths."""
+    """Writes the plots of every network and number of threads, and returns their paths."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name, own in grouped(rows).items():
@@ -38,7 +38,7 @@ def write_figures(out: Path, rows: Sequence[Row]) -> list[Path]:
 
 
 def ratio_figure(rows: Sequence[Row], name_of_rows: str, quantity: str) -> Figure:
-    """The time or memory of every contender over that of the reference, against the batch size."""
+    """Plots the time or memory of every contender over that of the reference, against the batch size."""
     import matplotlib
 
     from ..report.figure_style import COLOURS, label_axes, legend, new_figure
@@ -68,7 +68,7 @@ def ratio_figure(rows: Sequence[Row], name_of_rows: str, quantity: str) -> Figur
 
 
 def part_figure(rows: Sequence[Row], name_of_rows: str, contender: str) -> Figure:
-    """The parts of one contender's step, stacked, against the batch size."""
+    """Plots the parts of one contender's step, stacked, against the batch size."""
     import matplotlib
 
     from ..report.figure_style import label_axes, legend, new_figure

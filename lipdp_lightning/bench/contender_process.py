@@ -1,4 +1,4 @@
-"""One contender and its process: what it answers, or why it has no answer."""
+"""Runs one contender in its process, and records what it answers or why it has no answer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SET_UP_LIMIT = 180.0
 """Seconds until a process must be ready for its first step."""
 
 SHARE_OF_MEMORY = 0.85
-"""Of what is available, that one contender may take where no limit is given: the machine must not run out."""
+"""Share of the available memory that one contender may take if no limit is given; the machine must not run out."""
 
 
 @dataclass
 class Entry:
-    """A contender of a cell, while a process of its is measured."""
+    """A contender of a cell, while one of its processes is measured."""
 
     row: Row
     worker: Worker
@@ -37,28 +37,29 @@ class Entry:
         self.row.parameters = int((report or {}).get("parameters", self.row.parameters))
 
     def _answer(self, ask: Callable[[], dict[str, Any]], limit: float) -> dict[str, Any] | None:
-        """Its report, or None once it has none to give; the row then says why."""
+        """Returns its report, or None if it has none to give; the row then says why."""
         try:
             report = ask()
         except WorkerEndedError as error:
             if error.killed_for == "time":
-                self._lost(TOO_SLOW, f"no answer within {limit:.0f} s")
-            elif error.killed_for == "memory" or error.code == -9:
-                self._lost(OUT_OF_MEMORY, "ended at the memory limit" if error.killed_for else "ended by the system")
-            else:
-                self._lost(FAILED, str(error).splitlines()[-1])
-            return None
+                return self._lost(TOO_SLOW, f"no answer within {limit:.0f} s")
+            if error.killed_for == "memory" or error.code == -9:
+                by_limit = error.killed_for == "memory"
+                return self._lost(OUT_OF_MEMORY, "ended at the memory limit" if by_limit else "ended by the system")
+            return self._lost(FAILED, str(error).splitlines()[-1])
         if "out_of_memory" in report:
             return self._lost(OUT_OF_MEMORY, report["out_of_memory"])
         return self._lost(FAILED, report["failed"]) if "failed" in report else report
 
-    def _lost(self, status: str, reason: str) -> None:
+    def _lost(self, status: str, reason: str) -> dict[str, Any] | None:
+        """Writes down why there is no report, ends the process and returns None."""
         self.row.status, self.row.reason = status, " ".join(reason.split())[:300]
         self.worker.close()
+        return None
 
 
 def started(job: Job) -> Entry:
-    """Its process begins to set up; with ``job.memory``, as one that gives back what it frees."""
+    """Starts the process, which begins its set-up; with ``job.memory`` it returns freed memory to the system."""
     limit = job.memory_limit
     if limit is None and job.device == "cpu":
         available = available_bytes()

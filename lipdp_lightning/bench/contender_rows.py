@@ -1,4 +1,4 @@
-"""What is known of a contender on one network at one batch size, and how ratios are made of it."""
+"""Holds the results of a contender on one network at one batch size, and makes ratios of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ OK, OUT_OF_MEMORY, TOO_SLOW, FAILED = "ok", "out of memory", "too slow", "cannot
 
 @dataclass
 class Row:
-    """A contender's result. Seconds of a step: median and quartiles over all steps; memory in bytes.
+    """The result of a contender. Seconds of a step are median and quartiles over all steps; memory is in bytes.
 
     ``epoch_seconds`` is the median step times the expected number of steps in which all rows are passed once.
-    ``peak_memory`` is that of a process that gives back what it frees, without libraries and the rows that are trained
-    on; ``set_up_memory`` is what of it is there before the first step, and ``resident_memory`` the same peak of the
-    process whose steps are timed. ``round_seconds`` are the medians of the rounds, from which ratios are made.
-    ``parts`` are seconds per step by part, ``beside`` those of other threads; both from turns of their own, after the
-    comparison.
+    ``peak_memory`` is that of a process that returns what it frees, without libraries and the training rows;
+    ``set_up_memory`` is the part of it before the first step, and ``resident_memory`` the peak of the process whose
+    steps are timed. ``round_seconds`` are the medians of the rounds, from which ratios are made. ``parts`` are seconds
+    per step by part, ``beside`` those of other threads; both come from turns of their own, after the comparison.
     """
 
     model: str
@@ -50,7 +49,7 @@ class Row:
 
 
 def ratios_of(row: Row, other: Row) -> list[float]:
-    """The step times of one contender over those of another in the same cell, round by round."""
+    """Returns the step times of one contender over those of another in the same cell, round by round."""
     if row.status != OK or other.status != OK:
         return []
     return [
@@ -59,13 +58,13 @@ def ratios_of(row: Row, other: Row) -> list[float]:
 
 
 def memory_over(row: Row, other: Row, quantity: str = "peak_memory") -> float | None:
-    """The memory of one contender over that of another: peak_memory or resident_memory."""
+    """Returns the memory of one contender over that of another: peak_memory or resident_memory."""
     own, others = getattr(row, quantity), getattr(other, quantity)
     return own / others if own is not None and others else None
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The quartiles, by linear interpolation between the values."""
+    """Returns the quartiles, by linear interpolation between the values."""
     if len(values) < 2:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -73,7 +72,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """By network and number of threads; the name says the latter where there are several."""
+    """Groups rows by network and number of threads; names include the latter if there are several."""
     threads: dict[str, set[int]] = {}
     for row in rows:
         threads.setdefault(row.model, set()).add(row.threads)

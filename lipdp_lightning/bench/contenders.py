@@ -1,7 +1,7 @@
-"""What is measured side by side: plain torch, Lightning, this library, and gradients per example in three ways.
+"""Defines what is measured side by side: plain torch, Lightning, this library, and per-example gradients in three ways.
 
 A contender takes a Job and ``between``, which it calls before every step; it trains until its process is ended.
-``package.module:function`` names a contender of one's own.
+``package.module:function`` names a user's own contender.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .networks import Network, in_plain_torch, network_named, random_rows
 NOISE_MULTIPLIER = 1.0
 CLIP_NORM = 1.0
 UPDATE_SIZE = 0.002
-"""Norm of an update relative to that of the weights: as in training, neither certificate nor projection is idle."""
+"""Norm of an update relative to that of the weights, so that certificate and projection have work, as in training."""
 
 MEMORY_STEPS = 5
 SECRET = bytes(16)
-"""Of the Poisson samples of contenders that draw none of their own, and of all of them while memory is measured."""
+"""Secret of the Poisson samples of contenders that draw none of their own, and of all while memory is measured."""
 
 Between = Callable[[], None]
 Contender = Callable[["Job", Between], None]
@@ -36,9 +36,9 @@ Contender = Callable[["Job", Between], None]
 class Job:
     """One contender on one network at one batch size, in one process.
 
-    With ``memory``, its memory is measured, and nothing of its time: every contender then trains the Poisson samples of
-    SECRET, since a sample is larger than expected in every other step, and what a step holds grows with it. Else those
-    without privacy and those of opacus and torch.func have batches of one size.
+    With ``memory``, its memory is measured and not its time: every contender then trains on the Poisson samples of
+    SECRET, since a sample is larger than expected in every other step, and the memory of a step grows with it. Without
+    ``memory``, contenders without privacy and those of opacus and torch.func have batches of one size.
     """
 
     contender: str
@@ -58,13 +58,13 @@ class Job:
         return max(self.network.rows, 2 * self.batch_size)
 
     def samples(self, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-        """The Poisson samples of SECRET without end; while memory is measured, a few of them again and again."""
+        """Yields the Poisson samples of SECRET without end; while memory is measured, a few of them are repeated."""
         for step in itertools.count():
             index = step % (MEMORY_STEPS + 1) if self.memory else step
             yield poisson_sample(SECRET, index, self.rows, self.batch_size / self.rows).to(device)
 
     def batches(self, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-        """Indices of rows without end: of one size and in a random order, or the Poisson samples."""
+        """Yields indices of rows without end: of one size and in a random order, or the Poisson samples."""
         if self.memory:
             yield from self.samples(device)
         while True:
@@ -76,7 +76,7 @@ Step = Callable[[Tensor, Tensor], None]
 
 
 def _trains(make: Callable[[Job, nn.Module], Step], poisson: bool = False) -> Contender:
-    """A loop over batches, indexed from tensors on the device."""
+    """Makes a loop over batches, indexed from tensors on the device."""
 
     def run(job: Job, between: Between) -> None:
         network, device = job.network, torch.device(job.device)
@@ -90,7 +90,7 @@ def _trains(make: Callable[[Job, nn.Module], Step], poisson: bool = False) -> Co
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
-    """Plain descent whose rate is set after the first step, which does not move: updates have UPDATE_SIZE."""
+    """Returns plain descent whose rate is set after the first step, which does not move; updates have UPDATE_SIZE."""
     given = list(parameters)
     optimizer = torch.optim.SGD(given, lr=0.0)
 
@@ -118,7 +118,7 @@ def _plain_step(job: Job, model: nn.Module) -> Step:
 
 
 torch_loop = _trains(_plain_step)
-"""Without privacy: what every ratio refers to."""
+"""The loop without privacy, which every ratio refers to."""
 
 
 @_trains
@@ -163,7 +163,7 @@ def opacus_ghost(job: Job, model: nn.Module) -> Step:
 
 @_trains
 def functorch(job: Job, model: nn.Module) -> Step:
-    """torch.func: the gradients of all examples of the batch at once, clipped, added and noised."""
+    """Computes the gradients of all examples of the batch at once by torch.func, clips, sums and adds noise."""
     optimizer = sgd(model.parameters())
     parameters = dict(model.named_parameters())
 
@@ -211,7 +211,7 @@ _PLAIN: dict[str, Contender] = {
 
 
 def problem_of(name: str) -> str | None:
-    """Why there is no such contender; one of the user's own is looked for in its process."""
+    """Returns why there is no such contender; the user's own ones are looked for in their process."""
     if name in CONTENDERS or ":" in name:
         return None
     return f"contender {name} is not one of {', '.join(CONTENDERS)}, nor package.module:function"

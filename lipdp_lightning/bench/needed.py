@@ -1,4 +1,4 @@
-"""The memory that a contender needs, apart from the timing: in a process that gives back what it frees.
+"""Measures the memory that a contender needs, apart from the timing, in a process that returns what it frees.
 
 All contenders of a cell take the same number of steps on the same Poisson samples.
 """
@@ -15,7 +15,7 @@ from .contenders import MEMORY_STEPS, Job
 
 
 def measure_memory(jobs: Sequence[Job], rows: Sequence[Row], patience: float) -> None:
-    """Into the rows. One that has a time and no memory says why."""
+    """Writes the memory into the rows; a row that has a time and no memory says why."""
     with contextlib.ExitStack() as stack:
         entries = [(row, started(replace(job, memory=True))) for job, row in zip(jobs, rows, strict=True) if row.runs]
         for _, entry in entries:
@@ -29,4 +29,4 @@ def measure_memory(jobs: Sequence[Job], rows: Sequence[Row], patience: float) ->
                 row.reason = f"no peak memory: {entry.row.status}, {entry.row.reason}"
             else:
                 row.peak_memory, row.set_up_memory = report["peak"], report["set_up"]
-            entry.worker.close()  # before the next one takes its memory
+            entry.worker.close()  # it must end before the next one takes its memory

@@ -1,4 +1,4 @@
-"""The networks that contenders train, by name, and random rows for them."""
+"""Names the networks that contenders train, and makes random rows for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE_ROWS = 40_000
 
 @dataclass(frozen=True)
 class Network:
-    """How to build it, what one example is, how many outputs it has and how many rows it is trained on."""
+    """A network's constructor, the shape of one example, and the numbers of outputs and training rows."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ def _convnet(hidden: int) -> Network:
 
 def _wide(depth: int, width: int) -> Network:
     shape = (3, 32, 32)
-    groups = 16 if width >= 4 else 8  # the floored normalisation divides 16 times the width, and 16 itself
+    groups = 16 if width >= 4 else 8  # the groups of the floored normalisation divide 16 times the width, and 16 itself
     return Network(lambda: WideResNet(shape, 10, depth, width, norm_groups=groups), shape, 10, IMAGE_ROWS // 2)
 
 
@@ -44,10 +44,10 @@ def _mlp(width: int, layers: int) -> Network:
 
 NETWORKS: dict[str, Network] = {
     "convnet-1.6m": _convnet(512),
-    # 104 columns, as many as Adult has once its categories are encoded
+    # 104 columns, the number that Adult has after encoding its categories
     "mlp-table": Network(lambda: MLP((104,), 2, (128, 64)), (104,), 2, TABLE_ROWS),
     "wrn-16-4": _wide(16, 4),
-    # scattering coefficients of 28 x 28 images, J = 2, L = 8, computed before
+    # precomputed scattering coefficients of 28 x 28 images, J = 2, L = 8
     "scattering-head": Network(lambda: MLP((3969,), 10, bias=False, zero_init=True), (3969,), 10, IMAGE_ROWS),
 }
 FAMILIES: tuple[tuple[str, str, Callable[..., Network]], ...] = (
@@ -58,7 +58,7 @@ FAMILIES: tuple[tuple[str, str, Callable[..., Network]], ...] = (
 
 
 def network_named(name: str) -> Network:
-    """One of NETWORKS, or a member of one of FAMILIES."""
+    """Returns one of NETWORKS, or a member of one of FAMILIES."""
     if name in NETWORKS:
         return NETWORKS[name]
     for pattern, _, make in FAMILIES:
@@ -70,7 +70,7 @@ def network_named(name: str) -> Network:
 
 
 class TorchMaxMin(nn.Module):
-    """MaxMin of torch's operations, as a loop without this library has it."""
+    """MaxMin by torch's operations, as a training loop without this library would have it."""
 
     def forward(self, x: Tensor) -> Tensor:
         first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
@@ -78,7 +78,7 @@ class TorchMaxMin(nn.Module):
 
 
 class TorchGroupNorm(nn.Module):
-    """The same of a normalisation with a floored divisor."""
+    """A normalisation with a floored divisor by torch's operations."""
 
     def __init__(self, like: GroupNorm) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class TorchGroupNorm(nn.Module):
 
 
 def in_plain_torch(model: nn.Module) -> nn.Module:
-    """The same network without the loops of this library."""
+    """Returns the network without the loops of this library."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, MaxMin):
@@ -100,7 +100,7 @@ def in_plain_torch(model: nn.Module) -> nn.Module:
 
 
 def random_rows(shape: tuple[int, ...], rows: int, classes: int) -> tuple[Tensor, Tensor]:
-    """The same rows in every process."""
+    """Returns random rows, the same in every process."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(rows, *shape, generator=generator)
     return x, torch.randint(classes, (rows,), generator=generator)

@@ -1,7 +1,7 @@
-"""The peak memory of a training, on a CPU or a GPU: its tensors when it is set up, and what its steps add to them.
+"""Measures the peak memory of a training, on a CPU or a GPU: its tensors at set-up, and what its steps add to them.
 
-What a process holds is not what it needs: the C library keeps blocks that were freed, and batches whose size changes
-leave it with blocks that the next step cannot use. PROMPT makes it hand them back at once, which costs time.
+What a process holds is not what it needs: the C library keeps freed blocks, and batches of changing size leave it with
+blocks that the next step cannot use. PROMPT makes it return them at once, which costs time.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from contextlib import suppress
 import torch
 
 PROMPT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""glibc: blocks of 64 KiB and more are of their own, and go back to the system when they are freed."""
+"""Settings of glibc under which blocks of 64 KiB and more are returned to the system when they are freed."""
 
 
 class Memory:
-    """Bytes: of tensors on the GPU, else of what the process holds without the files that are mapped into it, which are
-    the code of libraries.
+    """Counts bytes of tensors on the GPU, or of what the process holds without mapped files, which are the code of
+    libraries.
 
-    ``set_up`` is of tensors that are alive at the set-up: weights, and whatever else a method keeps between steps.
-    Tensors of the shapes ``rows``, which hold what is trained on, are left out, and so are libraries and objects of
-    Python. Where the system lets a process forget its earlier peak, the peak counts from the set-up; else it is the
-    largest since the start, which may have been reached in the set-up.
+    ``set_up`` counts tensors that are alive at the set-up: weights, and whatever else a method keeps between steps.
+    Tensors of the shapes ``rows``, which hold the training rows, are left out, and so are libraries and Python objects.
+    If the system lets a process reset its peak, the peak counts from the set-up; otherwise it is the largest since the
+    start, which may have been reached in the set-up.
     """
 
     def __init__(self, device: torch.device, rows: Collection[tuple[int, ...]] = ()) -> None:
@@ -34,7 +34,7 @@ class Memory:
         self.base = self.set_up = 0
 
     def begin(self) -> None:
-        """The set-up is complete."""
+        """Marks the set-up as complete."""
         gc.collect()
         self.set_up = _tensors(self._device, self._rows)
         if self._device.type == "cuda":
@@ -47,7 +47,7 @@ class Memory:
         self.base = self._held("VmRSS")
 
     def peak(self) -> int:
-        """The largest amount since ``begin``: ``set_up``, and what the process held beyond its state then."""
+        """Returns the largest amount since ``begin``: ``set_up``, and what the process held beyond its state then."""
         if self._device.type == "cuda":
             held = torch.cuda.max_memory_allocated(self._device)
         else:
@@ -61,8 +61,10 @@ class Memory:
 
 
 def _tensors(device: torch.device, rows: Collection[tuple[int, ...]]) -> int:
-    """Of all tensors that Python holds on the device, each storage once."""
-    set_aside = gc.get_freeze_count()  # by a run of ours: they are not listed until they are back
+    """Returns the bytes of all tensors that Python holds on the device, each storage once."""
+    set_aside = (
+        gc.get_freeze_count()
+    )  # a run of this library freezes objects, which are not listed until they are unfrozen
     gc.unfreeze()
     alive = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.device.type == device.type]
     if set_aside:
@@ -70,15 +72,15 @@ def _tensors(device: torch.device, rows: Collection[tuple[int, ...]]) -> int:
     sizes: dict[int, int] = {}
     for tensor in alive:
         if tuple(tensor.shape) not in rows:
-            with suppress(NotImplementedError, RuntimeError):  # a wrapper or a trace, without memory of its own
+            with suppress(NotImplementedError, RuntimeError):  # a wrapper or a trace has no memory of its own
                 storage = tensor.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
 
 
 def _give_back() -> None:
-    """What the set-up has freed goes to the system: steps that use it again would seem to need nothing."""
-    with suppress(OSError, AttributeError, TypeError):  # no glibc
+    """Returns the freed memory of the set-up to the system; steps that use it again would seem to need nothing."""
+    with suppress(OSError, AttributeError, TypeError):  # there is no glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -88,7 +90,7 @@ def _forget_peak() -> None:
 
 
 def _status() -> dict[str, int]:
-    """The amounts, in bytes, that the system says of this process."""
+    """Returns the amounts, in bytes, that the system reports about this process."""
     try:
         with open("/proc/self/status") as file:
             lines = [line.split() for line in file if line.endswith(" kB\n")]
@@ -103,7 +105,7 @@ def _largest_resident() -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that processes may still take without swapping; None where the system does not tell."""
+    """Returns the memory that processes may still take without swapping; None if the system does not tell."""
     try:
         with open("/proc/meminfo") as file:
             lines = [line for line in file if line.startswith("MemAvailable:")]

@@ -1,7 +1,7 @@
-"""How long commands take until they do something, over the time to import what nobody can do without.
+"""Measures how long commands take until they start working, over the time to import their libraries.
 
-start_up: `lipdp fit` on embedded data until its first step is taken, over importing torch and lightning
-help:     `lipdp --help`, over importing torch
+* start_up: `lipdp fit` on embedded data until its first step is taken, over importing torch and lightning.
+* help: `lipdp --help`, over importing torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IMPORTS = {"start_up": "import torch, lightning", "help": "import torch"}
 
 
 def measure(quantity: str, repeats: int, threads: int) -> tuple[list[float], list[float]]:
-    """Ratios to the import, and seconds; both are taken in turn, so that a load falls on both."""
+    """Returns ratios to the import, and seconds; both are taken in turn, so that a load affects both."""
     command: Callable[[int], float] = {"start_up": first_step, "help": help_text}[quantity]
     ratios, seconds = [], []
     for _ in range(repeats):
@@ -48,7 +48,7 @@ def help_text(threads: int) -> float:
 
 
 def first_step(threads: int) -> float:
-    """Seconds from the start of `lipdp fit` to the end of its first step."""
+    """Returns the seconds from the start of `lipdp fit` to the end of its first step."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
         config.write_text(CONFIG)
@@ -69,7 +69,7 @@ def _finished(command: list[str], threads: int) -> float:
 
 
 def _fit(config: str, folder: str) -> None:
-    """`lipdp fit`, ended when its first step is complete."""
+    """Runs `lipdp fit` until its first step is complete."""
     from ..training.strategy import PrivateStrategy
 
     whole = PrivateStrategy.optimizer_step
@@ -79,7 +79,7 @@ def _fit(config: str, folder: str) -> None:
         say(first_step=True)
         os._exit(0)
 
-    PrivateStrategy.optimizer_step = first  # type: ignore[assignment, method-assign]
+    PrivateStrategy.optimizer_step = first  # type: ignore[method-assign]
     sys.argv = ["lipdp", "fit", "--config", config, "--run_dir", folder, "--wandb", "off"]
     runpy.run_module("lipdp_lightning.cli", run_name="__main__")
 

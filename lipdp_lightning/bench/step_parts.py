@@ -1,6 +1,6 @@
-"""Where the time of our step goes: each function that belongs to a part is timed, without the parts it calls.
+"""Times the parts of our step: each function that belongs to a part is timed without the parts that it calls.
 
-Timing is switched on in a process of its own turn, after the comparison, and adds a little to every call. On a GPU each
+Timing is switched on in a turn of its own, after the comparison, and adds a little to every call. On a GPU each
 boundary waits for the device.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 REST = "rest"
-# part, module, attribute: everything that is called where the name leads at the time of the call
+# (part, module, attribute): every call that looks the name up at the time of the call is timed
 POINTS: tuple[tuple[str, str, str], ...] = (
     ("data", "data_modules.poisson", "Batches.__next__"),
     ("forward and backward", "lipdp_lightning.training.module", "PrivateModule.training_step"),
@@ -40,7 +40,7 @@ ORDER = tuple(dict.fromkeys([*(part for part, _, _ in POINTS), REST]))
 
 
 def place_of(module: str, path: str) -> tuple[Any, str]:
-    """The module or class that holds a name, and the name."""
+    """Returns the module or class that holds a name, and the name."""
     holder: Any = importlib.import_module(module)
     *outer, name = path.split(".")
     for part in outer:
@@ -50,7 +50,7 @@ def place_of(module: str, path: str) -> tuple[Any, str]:
 
 
 class Parts:
-    """Seconds by part since the last ``take``; those of other threads are kept apart, as they run beside the step."""
+    """Seconds by part since the last ``take``; those of other threads, which run beside the step, are kept apart."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -61,7 +61,7 @@ class Parts:
         self._installed = False
 
     def install(self) -> None:
-        """Time every point from here on."""
+        """Times every point from here on."""
         if not self._installed:
             self._installed = True
             for part, module, path in POINTS:
@@ -95,7 +95,7 @@ class Parts:
         return timed
 
     def _charge(self, stack: list[str]) -> None:
-        """The time since the last boundary goes to the innermost part."""
+        """Charges the time since the last boundary to the innermost part."""
         now = self._now()
         if stack:
             seconds = self._seconds if threading.get_ident() == self._main else self._beside

@@ -1,4 +1,4 @@
-"""Contenders that Lightning trains: the same network without privacy, and this library's private step."""
+"""Defines contenders that Lightning trains: the network without privacy, and this library's private step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .contenders import NOISE_MULTIPLIER, SECRET, Between, Job, sgd
 from .networks import random_rows
 
 ENOUGH_STEPS = 10**7
-# what each contender says to the plan
+# the options of the plan for each contender
 PLANS: dict[str, dict[str, Any]] = {
     "worst_case": {"scaling": "worst_case"},
     "layerwise": {"scaling": "layerwise"},
@@ -35,7 +35,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 class RandomRows(PrivateDataModule):
-    """Rows with entries in [0, 1] and labels, both random."""
+    """Random rows with entries in [0, 1], and random labels."""
 
     task = "classification"
 
@@ -93,8 +93,8 @@ class _Batches(Sampler[Tensor]):
 
 
 def lightning_loop(job: Job, between: Between) -> None:
-    """Without privacy; batches are indexed from tensors in memory, and layers have the library's loops, as its own."""
-    cpu_loops()  # compiled here and not in the first step
+    """Trains without privacy; batches are indexed from tensors in memory, and layers use the library's own loops."""
+    cpu_loops()  # the loops are compiled here and not in the first step
     network = job.network
     rows = InMemoryRows(*random_rows(network.shape, job.rows, network.outputs))
     batches: DataLoader[Any] = loader(rows, _Batches(job))
@@ -102,12 +102,12 @@ def lightning_loop(job: Job, between: Between) -> None:
 
 
 def private(job: Job, between: Between) -> None:
-    """The step of `lipdp fit`: Poisson sample, certificate, scaling, float64 noise, update and projection."""
+    """Takes the step of `lipdp fit`: Poisson sample, certificate, scaling, float64 noise, update and projection."""
     train_privately(job, between, PLANS[job.contender])
 
 
 def train_privately(job: Job, between: Between, options: dict[str, Any]) -> None:
-    """A private training with these options of the plan."""
+    """Trains privately with these options of the plan."""
     network = job.network
     data = RandomRows(network.shape, job.rows, network.outputs)
     plan = PrivacyPlan(

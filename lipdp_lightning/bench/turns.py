@@ -1,4 +1,4 @@
-"""Processes that are measured in turns: while one works, the others wait in a read.
+"""Runs processes that are measured in turns: while one works, the others wait in a read.
 
 All meet the machine in the same state, and none disturbs another. The measured process calls ``Steps.between`` before
 every step; the measuring one gives its orders through a ``Worker``, and gets the seconds of every step of a turn.
@@ -21,17 +21,17 @@ from typing import Any
 MARK = "turn "
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _LAUNCHED = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_POLL = 0.03  # seconds between two looks at the memory of the process that works
+_POLL = 0.03  # seconds between two looks at the memory of the working process
 
 
 def say(**report: Any) -> None:
-    """From the measured process to the measuring one."""
+    """Sends a report from the measured process to the measuring one."""
     sys.stdout.write(f"{MARK}{json.dumps(report)}\n")
     sys.stdout.flush()
 
 
 def listen() -> dict[str, Any]:
-    """The next order; waits for it."""
+    """Waits for the next order and returns it."""
     line = sys.stdin.readline()
     if not line:
         raise EOFError("the measurement has ended")
@@ -40,14 +40,14 @@ def listen() -> dict[str, Any]:
 
 
 def bind_to_processors(count: int, first: int = 0) -> None:
-    """Threads that work beside the step are to share its processors, where the system can bind a process."""
+    """Binds the process to ``count`` processors, if the system can, so that threads beside the step share them."""
     if hasattr(os, "sched_setaffinity"):
         mine = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {mine[(first + index) % len(mine)] for index in range(count)})
 
 
 class WallClock:
-    """Seconds between marks."""
+    """Measures seconds between marks."""
 
     def mark(self) -> Any:
         return time.perf_counter()
@@ -59,9 +59,9 @@ class WallClock:
 class Steps:
     """Times the steps of a process that is measured in turns.
 
-    An order is {"steps": n, "warm_up": w, ...}: w steps that are not reported, then n that are. ``facts`` is asked
-    when the process is ready, with None, and after each turn, with its order; what it returns is reported, too.
-    ``on_order`` hears each order before its turn.
+    An order is {"steps": n, "warm_up": w, ...}: w steps that are not reported, then n that are. ``facts`` is called
+    with None when the process is ready, and with its order after each turn; its result is reported as well.
+    ``on_order`` is called with each order before its turn.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Steps:
         self._marks: list[Any] = []
 
     def between(self) -> None:
-        """Before a step: ends a turn that is complete, and waits for the order of the next one."""
+        """Ends a complete turn before a step, and waits for the order of the next one."""
         if self._order is None:
             say(ready=True, **self._facts(None))
         else:
@@ -88,7 +88,7 @@ class Steps:
         self._marks = [self._clock.mark()]
 
     def end(self) -> None:
-        """After the last step of the last turn, for a process that has no more to do."""
+        """Ends the last turn after its last step, for a process that has no more to do."""
         if self._order is not None:
             self._marks.append(self._clock.mark())
             self._report()
@@ -99,7 +99,7 @@ class Steps:
 
 
 class WorkerEndedError(RuntimeError):
-    """The process is gone. ``killed_for`` says why, where the measurement ended it: memory or time."""
+    """The process has ended. ``killed_for`` is memory or time if the measurement ended it."""
 
     def __init__(self, message: str, killed_for: str = "", code: int | None = None) -> None:
         super().__init__(message)
@@ -107,7 +107,7 @@ class WorkerEndedError(RuntimeError):
 
 
 class Worker:
-    """The processes of one contender, one for each environment; the first one is spoken to.
+    """The processes of one contender, one for each environment; the first one takes the orders.
 
     A process whose resident memory exceeds ``memory_limit`` bytes while it works is ended.
     """
@@ -127,18 +127,18 @@ class Worker:
         self._buffer = b""
 
     def ask(self, time_limit: float, **order: Any) -> dict[str, Any]:
-        """Let it work for one turn; what it reports."""
+        """Lets it work for one turn, and returns its report."""
         stdin = self._ranks[0].stdin
         assert stdin is not None
         try:
             stdin.write(f"{json.dumps(order)}\n".encode())
             stdin.flush()
         except BrokenPipeError:
-            pass  # its last words are read below
+            pass  # its last output is read below
         return self.answer(time_limit)
 
     def answer(self, time_limit: float) -> dict[str, Any]:
-        """Its next report; what else it prints is passed over."""
+        """Returns its next report, and skips everything else that it prints."""
         deadline = time.monotonic() + time_limit
         while True:
             line = self._line(deadline)
@@ -187,7 +187,9 @@ class Worker:
 
 
 def environment(threads: int, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of a measured process: as many threads as asked for, and nothing of a launcher; ``more`` is added."""
+    """Returns the variables of a measured process: as many threads as asked for, no launcher's, and those of
+    ``more``.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
     paths = [path for path in (os.getcwd(), kept.get("PYTHONPATH")) if path]
     own = dict.fromkeys(_THREAD_SETTINGS, str(threads)) | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -195,7 +197,7 @@ def environment(threads: int, more: Mapping[str, str] | None = None) -> dict[str
 
 
 def resident_bytes(pid: int | str) -> int:
-    """What a process holds in memory; 0 where the system does not tell."""
+    """Returns the memory that a process holds; 0 if the system does not tell."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

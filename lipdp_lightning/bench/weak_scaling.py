@@ -1,8 +1,9 @@
-"""Weak scaling: the time of a private step on one process beside that on several, with the same batch for each.
+"""Measures weak scaling: the time of a private step on one process beside that on several, with the same batch for
+each.
 
-Both worlds are started together and take turns, so that both meet the machine in the same state; while one
-works, the other waits in a read. Every process has one thread and is bound to one processor. The steps are those
-of PrivateStrategy: Poisson sample, certificate, noise, the one sum over processes, update and projection.
+Both worlds are started together and take turns, so that both meet the machine in the same state; while one works, the
+other waits in a read. Every process has one thread and is bound to one processor. The steps are those of
+PrivateStrategy: Poisson sample, certificate, noise, the one sum over processes, update and projection.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WARM_UP = 2
 class WeakScaling:
     """Medians over the steps of all turns, in seconds of wall time; ``efficiency`` is ``one / many``.
 
-    ``load`` is the machine's before the measurement.
+    ``load`` is the machine's load average before the measurement.
     """
 
     model: str
@@ -52,7 +53,7 @@ class WeakScaling:
 
 
 class Turns(Callback):
-    """Times steps on rank 0, which is spoken to; the other ranks wait for it in the sum over processes."""
+    """Times steps on rank 0, which takes the orders; the other ranks wait for it in the sum over processes."""
 
     def __init__(self) -> None:
         self._steps = Steps()
@@ -67,7 +68,7 @@ class Turns(Callback):
 
 
 def work(model: str, batch_size: int, processes: int, turns: int) -> None:
-    """One process of a world."""
+    """Runs one process of a world."""
     bind_to_processors(1, int(os.environ.get("LOCAL_RANK", "0")))
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
@@ -88,7 +89,7 @@ def work(model: str, batch_size: int, processes: int, turns: int) -> None:
 
 
 def _world(model: str, batch_size: int, processes: int, turns: int) -> Worker:
-    """The processes of one world."""
+    """Starts the processes of one world."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
@@ -100,7 +101,7 @@ def _world(model: str, batch_size: int, processes: int, turns: int) -> Worker:
 
 
 def measure_scaling(model: str, batch_size: int, processes: int, turns: int, limit: float = 1800.0) -> WeakScaling:
-    """Step times of one process and of several, ``batch_size`` expected examples for each, in alternating turns."""
+    """Returns step times of one process and of several, ``batch_size`` expected examples each, in alternating turns."""
     sizes = (1, processes)
     machine = os.cpu_count() or 1, os.getloadavg()[0]
     worlds = [_world(model, batch_size, size, turns) for size in sizes]
@@ -125,7 +126,7 @@ def as_row(result: WeakScaling) -> dict[str, Any]:
 
 
 def printed(row: dict[str, Any]) -> str:
-    """For the terminal."""
+    """Returns the table for the terminal."""
     from ..report.tables import render_table
 
     headers = ("model", "batch per process", "processes", "step on one s", "step on all s", "efficiency")

@@ -1,4 +1,4 @@
-"""The process of one contender: python -m lipdp_lightning.bench.worker JOB, with the fields of a Job as JSON."""
+"""Runs the process of one contender: python -m lipdp_lightning.bench.worker JOB, with the fields of a Job as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "cannot allocate
 
 
 class CudaClock(WallClock):
-    """Seconds between events in the GPU's stream; the process waits for the GPU only at the end of a turn."""
+    """Measures seconds between events in the GPU's stream; the process waits for the GPU only at the end of a turn."""
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -35,7 +35,7 @@ class CudaClock(WallClock):
 
 
 class Facts:
-    """What the process reports beside its times, and what it does when an order comes."""
+    """Reports facts beside the times, and reacts to orders."""
 
     def __init__(self, job: Job, device: torch.device) -> None:
         rows = [(job.rows, *job.network.shape), (job.rows,)]
@@ -59,7 +59,7 @@ class Facts:
 
 
 def _touch(device: torch.device) -> None:
-    """Load the library code that every contender uses: it is not memory of the first step."""
+    """Loads the library code that every contender uses, so that it does not count as memory of the first step."""
     x = torch.rand(2, 3, 8, 8, device=device)
     kernel, weight = (torch.rand(*s, device=device, requires_grad=True) for s in ((4, 3, 3, 3), (10, 256)))
     features = F.conv2d(x, kernel, padding=1).relu().flatten(1)

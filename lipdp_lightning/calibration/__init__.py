@@ -1,4 +1,4 @@
-"""How far predicted probabilities can be trusted: sums that add up over processes, and the scores made of them."""
+"""Measures how far predicted probabilities can be trusted: sums that add up over processes, and their scores."""
 
 from lipdp_lightning.calibration.coverage import CoverageScores, CoverageSums, ResidualModel
 from lipdp_lightning.calibration.probabilities import check_labels, check_probabilities, log_probabilities

@@ -1,4 +1,4 @@
-"""Interval coverage of a regression: how often the target lies in the central interval of a stated residual model.
+"""Measures interval coverage of a regression: how often the target lies in the interval of a stated residual model.
 
 A network predicts a number, not a distribution. The residual model adds one: y = prediction + residual, with residuals
 that are Gaussian around 0 with a standard deviation s, or distributed as those of given rows. Its central interval at
@@ -8,7 +8,7 @@ level c is prediction +- h(c), with
 * ``empirical``: h(c) = the ceil((n + 1) c)-th smallest of the n given |residuals|, infinite beyond the largest. For
   rows exchangeable with the given ones, a new row is covered with probability at least c (split conformal prediction).
 
-Coverage is to be measured on other rows than those that the model was estimated from.
+Coverage must be measured on other rows than those that the model was estimated from.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from scipy.special import ndtri
 from torch import Tensor
 
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-UNIT = 1 << 24  # of squared residuals
+UNIT = 1 << 24  # unit of squared residuals
 LARGEST = 1 << 20
 Kind = Literal["gaussian", "empirical"]
 
 
 @dataclass(frozen=True)
 class ResidualModel:
-    """How residuals are distributed, and where that comes from.
+    """The distribution of residuals, and its origin.
 
     Args:
         kind: 'gaussian' or 'empirical'.
-        scale: standard deviation of the Gaussian.
-        sizes: |residuals|, sorted, of the empirical model.
-        source: in words, what it was estimated from.
+        scale: the standard deviation of the Gaussian.
+        sizes: the sorted |residuals| of the empirical model.
+        source: a description of what it was estimated from.
     """
 
     kind: Kind
@@ -57,7 +57,7 @@ class ResidualModel:
 
     @classmethod
     def of_residuals(cls, residuals: Tensor, kind: Kind, source: str) -> ResidualModel:
-        """Of the residuals of some rows: their root mean square, or they themselves."""
+        """Estimates the model from the residuals of some rows: their root mean square, or the residuals themselves."""
         sizes = residuals.detach().double().abs().flatten()
         if not len(sizes) or not bool(torch.isfinite(sizes).all()):
             raise ValueError(
@@ -70,7 +70,7 @@ class ResidualModel:
         return cls(kind, scale=max(scale, math.ulp(0.0) * 2**60), source=source)
 
     def half_width(self, level: float) -> float:
-        """h(level)."""
+        """Returns h(level)."""
         if self.kind == "gaussian":
             return self.scale * float(ndtri((1 + level) / 2))
         rank = math.ceil((len(self.sizes) + 1) * level - 1e-9)
@@ -90,7 +90,7 @@ def check_levels(levels: Iterable[float]) -> tuple[float, ...]:
 
 
 class CoverageSums(torchmetrics.Metric):
-    """How many rows the interval of each level covers, and their squared residuals, as whole numbers."""
+    """Counts the rows that the interval of each level covers, and sums their squared residuals, as integers."""
 
     full_state_update = False
     is_differentiable = False
@@ -126,7 +126,7 @@ class CoverageSums(torchmetrics.Metric):
 class CoverageScores:
     """Nominal against empirical coverage, and the width of the intervals.
 
-    ``nll`` is that of the Gaussian model, None for the empirical one. Errors are NaN where a prediction was not finite.
+    ``nll`` is that of the Gaussian model, None for the empirical one. Errors are NaN if a prediction was not finite.
     """
 
     rows: int
@@ -159,7 +159,7 @@ class CoverageScores:
         )
 
     def scalars(self) -> dict[str, float]:
-        """What is logged."""
+        """Returns the numbers that are logged."""
         found = {"coverage_error": self.mean_error, "largest_coverage_error": self.maximum_error}
         return found if self.nll is None else {"nll": self.nll, **found}
 

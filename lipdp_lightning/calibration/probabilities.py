@@ -1,4 +1,4 @@
-"""From what a network puts out to log-probabilities, and what is refused on the way."""
+"""Converts the outputs of a network to log-probabilities, and refuses outputs that are none."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-TOLERANCE = 1e-3  # of a sum of probabilities; a softmax in half precision stays within it
+TOLERANCE = 1e-3  # tolerance on a sum of probabilities, which a softmax in half precision keeps
 
 
 def log_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """log softmax(logits / temperature) in float64, one row per prediction and one column per class.
+    """Returns log softmax(logits / temperature) in float64, one row per prediction and one column per class.
 
     One logit per row, as (n,) or (n, 1), is that of class 1 of two. Classes are dimension 1; further dimensions, such
-    as the pixels of a segmentation, become rows. The log-probabilities of probabilities come from ``logits = log p``.
+    as the pixels of a segmentation, become rows. For given probabilities p, pass ``logits = log p``.
     """
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature {temperature} is not positive and finite. HINT: 1 leaves probabilities alone.")
@@ -28,7 +28,7 @@ def log_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def class_labels(labels: Tensor, classes: int) -> Tensor:
-    """Labels as whole numbers in [0, classes), one per prediction."""
+    """Returns labels as integers in [0, classes), one per prediction."""
     found = labels.reshape(-1)
     whole = found.round().long() if found.is_floating_point() else found.long()
     wrong = (whole < 0) | (whole >= classes)
@@ -43,7 +43,9 @@ def class_labels(labels: Tensor, classes: int) -> Tensor:
 
 
 def check_labels(labels: Tensor, classes: int) -> Tensor:
-    """The same, and refuse rows of one class only: nothing can be over- or under-confident about them."""
+    """Returns :func:`class_labels`, and refuses rows of one class only, about which nothing is over- or
+    under-confident.
+    """
     found = class_labels(labels, classes)
     present = found.unique()
     if classes < 2 or len(present) < 2:
@@ -56,7 +58,7 @@ def check_labels(labels: Tensor, classes: int) -> Tensor:
 
 
 def check_probabilities(probabilities: Tensor) -> Tensor:
-    """Probabilities in float64; refuse what is not in [0, 1] or, with a column per class, does not sum to one."""
+    """Returns probabilities in float64; refuses values outside [0, 1] and rows of classes that do not sum to one."""
     found = probabilities.detach().double()
     if not bool(torch.isfinite(found).all()) or bool((found < 0).any()) or bool((found > 1 + TOLERANCE).any()):
         raise ValueError(
@@ -75,7 +77,7 @@ def check_probabilities(probabilities: Tensor) -> Tensor:
 
 
 def logits_of_probabilities(probabilities: Tensor) -> Tensor:
-    """Logits with these probabilities; of one probability per row, those of class 1 of two."""
+    """Returns logits with these probabilities; one probability per row is that of class 1 of two."""
     found = check_probabilities(probabilities)
     if found.dim() > 1 and found.shape[1] > 1:
         return found.log()

@@ -1,13 +1,14 @@
-"""NLL, ECE, MCE, Brier score and diagrams, from binned sums.
+"""Computes NLL, ECE, MCE, Brier score and diagrams from binned sums.
 
-With the rows of a bin b, n_b of them, their mean predicted probability c_b and the share o_b of them that happened:
+For a bin b let n_b be its number of rows, c_b their mean predicted probability and o_b the share for which the event
+happened:
 
 * ECE = sum_b n_b / n |o_b - c_b|, MCE = max_b |o_b - c_b| over bins with rows (Naeini et al. 2015; 003, section 6);
 * NLL = mean of -log p_y;
 * Brier score = mean of sum_k (p_k - [y = k])^2, and of (p_1 - y)^2 for two classes.
 
-Overall, c is the confidence, the largest probability, and what may happen is that its class is right. Of a class k
-against the rest, c is p_k and what may happen is y = k; NLL and Brier score are those of that binary prediction.
+Overall, c is the confidence, the largest probability, and the event is that its class is right. For a class k against
+the rest, c is p_k and the event is y = k; NLL and Brier score are those of that binary prediction.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lipdp_lightning.calibration.sums import LOSS_UNIT, UNIT
 
 @dataclass(frozen=True)
 class Diagram:
-    """Bins of equal width: how many rows, their mean predicted probability, and the share that happened.
+    """Bins of equal width: the number of rows, their mean predicted probability, and the share of observed events.
 
     Means of an empty bin are None.
     """
@@ -46,7 +47,7 @@ class Diagram:
 
     @property
     def gaps(self) -> list[tuple[int, float]]:
-        """Rows and |observed - predicted| of the bins that hold any."""
+        """The rows and |observed - predicted| of the bins that hold any."""
         return [
             (n, abs(share - mean))
             for n, mean, share in zip(self.rows, self.predicted, self.observed, strict=True)
@@ -90,9 +91,9 @@ class ClassScores:
 
 @dataclass(frozen=True)
 class ClassificationScores:
-    """Of all rows, overall and per class. ``classwise_ece`` is the mean of the classes' ECE.
+    """Scores of all rows, overall and per class; ``classwise_ece`` is the mean of the classes' ECE.
 
-    Where a row had no finite output all scores are NaN, and ``undefined`` counts such rows.
+    If a row had no finite output, all scores are NaN, and ``undefined`` counts such rows.
     """
 
     rows: int
@@ -108,7 +109,7 @@ class ClassificationScores:
     per_class: tuple[ClassScores, ...]
 
     def scalars(self) -> dict[str, float]:
-        """What is logged."""
+        """Returns the numbers that are logged."""
         names = ("nll", "ece", "mce", "brier", "classwise_ece", "confidence")
         return {name: getattr(self, name) for name in names}
 
@@ -117,14 +118,14 @@ class ClassificationScores:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ClassificationScores:
-        """Inverse of `to_dict`, also after JSON, where an undefined score is null."""
+        """Inverts `to_dict`, also after JSON, in which an undefined score is null."""
         per_class = [ClassScores(**{**c, "diagram": Diagram.from_dict(c["diagram"])}) for c in values["per_class"]]
         diagram = Diagram.from_dict(values["diagram"])
         return cls(**{**values, "diagram": diagram, "per_class": tuple(per_class)})
 
 
 def scores_of_sums(sums: Mapping[str, Tensor]) -> ClassificationScores:
-    """All scores; ValueError where there are no rows."""
+    """Returns all scores; raises ValueError if there are no rows."""
     whole = {name: value.detach().cpu() for name, value in sums.items()}
     undefined = int(whole["undefined"])
     rows = int(whole["rows"]) + undefined

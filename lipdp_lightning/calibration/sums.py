@@ -1,6 +1,6 @@
-"""Binned sums of predictions and outcomes, as whole numbers: exact, in whatever order and on whatever processes.
+"""Sums predictions and outcomes by bins, as integers: exactly, in whatever order and on whatever processes.
 
-Every row's probability is rounded to a multiple of 2^-32 and every row's loss to one of 2^-24 before it is added, so a
+The probability of each row is rounded to a multiple of 2^-32 and its loss to one of 2^-24 before they are added, so a
 sum over shares of the rows equals the sum over all of them to the last bit. Bins are (a, b], the first closed at 0.
 """
 
@@ -14,14 +14,16 @@ from torch import Tensor
 
 from lipdp_lightning.calibration.probabilities import class_labels, log_probabilities, logits_of_probabilities
 
-UNIT = 1 << 32  # of probabilities: up to 2^31 rows
+UNIT = 1 << 32  # unit of probabilities, for up to 2^31 rows
 LOSS_UNIT = 1 << 24
-LARGEST_LOSS = 1 << 20  # of one row; with it, 2^19 rows still add up
+LARGEST_LOSS = 1 << 20  # largest loss of one row, of which 2^19 can be added
 DEFAULT_BINS = 15
 
 
 def sum_shapes(classes: int, bins: int) -> dict[str, tuple[int, ...]]:
-    """The states, by name. ``top_*`` are of the predicted class, ``class_*`` of each class against the rest."""
+    """Returns the shapes of the states; ``top_*`` are of the predicted class, ``class_*`` of each class against the
+    rest.
+    """
     return {
         "rows": (), "undefined": (), "impossible": (), "nll": (),
         "top_rows": (bins,), "top_predicted": (bins,), "top_observed": (bins,),
@@ -31,10 +33,10 @@ def sum_shapes(classes: int, bins: int) -> dict[str, tuple[int, ...]]:
 
 
 def binned_sums(log_p: Tensor, labels: Tensor, bins: int = DEFAULT_BINS) -> dict[str, Tensor]:
-    """The sums of rows of log-probabilities (n, classes) with labels (n,), as int64.
+    """Returns the sums of rows of log-probabilities (n, classes) with labels (n,), as int64.
 
-    Rows that are not finite are counted as ``undefined`` and in no other sum; rows to which probability 0 was
-    given as ``impossible``.
+    Rows that are not finite are counted as ``undefined`` and in no other sum; rows to which probability 0 was given are
+    counted as ``impossible``.
     """
     classes = log_p.shape[1]
     labels = class_labels(labels, classes)
@@ -67,8 +69,8 @@ def binned_sums(log_p: Tensor, labels: Tensor, bins: int = DEFAULT_BINS) -> dict
 
 
 def _diagram(name: str, units: Tensor, outcomes: Tensor, kind: Tensor, kinds: int, bins: int) -> dict[str, Tensor]:
-    """Per kind and bin: rows, their summed probability, and how many of them happened."""
-    # ceil(units * bins / UNIT) - 1, in whole numbers: no rounding decides on which side of an edge a row lies
+    """Returns per kind and bin: rows, their summed probability, and the number of observed events."""
+    # ceil(units * bins / UNIT) - 1 in integers, so that rounding does not decide on which side of an edge a row lies
     index = ((units * bins + UNIT - 1) // UNIT - 1).clamp(0, bins - 1)
     place = kind * bins + index
 
@@ -84,8 +86,9 @@ def _diagram(name: str, units: Tensor, outcomes: Tensor, kind: Tensor, kinds: in
 
 
 def _one_against_rest(log_p: Tensor, truth: Tensor) -> Tensor:
-    """log p_k where k is the row's class, else log(1 - p_k); for the likeliest class from the others' sum, without
-    cancellation."""
+    """Returns log p_k if k is the row's class, else log(1 - p_k); for the likeliest class it is computed from the
+    others' sum, without cancellation.
+    """
     top = log_p.argmax(1, keepdim=True)
     others = log_p.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
     against = torch.log1p(-log_p.exp().clamp(max=1.0)).scatter(1, top, others)
@@ -101,12 +104,12 @@ def _whole(values: Tensor, unit: int) -> Tensor:
 
 
 class CalibrationSums(torchmetrics.Metric):
-    """The sums of all rows seen, by every process: `lipdp_lightning.calibration.scores_of_sums` makes scores of them.
+    """The sums of all rows seen, by every process; `lipdp_lightning.calibration.scores_of_sums` turns them into scores.
 
     Args:
-        classes: how many; two for a binary task with one logit.
-        bins: of equal width on [0, 1].
-        outputs: what `update` is given: 'logits', or 'probabilities', which are checked.
+        classes: the number of classes; two for a binary task with one logit.
+        bins: the number of bins of equal width on [0, 1].
+        outputs: the inputs of `update`: 'logits', or 'probabilities', which are checked.
         temperature: logits are divided by it.
     """
 

@@ -1,15 +1,17 @@
-"""Temperature scaling: one positive number that all logits are divided by (Guo et al. 2017).
+"""Scales temperatures: all logits are divided by one positive number (Guo et al. 2017).
 
-It changes no ranking of classes and no accuracy. It is chosen to make the negative log-likelihood of given rows small:
+Scaling changes no ranking of classes and no accuracy. The temperature is chosen to make the negative log-likelihood of
+given rows small:
 
 * `fit_temperature`: the minimum, for rows that are public;
 * `private_temperature`: for private rows, one of a public grid, by an epsilon-DP selection.
 
-The selection. A row's loss at temperature T_j is min(-log p_y, C), with a public C. Its contribution to the utility of
-T_j is C / 2 minus that, rounded to a multiple of 2^-16, so it lies in [-C/2, C/2] whatever the row holds, rows without
-a finite output included. Adding or removing a row moves every utility by at most C / 2, replacing one by at most C:
-that is the sensitivity of `lipdp_lightning.curves.discrete_noise.permute_and_flip` (McKenna and Sheldon 2020), which is
-epsilon-DP and computed exactly on whole numbers. The constant C / 2 is the same for all T_j, and changes no preference.
+The selection works as follows. A row's loss at temperature T_j is min(-log p_y, C), with a public C. Its contribution
+to the utility of T_j is C / 2 minus that, rounded to a multiple of 2^-16, so it lies in [-C/2, C/2] whatever the row
+holds, rows without a finite output included. Adding or removing a row moves every utility by at most C / 2, replacing
+one by at most C: that is the sensitivity of `lipdp_lightning.curves.discrete_noise.permute_and_flip` (McKenna and
+Sheldon 2020), which is epsilon-DP and computed exactly on integers. The constant C / 2 is the same for all T_j, and changes no
+preference.
 """
 
 from __future__ import annotations
@@ -31,15 +33,15 @@ UNIT = 1 << 16
 
 
 def losses_at(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """-log softmax(logits / temperature)_y of every row, in float64."""
+    """Returns -log softmax(logits / temperature)_y of every row, in float64."""
     log_p = log_probabilities(logits, temperature)
     return -log_p.gather(1, class_labels(labels, log_p.shape[1]).unsqueeze(1)).squeeze(1)
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature in [1/32, 32] of least mean loss; the loss is convex in 1 / temperature.
+    """Returns the temperature in [1/32, 32] of least mean loss; the loss is convex in 1 / temperature.
 
-    Not private: for public rows. At an end of the range, the rows would ask for one beyond it.
+    It is not private and is for public rows. A result at an end of the range means that the optimum lies beyond it.
     """
     if not len(labels):
         raise ValueError("a temperature cannot be fitted to no rows. HINT: public_data with held-out rows.")
@@ -64,12 +66,14 @@ def check_grid(grid: Sequence[float]) -> tuple[float, ...]:
 
 
 def default_largest_loss(classes: int) -> float:
-    """C: four times the loss of a guess among the classes."""
+    """Returns C, four times the loss of a guess among the classes."""
     return 4 * math.log(classes)
 
 
 def utilities(logits: Tensor, labels: Tensor, grid: Sequence[float], largest_loss: float) -> list[int]:
-    """Per temperature, the sum over rows of C / 2 - min(loss, C) in units of 2^-16; a row adds at most C / 2 to it."""
+    """Returns per temperature the sum over rows of C / 2 - min(loss, C) in units of 2^-16; a row adds at most C / 2 to
+    it.
+    """
     most = half_range(largest_loss)
     found = []
     for temperature in grid:
@@ -80,7 +84,7 @@ def utilities(logits: Tensor, labels: Tensor, grid: Sequence[float], largest_los
 
 
 def half_range(largest_loss: float) -> int:
-    """C / 2 in units of 2^-16."""
+    """Returns C / 2 in units of 2^-16."""
     return math.ceil(largest_loss / 2 * UNIT)
 
 
@@ -93,7 +97,7 @@ def private_temperature(
     grid: Sequence[float] = GRID,
     largest_loss: float | None = None,
 ) -> tuple[float, CurveRelease]:
-    """A temperature of the public grid, epsilon-DP in the rows, and its booking.
+    """Returns a temperature of the public grid, epsilon-DP in the rows, and its booking.
 
     The logits of a row may depend on that row and on public or already released values alone.
     """

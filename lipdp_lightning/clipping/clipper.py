@@ -61,7 +61,7 @@ class OpacusClipper:
         """With gradients per example."""
         with _watched(self._network, GradSampleHooks, self._parameters):
             loss = loss_of(rows).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             samples = {id(p): _one(p) for p in self._parameters}
         sums: dict[int, Tensor] = {}
         radius = group_radius(self._network, self._plan)
@@ -88,7 +88,7 @@ class OpacusClipper:
         """The loss, upper bounds of the examples' gradient norms, and the sums of the ``kept`` rows, clipped."""
         with _watched(self._network, GradSampleHooksFastGradientClipping, self._parameters) as hooks:
             losses = loss_of(rows)
-            losses.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+            losses.sum().backward(retain_graph=True)
             found: list[Any] = [p._norm_sample for p in self._parameters]  # type: ignore[attr-defined]
             norms = torch.stack(found).double().square().sum(0).sqrt()
             factors = clip_factors(norms, group_radius(self._network, self._plan), clipping)

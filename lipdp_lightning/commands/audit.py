@@ -1,4 +1,6 @@
-"""``lipdp audit``: attack the claim of a configuration; a page with verdicts, plots and measured factors."""
+"""Implements ``lipdp audit``: attacks the claim of a configuration, and writes a page with verdicts, plots
+and factors.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options of the command itself, and those of the experiment."""
+    """Splits the options of the command itself from those of the experiment."""
     parser = _Parser(
         prog="lipdp audit", allow_abbrev=False,
         description="Attack what a configuration claims. Other options override its keys, as in lipdp fit. Exit code 1 "
@@ -34,9 +36,16 @@ def split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         "--suite", choices=("quick", "full"), default="quick",
         help="full adds whole runs, the black-box tests and membership inference, which trains on the private rows",
     )  # fmt: skip
-    parser.add_argument("--out", default=None, metavar="DIR", help="where audit.html and audit.json go (audit/<name>)")
-    parser.add_argument("--confidence", type=float, default=0.999, help="that a correct program raises no false alarm")
-    parser.add_argument("--seed", type=int, default=0, help="of everything that the audit draws")
+    parser.add_argument(
+        "--out", default=None, metavar="DIR", help="directory for audit.html and audit.json (default audit/<name>)"
+    )
+    parser.add_argument(
+        "--confidence",
+        type=float,
+        default=0.999,
+        help="probability that a correct program raises no false alarm (default 0.999)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything that the audit draws (default 0)")
     parser.add_argument("--json", action="store_true", help="print the JSON instead of a table")
     own, rest = parser.parse_known_args(list(arguments))
     if not 0 < own.confidence < 1:
@@ -47,7 +56,7 @@ def split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0; 1 if a check is violated."""
+    """Returns 0, or 1 if a check is violated."""
     own, rest = split(arguments)
     experiment = parse_experiment(rest, None, "off")
     from ..audit.audit_page import HTML_NAME, audit_json, terminal_text, write_audit
@@ -102,7 +111,7 @@ def membership_question(experiment: Any, rest: Sequence[str], seed: int) -> Call
         x, y, _ = rows[chosen.sort().values]
 
         def train(mask: Tensor) -> nn.Module:
-            # weights of its own for every model: LiRA's spread is that of training as a whole
+            # every model starts from weights of its own, since LiRA's spread is that of training as a whole
             own = parse_experiment([*rest, "--trainer.enable_progress_bar", "false"], None, "off")
             own.datamodule.setup()
             own.datamodule._train = InMemoryRows(x[mask], y[mask])

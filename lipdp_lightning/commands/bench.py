@@ -1,4 +1,4 @@
-"""``lipdp bench``: what a private step costs, beside other ways to train the same network, on this machine."""
+"""Implements ``lipdp bench``: measures the cost of a private step beside other ways to train the same network."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ QUICK_BATCHES = (256, 1024)
 QUICK_CONTENDERS = ("torch", "torch_poisson", "lightning", "joint", "layerwise", "exact", "opacus", "ghost")
 ALL_BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
 FULL_MODELS = ("convnet-1.6m", "mlp-table", "scattering-head", "wrn-16-4")
-FIGURES = "figures"  # beside the page
-FEW_BATCHES = {"wrn-16-4": (64, 256)}  # whose steps take seconds
-BOTH_THREADS = ("convnet-1.6m",)  # with one thread noise has no processor of its own; with all it overlaps
+FIGURES = "figures"  # a directory beside the page
+FEW_BATCHES = {"wrn-16-4": (64, 256)}  # a step takes seconds
+BOTH_THREADS = ("convnet-1.6m",)  # with several threads the noise overlaps with the passes, with one it cannot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--full", action="store_true", help="all contenders on all models at batch sizes from 64 to 4096"
     )
     modes.add_argument(
-        "--growth", action="store_true", help="instead: exponents of a step's cost in batch size, depth and parameters"
+        "--growth",
+        action="store_true",
+        help="fit exponents of a step's cost in batch size, depth and parameters instead",
     )
     modes.add_argument(
         "--check",
@@ -34,41 +36,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=Path(),
         type=Path,
         metavar="FILE",
-        help="instead: hold ratios against the bounds of a YAML file, by default the library's; 1 if one is exceeded",
+        help="check ratios against the bounds of a YAML file instead (default: the library's); exit with 1 if exceeded",
     )
     modes.add_argument(
-        "--certificate", action="store_true", help="instead: certificate and projection beside a pass, per step"
+        "--certificate", action="store_true", help="measure certificate and projection per step, beside a pass, instead"
     )
     modes.add_argument(
         "--scaling", nargs="?", const="convnet-1.6m", metavar="MODEL",
-        help="instead: weak scaling of private steps, --processes against one, with the first --batch-size for each",
+        help="measure weak scaling instead: --processes processes against one, with the first --batch-size for each",
     )  # fmt: skip
-    parser.add_argument("--model", nargs="+", help="models to measure; convnet-1.6m by default")
+    parser.add_argument("--model", nargs="+", help="models to measure (default: convnet-1.6m)")
     parser.add_argument(
         "--batch-size", nargs="+", type=int,
-        help="256 and 1024 by default; of --full also, where models whose steps take seconds have theirs up to 256",
+        help="batch sizes (default: 256 and 1024; with --full 64 to 4096, up to 256 for models with slow steps)",
     )  # fmt: skip
-    parser.add_argument("--contender", nargs="+", help=f"by default {', '.join(QUICK_CONTENDERS)}; torch always is one")
+    parser.add_argument(
+        "--contender", nargs="+", help=f"methods (default: {', '.join(QUICK_CONTENDERS)}); torch is always included"
+    )
     parser.add_argument("--repeats", type=int, help="rounds of turns (default 5); passes of --certificate (default 3)")
     parser.add_argument(
-        "--threads", type=int, help="of torch in every process: all processors, and 1 for --certificate"
+        "--threads", type=int, help="threads of torch in every process (default: all processors; 1 with --certificate)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda: its events and its memory are measured")
-    parser.add_argument("--memory-limit", type=float, metavar="GB", help="of each contender; 85 %% of what is free")
+    parser.add_argument(
+        "--device", default="cpu", help="cpu or cuda, whose events and memory are measured (default: cpu)"
+    )
+    parser.add_argument(
+        "--memory-limit",
+        type=float,
+        metavar="GB",
+        help="memory limit of each contender (default: 85 %% of the free memory)",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write bench.json, bench.csv, bench.md and plots")
     parser.add_argument(
         "--page",
         type=Path,
         metavar="FILE",
-        help="with --full or --growth: put tables, plots and the paper estimate into docs/performance.md",
+        help="with --full or --growth, write tables, plots and the paper estimate into docs/performance.md",
     )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.add_argument(
         "--update-size", type=float, default=0.002,
-        help="of --certificate: a training step's, relative to each weight (Frobenius)",
+        help="with --certificate, the Frobenius norm of an update relative to that of its weight",
     )  # fmt: skip
-    parser.add_argument("--steps", type=int, default=200, help="of --certificate: updates, projected and certified")
-    parser.add_argument("--processes", type=int, default=2, help="of --scaling, one thread each")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="with --certificate, the number of updates to project and certify"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=2, help="with --scaling, the number of processes, with one thread each"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,7 +119,7 @@ def _compare(args: argparse.Namespace) -> int:
     facts, rows = machine(args.device, {cell.threads for cell in cells}, limit), []
     for row in compare(cells, effort, device=args.device, memory_limit=limit, say=_progress):
         rows.append(row)
-        if args.out is not None:  # after every row: an interrupted comparison keeps what it has
+        if args.out is not None:  # written after every row, so that an interrupted comparison keeps its results
             write_all(args.out, rows, facts)
     if args.page is not None:
         figures = args.page.parent / FIGURES
@@ -117,7 +132,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _cells(args: argparse.Namespace, models: list[str], contenders: tuple[str, ...]) -> list[Any]:
-    """What is compared. A second number of threads changes times, and not what is needed of memory."""
+    """Returns the settings to compare; another number of threads changes times, but not the memory that is needed."""
     from ..bench.compare import Cell
 
     every, cells = args.threads or _processors(), []
@@ -147,7 +162,7 @@ def _growth(args: argparse.Namespace) -> int:
 
 
 def _laws(args: argparse.Namespace) -> list[Any]:
-    """The fitted exponents; with --page also all that the page shows beside the steps."""
+    """Returns the fitted exponents; with --page it also writes what the page shows beside the steps."""
     from ..bench.compare import Effort, machine
     from ..studies import growth
     from ..studies import performance_page as page
@@ -168,7 +183,7 @@ def _page_problems(args: argparse.Namespace) -> list[str]:
     if args.page is None:
         return []
     if not args.page.is_file():
-        return [f"--page {args.page} is no file"]
+        return [f"--page {args.page} is not a file"]
     missing = set(SECTIONS) - set(sections_of(args.page.read_text(encoding="utf-8")))
     return [f"--page {args.page} lacks the sections {', '.join(sorted(missing))}"] if missing else []
 
@@ -194,7 +209,7 @@ def _device_problems(args: argparse.Namespace) -> list[str]:
     try:
         device = torch.device(args.device)
     except RuntimeError:
-        return [f"--device {args.device} is no device of torch"]
+        return [f"--device {args.device} is not a device of torch"]
     if device.type not in ("cpu", "cuda"):
         problems.append(f"--device {args.device}: only cpu and cuda are measured")
     elif device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -203,7 +218,7 @@ def _device_problems(args: argparse.Namespace) -> list[str]:
         if not (math.isfinite(args.memory_limit) and args.memory_limit > 0):
             problems.append(f"--memory-limit {args.memory_limit} is not a positive number of GB")
         elif device.type == "cpu" and not os.path.exists("/proc/self/statm"):
-            problems.append("--memory-limit: this system does not tell what a process holds")
+            problems.append("--memory-limit: this system does not report the memory of a process")
     return problems
 
 
@@ -236,7 +251,7 @@ def _check(args: argparse.Namespace) -> int:
     _refuse([*_counts(args), *_device_problems(args)], "`lipdp bench --check` takes about two minutes.")
     bounds = read_bounds(OWN_BOUNDS if args.check == Path() else args.check)
     options = {} if args.repeats is None else {"rounds": args.repeats}
-    # one thread: two would wait for each other wherever something else works, too
+    # one thread, since two wait for each other whenever another process is busy
     verdicts = check(bounds, device=args.device, threads=args.threads or 1, say=_progress, **options)
     sys.stdout.write(printed(verdicts))
     return 0 if all(verdict.kept for verdict in verdicts) else 1

@@ -1,4 +1,6 @@
-"""`lipdp budget`: what a noise multiplier spends, or the noise a budget needs, in seconds and without data."""
+"""Implements `lipdp budget`: the epsilon that a noise multiplier spends, or the noise that a budget needs, without
+data.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=float, metavar="E", help="steps = ceil(E * N / B)")
-    length.add_argument("--steps", type=int, metavar="T")
-    parser.add_argument("--delta", type=float, required=True, metavar="d", help="below 1/N by a margin")
+    length.add_argument("--steps", type=int, metavar="T", help="number of steps")
+    parser.add_argument(
+        "--delta", type=float, required=True, metavar="d", help="probability that the guarantee fails; well below 1/N"
+    )
     query = parser.add_mutually_exclusive_group()
     query.add_argument("--epsilon", type=float, nargs="+", default=[], metavar="e", help="one or more budgets")
     query.add_argument(
@@ -27,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--statistics", type=float, nargs="+", default=[], metavar="s",
-        help="noise multipliers of statistics of all rows, released before the first step",
+        help="noise multipliers of statistics of all rows that are released before the first step",
     )  # fmt: skip
     parser.add_argument("--accountant", default="pld", help="pld (default), prv or rdp")
     parser.add_argument("--adjacency", default="add_remove", help="add_remove (default) or replace_one")
@@ -35,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table or the JSON. 0 if answered, 2 if the question cannot be (the reason is on stderr)."""
+    """Prints the table or the JSON; returns 0 if the question was answered, and 2 with the reason on stderr
+    otherwise.
+    """
     from lipdp_lightning.privacy.budget import compute_budget, format_table
 
     with warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,4 @@
-"""``lipdp certify``: the certificate of a configuration's model, and an attack on it."""
+"""Implements ``lipdp certify``: prints the certificate of a configuration's model, and attacks it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--config", required=True, help="the experiment's YAML file")
     parser.add_argument("--attack", type=int, default=0, metavar="N", help="maximise the ratios from N starting points")
-    parser.add_argument("--attack-steps", type=int, default=40, help="gradient ascent steps of the attack")
-    parser.add_argument("--seed", type=int, default=0, help="of the attack")
+    parser.add_argument("--attack-steps", type=int, default=40, help="gradient ascent steps of the attack (default 40)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the attack (default 0)")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     own, rest = parser.parse_known_args(list(arguments))
     if own.attack < 0 or own.attack_steps < 0:
@@ -40,7 +40,7 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0; 1 if the attack found a ratio above 1."""
+    """Returns 0, or 1 if the attack found a ratio above 1."""
     own, rest = _split(arguments)
     experiment = parse_experiment(rest, None, "off")
     rows, certificate, loss = _certificate(experiment)
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
-    """What training would start from: projected weights, their bounds, and the noise."""
+    """Returns what training would start from: projected weights, their bounds, and the noise."""
     from ..bounds.certifier import Certifier
     from ..mechanism.step import Mechanism
     from ..norms.follow import Follower

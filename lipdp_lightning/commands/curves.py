@@ -1,4 +1,4 @@
-"""``lipdp curves``: release a distribution function, an ROC curve or a calibration test of a column of a CSV file."""
+"""Implements ``lipdp curves``: releases a distribution function, an ROC curve or a calibration test of a CSV column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..curves.discrete_noise import FloatArray
 
 
-# the level is simulated, in a number of draws that grows with 1 / (1 - level)
+# the level is simulated, and the number of draws grows with 1 / (1 - level)
 MOST_CONFIDENCE = 0.9999
 
 
@@ -27,9 +27,11 @@ class _Parser(argparse.ArgumentParser):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, parser_class=_Parser)
-    ecdf = kinds.add_parser("ecdf", help="a distribution function, with quantiles and a confidence band")
-    roc = kinds.add_parser("roc", help="an ROC curve and the area under it; larger scores speak for the positive class")
-    hl = kinds.add_parser("hl", help="the Hosmer-Lemeshow test and its groups")
+    ecdf = kinds.add_parser("ecdf", help="release a distribution function, with quantiles and a confidence band")
+    roc = kinds.add_parser(
+        "roc", help="release an ROC curve and the area under it; larger scores mean the positive class"
+    )
+    hl = kinds.add_parser("hl", help="release the Hosmer-Lemeshow test and its groups")
     for kind in (ecdf, roc, hl):
         _shared(kind)
     for kind in (ecdf, roc):
@@ -37,43 +39,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--range", metavar="LO,HI", help="declared range of the column; --range=-1,1 if LO is negative"
         )
         kind.add_argument(
-            "--range-budget", type=float, metavar="SHARE", help="share of epsilon to find the range with (default 0.1)"
+            "--range-budget",
+            type=float,
+            metavar="SHARE",
+            help="share of epsilon that is spent to find the range (default 0.1)",
         )
-        kind.add_argument("--base", type=int, default=2, help="of the trees of laplace and gaussian (default 2)")
+        kind.add_argument(
+            "--base", type=int, default=2, help="branching factor of the trees of laplace and gaussian (default 2)"
+        )
         kind.add_argument("--smooth", type=int, choices=(1, 2), default=2, help="norm of the smoothing (default 2)")
-        kind.add_argument("--metric", choices=("points", "tree"), default="points", help="of the smoothing")
-    ecdf.add_argument("--quantiles", default="0.05,0.25,0.5,0.75,0.95", metavar="P,P,..")
-    ecdf.add_argument("--sampling", action="store_true", help="a band for the population, not for the data only")
+        kind.add_argument(
+            "--metric", choices=("points", "tree"), default="points", help="metric of the smoothing (default points)"
+        )
+    ecdf.add_argument("--quantiles", default="0.05,0.25,0.5,0.75,0.95", metavar="P,P,..", help="quantiles to list")
+    ecdf.add_argument("--sampling", action="store_true", help="make the band cover the population, not the data alone")
     for kind in (roc, hl):
         kind.add_argument("--label", required=True, metavar="NAME", help="column of the true classes")
         kind.add_argument("--positive", default="1", metavar="TEXT", help="value of the positive class (default 1)")
-    hl.add_argument("--groups", type=int, default=10)
-    hl.add_argument("--fitted", action="store_true", help="the model was fitted to these very records")
+    hl.add_argument("--groups", type=int, default=10, help="number of groups (default 10)")
+    hl.add_argument("--fitted", action="store_true", help="state that the model was fitted to these same records")
     from ..studies.parties import simulate
 
-    simulate.add_arguments(kinds.add_parser("simulate", help="what the protocols between parties send"))
-    compare = kinds.add_parser("compare", help="errors and running times of the mechanisms on made-up data")
-    compare.add_argument("--levels", type=int, default=12)
-    compare.add_argument("--epsilon", type=float, default=1.0)
-    compare.add_argument("--delta", type=float, default=1e-6)
-    compare.add_argument("--repeats", type=int, default=100)
+    simulate.add_arguments(
+        kinds.add_parser("simulate", help="simulate the protocols between parties, and measure what they send")
+    )
+    compare = kinds.add_parser("compare", help="compare errors and running times of the mechanisms on made-up data")
+    compare.add_argument("--levels", type=int, default=12, help="the grid has 2^LEVELS cells (default 12)")
+    compare.add_argument("--epsilon", type=float, default=1.0, help="epsilon of each mechanism (default 1)")
+    compare.add_argument("--delta", type=float, default=1e-6, help="delta of mechanisms that need one (default 1e-6)")
+    compare.add_argument("--repeats", type=int, default=100, help="number of releases to average (default 100)")
 
 
 def _shared(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--data", required=True, metavar="FILE", help="CSV with a header, also .csv.gz")
     kind.add_argument("--column", required=True, metavar="NAME", help="column of the values, scores or probabilities")
-    kind.add_argument("--delimiter", default=",")
-    kind.add_argument("--epsilon", type=float, required=True)
-    kind.add_argument("--delta", type=float, default=0.0, help="for gaussian and factorization (default 0: pure)")
-    kind.add_argument("--mechanism", choices=("laplace", "gaussian", "factorization"), default="laplace")
-    kind.add_argument("--adjacency", choices=("replace_one", "add_remove"), default="replace_one")
+    kind.add_argument("--delimiter", default=",", help="delimiter of the CSV (default a comma)")
+    kind.add_argument("--epsilon", type=float, required=True, help="epsilon of all releases together")
+    kind.add_argument(
+        "--delta",
+        type=float,
+        default=0.0,
+        help="delta, for gaussian and factorization (default 0, which is pure differential privacy)",
+    )
+    kind.add_argument(
+        "--mechanism",
+        choices=("laplace", "gaussian", "factorization"),
+        default="laplace",
+        help="mechanism (default laplace)",
+    )
+    kind.add_argument(
+        "--adjacency",
+        choices=("replace_one", "add_remove"),
+        default="replace_one",
+        help="relation of neighbouring data (default replace_one)",
+    )
     kind.add_argument("--levels", type=int, default=10, help="the grid has 2^LEVELS cells (default 10)")
-    kind.add_argument("--confidence", type=float, default=0.95)
-    kind.add_argument("--output", required=True, metavar="DIR", help="where the JSON, the CSV and the plot go")
+    kind.add_argument("--confidence", type=float, default=0.95, help="confidence of bands and intervals (default 0.95)")
+    kind.add_argument("--output", required=True, metavar="DIR", help="directory for the JSON, the CSV and the plot")
 
 
 def run(args: argparse.Namespace) -> int:
-    """0, with the files written; bad input raises before anything is drawn, written or charged."""
+    """Runs the command and returns 0 with the files written; bad input raises before anything is drawn, written or
+    charged.
+    """
     if args.kind == "simulate":
         from ..studies.parties import simulate
 
@@ -115,7 +143,7 @@ def _write(args: Any, names: list[str], content: dict[str, Any], columns: Any, f
 
 
 def _values(args: Any) -> tuple[FloatArray, Any]:
-    """The column, and the labels where the command has them."""
+    """Returns the column, and the labels if the command has them."""
     from ..curves.columns import as_numbers, read_texts
 
     label = getattr(args, "label", None)
@@ -133,7 +161,9 @@ def _values(args: Any) -> tuple[FloatArray, Any]:
 
 
 def _grid(args: Any, values: FloatArray) -> tuple[Grid | None, float]:
-    """The declared grid, all values checked against it, or None; and what is left of epsilon for the curve."""
+    """Returns the declared grid or None, and the epsilon that is left for the curve; all values are checked against the
+    grid.
+    """
     from ..curves import Grid
 
     if args.range is not None and args.range_budget is not None:
@@ -142,7 +172,7 @@ def _grid(args: Any, values: FloatArray) -> tuple[Grid | None, float]:
         share = 0.1 if args.range_budget is None else args.range_budget
         if not 0 < share < 1:
             raise ValueError(f"--range-budget {share} is not in (0, 1). HINT: 0.1.")
-        Grid(0.0, 1.0, args.levels)  # says what is wrong with the levels
+        Grid(0.0, 1.0, args.levels)  # raises if the levels are wrong
         return None, args.epsilon * (1 - share)
     try:
         low, high = (float(text) for text in args.range.split(","))
@@ -297,7 +327,7 @@ def _probabilities(text: str) -> list[float]:
 
 
 def _repeats(confidence: float, parts: int) -> int:
-    """Simulations enough to tell the level."""
+    """Returns the number of simulations that resolve the level."""
     return max(399, math.ceil(4 * parts / (1 - confidence)))
 
 

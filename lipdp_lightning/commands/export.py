@@ -1,4 +1,6 @@
-"""``lipdp export``: a release checkpoint with weights, certificate and privacy report, and nothing secret."""
+"""Implements ``lipdp export``: a release checkpoint with weights, certificate and privacy report, and
+nothing secret.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
-    """What may be published of a run, and the secret that may not.
+    """Returns what may be published of a run, and the secret that may not.
 
-    The first is an allow-list, so that new private state is never released by default.
+    The first is built from an allow-list, so that new private state is never released by default.
     """
     from ..report.model import RunFacts
     from ..training.averaging import evaluated_state
@@ -87,13 +89,15 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def traces(secret: bytes, content: bytes) -> list[str]:
-    """In which forms a secret of at least eight bytes is in a file: as it is, in hexadecimal, in base64."""
+    """Returns the forms in which a secret of at least eight bytes is in a file: as it is, in hexadecimal, or
+    in base64.
+    """
     if len(secret) < 8:
         return []
-    # the second is how torch.save writes bytes
+    # torch.save writes bytes in the second form
     as_text = secret.decode("latin-1").encode()
     forms = {"as bytes": [secret, as_text], "in hexadecimal": [secret.hex().encode(), secret.hex().upper().encode()]}
-    # at each of three offsets in a longer text; the characters that depend on the neighbours are left out
+    # base64 of a longer text has three offsets; characters that depend on the neighbours are left out
     forms["in base64"] = [
         code(bytes(offset) + secret)[2 * offset : -4] for offset in range(3) for code in (b64encode, urlsafe_b64encode)
     ]

@@ -1,4 +1,4 @@
-"""``lipdp fit``: train, then test on held-out data, then say what came out of it."""
+"""Implements ``lipdp fit``: trains, tests on held-out data, and reports the result."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 _OWN = "lipdp fit --config FILE [--run_dir DIR] [--wandb auto|online|offline|off] [--GROUP.KEY VALUE ...]"
 _LAST = "_last_weights"
 LOST = 1  # the exit code where another process of the run ended
-_LAUNCHED = "LIPDP_RUN_DIR"  # how the ranks that Lightning launches find the run directory of the first
+_LAUNCHED = "LIPDP_RUN_DIR"  # tells the ranks that Lightning launches the run directory of the first
 
 _HELP = f"""usage: {_OWN}
 
---run_dir DIR   a new or empty directory, or that of an unfinished run, which is continued
+--run_dir DIR   a new or empty directory, or that of an unfinished run to continue
 --wandb MODE    auto (default): offline unless WANDB_API_KEY is set
 
-Groups: model, data, privacy, optimizer, lr_scheduler, trainer.
+Options of the experiment: groups model, data, privacy, optimizer, lr_scheduler and trainer.
 
 """
 
@@ -43,15 +43,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options of the command itself, and those of the experiment."""
+    """Splits the options of the command itself from those of the experiment."""
     parser = _Parser(prog="lipdp fit", add_help=False, allow_abbrev=False)
-    parser.add_argument("--run_dir", "--run-dir", default=None)
-    parser.add_argument("--wandb", choices=("auto", "online", "offline", "off"), default="auto")
+    parser.add_argument("--run_dir", "--run-dir", default=None, help="a new or empty directory, or one to continue")
+    parser.add_argument("--wandb", choices=("auto", "online", "offline", "off"), default="auto", help="mode of wandb")
     return parser.parse_known_args(list(arguments))
 
 
 def default_run_dir(arguments: Sequence[str]) -> Path:
-    """A new folder under runs/, named after the configuration and the time, or the job: the same for every rank.
+    """Returns a new folder under runs/, named after the configuration and the time, or the job; it is the same on every
+    rank.
 
     A job that is requeued keeps its id and its step's number, and so finds its run again.
     """
@@ -71,7 +72,7 @@ def default_run_dir(arguments: Sequence[str]) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     if slurm.job_id() is not None:
-        # a signal may come during the imports, which take seconds; without a handler it would end the job
+        # a signal during the imports, which take seconds, would end the job if there were no handler
         listen([signal.SIGUSR1, signal.SIGTERM])
     code = _run(arguments)
     if slurm.job_id() is not None:
@@ -103,8 +104,12 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def train(experiment: Experiment, run_dir: Path) -> int:
-    """Train, evaluate, report: 0, also if the run goes on in a requeued job; 130 if the user interrupted it; 1 if
-    another of its processes ended."""
+    """Trains, evaluates and reports.
+
+    Returns:
+        The exit code: 0, also if the run goes on in a requeued job; 130 if the user interrupted it; 1 if another of its
+            processes ended.
+    """
     from callbacks import Preempted, ResumeCheckpoint
 
     from ..training.ranks import lost_process
@@ -149,7 +154,7 @@ def train(experiment: Experiment, run_dir: Path) -> int:
 
 
 def _leave_group(world_size: int) -> None:
-    """Before the interpreter ends: a thread of the group that is still there may abort the process."""
+    """Leaves the process group before the interpreter ends, since a remaining thread of it may abort the process."""
     import torch
 
     if world_size > 1 and torch.distributed.is_initialized():
@@ -158,7 +163,7 @@ def _leave_group(world_size: int) -> None:
 
 
 def _of_last_weights(experiment: Experiment) -> dict[str, float]:
-    """The metrics of the last weights themselves, where their average is evaluated and both are wanted."""
+    """Returns the metrics of the last weights themselves, if their average is evaluated and both are wanted."""
     from callbacks.parameter_averaging import averaging_of
 
     averaging = averaging_of(experiment.trainer)
@@ -199,7 +204,7 @@ def _finish(experiment: Experiment, metrics: dict[str, float], run_dir: Path) ->
 
 
 def _close(experiment: Experiment) -> None:
-    """End the runs of the loggers that have begun one."""
+    """Ends the runs of the loggers that have begun one."""
     for logger in experiment.trainer.loggers:
         finish = getattr(getattr(logger, "_experiment", None), "finish", None)
         if callable(finish):

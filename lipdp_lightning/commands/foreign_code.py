@@ -1,4 +1,4 @@
-"""Which code a run's stored configuration may name when the run was not made in this place."""
+"""Decides which code a run's stored configuration may name when the run was made elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-# parts of installed packages that build networks, data, optimizers and measures
+# the parts of installed packages that build networks, data, optimizers and metrics
 _KNOWN = (
     "lipdp_lightning.", "data_modules.", "callbacks.", "torch.nn.", "torch.optim.", "lightning.pytorch.callbacks.",
 )  # fmt: skip
@@ -19,9 +19,9 @@ _IMPORT_PATH = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
 
 
 def check_named_code(text: str, path: object) -> None:
-    """Refuse a stored configuration that names code outside this package, torch and Lightning.
+    """Refuses a stored configuration that names code outside this package, torch and Lightning.
 
-    Whoever wrote the file chooses which classes and functions of this machine are called, and with which arguments.
+    The author of the file chooses which classes and functions of this machine are called, and with which arguments.
     """
     try:
         content = yaml.safe_load(text)
@@ -50,7 +50,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _is_foreign(text: str) -> bool:
-    """Whether a text is the import path of anything but known classes (a file's name may look like one)."""
+    """Returns whether a text is the import path of anything but known classes (a file's name may look like one)."""
     if not _IMPORT_PATH.match(text):
         return False
     if text.startswith(_KNOWN):
@@ -62,14 +62,16 @@ def _is_foreign(text: str) -> bool:
 
 
 def _defined_in_known(text: str) -> bool:
-    """Whether what a path below a known package leads to is defined there: its modules import others, such as os."""
+    """Returns whether the target of a path below a known package is defined there; its modules import others, such as
+    os.
+    """
     names = text.split(".")
     found: Any = import_module(names[0])
     for end, name in enumerate(names[1:], 2):
         module = _module(".".join(names[:end])) if end < len(names) and isinstance(found, ModuleType) else None
         found = getattr(found, name, None) if module is None else module
         if found is None:
-            return True  # there is no such thing, so nothing is called
+            return True  # nothing of that name exists, so nothing is called
         home = f"{found.__name__ if isinstance(found, ModuleType) else getattr(found, '__module__', '')}."
         on_the_way = isinstance(found, ModuleType) and any(known.startswith(home) for known in _KNOWN)
         if not (home.startswith(_KNOWN) or on_the_way):

@@ -1,4 +1,4 @@
-"""The parser of a command's own options."""
+"""Parses a command's own options."""
 
 from __future__ import annotations
 

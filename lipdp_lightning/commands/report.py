@@ -1,4 +1,4 @@
-"""``lipdp report``: write a run's reports again, from its privacy_report.json."""
+"""Implements ``lipdp report``: writes a run's reports again, from its privacy_report.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..report.show import show
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run_dir", "--run-dir", required=True, help="directory of a run")
-    parser.add_argument("--output", default=None, help="where to write them instead of the run directory")
+    parser.add_argument("--output", default=None, help="directory for the reports (default: the run directory)")
 
 
 def run(args: argparse.Namespace) -> int:

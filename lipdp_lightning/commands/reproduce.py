@@ -1,4 +1,4 @@
-"""``lipdp reproduce``: the papers' tables and figures again, with certified epsilons."""
+"""Implements ``lipdp reproduce``: reproduces the papers' tables and figures, with certified epsilons."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="what to make; --list shows the names")
-    parser.add_argument("--list", action="store_true", help="names, sources and expected times")
-    parser.add_argument("--out", metavar="DIR", help="(default runs/reproduce, or runs/reproduce-quick)")
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller cells: a check, not the experiment")
-    parser.add_argument("--seeds", type=int, metavar="N", help="repetitions of every cell (default: the entry's)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="entries to reproduce; --list shows the names")
+    parser.add_argument("--list", action="store_true", help="list names, sources and expected times")
+    parser.add_argument(
+        "--out", metavar="DIR", help="directory for the results (default runs/reproduce, or runs/reproduce-quick)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="run fewer and smaller cells, as a check and not as the experiment"
+    )
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help="number of repetitions of every cell (default: the entry's)"
+    )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="J", help="worker processes, one thread each (default 1)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 with every cell finished, 1 where one failed, 130 after Ctrl-C; what is finished is kept every time."""
+    """Returns 0 if every cell finished, 1 if one failed, and 130 after Ctrl-C; finished cells are always kept."""
     from ..studies.reproduce.catalogue import catalogue, find
     from ..studies.reproduce.entry_run import check_data
 

@@ -1,4 +1,4 @@
-"""``lipdp status``: every run below a folder with its state, step, epsilon and accuracy."""
+"""Implements ``lipdp status``: lists every run below a folder with its state, step, epsilon and accuracy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..bound_text import upper_text
 from ..files import read_bytes, read_json
@@ -43,13 +43,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cell(row: dict[str, Any], header: str) -> Any:
-    """The cost is rounded up: an epsilon or a delta must not be printed smaller than it is."""
+    """Rounds the cost up, since an epsilon or a delta must not be printed smaller than it is."""
     value = row[header]
     return upper_text(value) if header in ("epsilon", "delta") and is_number(value) else value
 
 
 def run_directories(folder: Path) -> list[Path]:
-    """Every directory below a folder that holds a run or what is left of one; folders that cannot be read are left."""
+    """Returns every directory below a folder that holds a run or its remains; unreadable folders are skipped."""
     found = []
     for parent, folders, files in os.walk(folder):
         folders.sort()
@@ -59,7 +59,7 @@ def run_directories(folder: Path) -> list[Path]:
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """One run; files that are missing or cannot be read leave their columns empty."""
+    """Returns the row of one run; files that are missing or cannot be read leave their columns empty."""
     record, plan = _read(directory / RUN_FILE), _read(directory / PLAN_FILE)
     report, ledger = _read(directory / REPORT_FILE), _read(directory / LEDGER_FILE)
     state = _state(directory, record)
@@ -90,7 +90,7 @@ def _state(directory: Path, record: dict[str, Any]) -> str:
     return state if record.get("format") == FORMAT else f"{state}, of another version"
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 1 << 63
 
 
@@ -99,7 +99,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _released(directory: Path) -> int | None:
-    """Steps that a running run has taken: the ledger reserves more."""
+    """Returns the steps that a running run has taken; the ledger reserves more."""
     try:
         text = read_bytes(directory / STEPS_FILE).decode(errors="replace")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``lipdp submit``: a training job for Slurm, printed or submitted."""
+"""Implements ``lipdp submit``: prints or submits a training job for Slurm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from ..experiment.config_file import check_config_file
 from ..slurm.script import Array, Job, render
 
-# option -> what sbatch itself reads when the script does not say
+# option -> the variable that sbatch itself reads if the script does not set it
 _SITE_OPTIONS = {
     "account": "SBATCH_ACCOUNT",
     "partition": "SBATCH_PARTITION",
@@ -26,7 +26,7 @@ _SITE_OPTIONS = {
 }
 _SITE_LISTS = ("options", "setup")
 _SITE_KEYS = {*_SITE_OPTIONS, *_SITE_LISTS, "time", "cpus_per_task", "signal_before", "container_command", "command"}
-# these would win over the lines of the script
+# these would override the lines of the script
 _OVERRIDES = (
     *_SITE_OPTIONS.values(), "SBATCH_TIMELIMIT", "SBATCH_SIGNAL", "SBATCH_REQUEUE", "SBATCH_NO_REQUEUE",
     "SBATCH_OPEN_MODE", "SBATCH_OUTPUT", "SBATCH_ARRAY_INX", "SBATCH_JOB_NAME", "SBATCH_GPUS_PER_NODE",
@@ -51,19 +51,36 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--config", required=True, help="the experiment's YAML file")
-    add("--run_dir", "--run-dir", help="default: a new one below runs/; with --array the folder of the runs")
-    add("--nodes", type=int, help="default: the configuration's trainer.num_nodes")
-    add("--ntasks-per-node", type=int, help="default: the configuration's trainer.devices")
-    add("--gpus-per-node", type=int, help="default: one per task if the configuration trains on GPUs")
-    add("--cpus-per-task", type=int, help="default: 4 with GPUs, else 1")
-    add("--time", help="limit of one job; a longer run is requeued until it is finished")
-    add("--array", metavar="KEY=V1,V2,...", help="one run per value: seeds=1,2,3, epsilon=1,2,4 or any other key")
-    add("--container", metavar="IMAGE", help="run in this image, by apptainer")
+    add(
+        "--run_dir",
+        "--run-dir",
+        help="run directory (default: a new one below runs/); with --array, the folder of the runs",
+    )
+    add("--nodes", type=int, help="number of nodes (default: the configuration's trainer.num_nodes)")
+    add("--ntasks-per-node", type=int, help="processes on each node (default: the configuration's trainer.devices)")
+    add(
+        "--gpus-per-node",
+        type=int,
+        help="GPUs of each node (default: one per task if the configuration trains on GPUs)",
+    )
+    add("--cpus-per-task", type=int, help="processors of each process (default: 4 with GPUs, else 1)")
+    add("--time", help="time limit of one job; a longer run is requeued until it is finished")
+    add(
+        "--array",
+        metavar="KEY=V1,V2,...",
+        help="start one run per value, such as seeds=1,2,3 or epsilon=1,2,4 or any other key",
+    )
+    add("--container", metavar="IMAGE", help="run inside this image with apptainer")
     for name in _SITE_OPTIONS:
-        add(f"--{name}")
-    add("--site", metavar="FILE", help="YAML of what is the same for all jobs of a cluster; default: LIPDP_SITE")
-    add("--signal-before", type=int, metavar="S", help="save and requeue this long before the limit (120 s)")
-    add("--no-check", action="store_true", help="do not check the configuration before it queues")
+        add(f"--{name}", help=f"the {name} of the job")
+    add("--site", metavar="FILE", help="YAML file with the settings of all jobs on a cluster (default: LIPDP_SITE)")
+    add(
+        "--signal-before",
+        type=int,
+        metavar="S",
+        help="save and requeue this many seconds before the limit (default 120)",
+    )
+    add("--no-check", action="store_true", help="do not check the configuration before queueing it")
     add("--dry-run", action="store_true", help="print the script and submit nothing")
     return parser
 
@@ -85,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def job_from(own: argparse.Namespace, extra: tuple[str, ...], environment: Mapping[str, str]) -> Job:
-    """The job that the options, the environment, the site file and the configuration describe together."""
+    """Returns the job that the options, the environment, the site file and the configuration describe together."""
     site = _site(own.site or environment.get("LIPDP_SITE"))
     trainer = _trainer(own.config, extra)
     nodes, tasks = _layout(own, trainer)
@@ -122,7 +139,7 @@ def _first(*values: Any) -> Any:
 
 
 def _command(in_container: bool) -> str:
-    """`lipdp` where the job will find it, else this interpreter's."""
+    """Returns `lipdp` if the job will find it, and this interpreter's module otherwise."""
     if in_container or shutil.which("lipdp"):
         return "lipdp"
     return f"{shlex.quote(sys.executable)} -m lipdp_lightning.cli"
@@ -181,7 +198,7 @@ def _lines(value: Any) -> bool:
 
 
 def _trainer(config: str, extra: Sequence[str]) -> dict[str, Any]:
-    """The trainer group: the configuration's, with the options after the -- on top."""
+    """Returns the trainer group: the configuration's, overridden by the options after the --."""
     import yaml
 
     group = _yaml(config, "configuration").get("trainer") or {}
@@ -199,7 +216,7 @@ def _trainer(config: str, extra: Sequence[str]) -> dict[str, Any]:
 
 
 def _layout(own: argparse.Namespace, trainer: Mapping[str, Any]) -> tuple[int, int]:
-    """Nodes, and tasks per node: one task per device."""
+    """Returns the number of nodes and of tasks per node; each device has one task."""
     devices, configured_nodes = trainer.get("devices", "auto"), trainer.get("num_nodes")
     if isinstance(devices, list):
         devices = len(devices)
@@ -227,19 +244,21 @@ def _layout(own: argparse.Namespace, trainer: Mapping[str, Any]) -> tuple[int, i
 
 
 def _devices(trainer: Mapping[str, Any], nodes: int, tasks: int) -> list[str]:
-    """What the configuration leaves open. What it says is not repeated: a resumed run is one of the same words."""
+    """Returns the options that the configuration leaves open; what it sets is not repeated, so that a run can be
+    resumed.
+    """
     told = [] if trainer.get("devices", "auto") not in ("auto", -1, "-1") else [f"--trainer.devices={tasks}"]
     return told if trainer.get("num_nodes") is not None else [*told, f"--trainer.num_nodes={nodes}"]
 
 
 def _check(job: Job) -> None:
-    """Find now what would otherwise be found after hours in the queue: the plan, the model and the run directory."""
+    """Finds errors in the plan, the model and the run directory now, not after hours in the queue."""
     from ..experiment.experiment import parse_experiment
     from ..training.run_directory import RunDirectory
     from .fit import split
 
     runs = job.runs()
-    others = runs[1:][-1:]  # of an array the first and the last
+    others = runs[1:][-1:]  # an array is checked by its first and its last run
     for directory, arguments in (runs[0], *others):
         _, rest = split(arguments)
         here = ("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=1")
@@ -249,7 +268,9 @@ def _check(job: Job) -> None:
 
 def _submit(job: Job, script: str) -> int:
     environment = {name: value for name, value in os.environ.items() if name not in _OVERRIDES}
-    Path(job.run_dir).parent.mkdir(parents=True, exist_ok=True)  # of the log: without it the job would fail in silence
+    Path(job.run_dir).parent.mkdir(
+        parents=True, exist_ok=True
+    )  # the folder of the log, without which the job would fail silently
     try:
         return subprocess.run(["sbatch"], input=script, text=True, env=environment).returncode
     except FileNotFoundError as error:

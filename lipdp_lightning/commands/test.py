@@ -1,4 +1,4 @@
-"""``lipdp test``: the held-out metrics of the model in a run directory, and its calibration."""
+"""Implements ``lipdp test``: prints the held-out metrics of the model in a run directory, and its calibration."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         "--trust_config",
         "--trust-config",
         action="store_true",
-        help="make what the run's config.yaml names, though the directory was copied here and it names code of others",
+        help="create what config.yaml names even if the directory was copied here and it names foreign code",
     )
     parser.add_argument(
-        "--output", default=None, help="a directory for the diagrams and tables of the run's CalibrationMetrics"
+        "--output", default=None, help="directory for the diagrams and tables of the run's CalibrationMetrics"
     )
     return parser.parse_known_args(list(arguments))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0; the run directory is left as it is."""
+    """Returns 0; the run directory is not changed."""
     own, rest = _split(arguments)
     from ..experiment.experiment import parse_experiment
     from ..experiment.quiet import quiet
@@ -90,14 +90,14 @@ def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int,
     watching = [c for c in experiment.trainer.callbacks if isinstance(c, CalibrationMetrics)]
     if output is not None and not watching:
         raise ValueError(
-            "--output is for the diagrams of CalibrationMetrics, which the run has not. HINT: leave it out."
+            "--output is for the diagrams of CalibrationMetrics, which the run does not have. HINT: leave it out."
         )
     for callback in watching:
         callback.directory = output or ""
     chosen = dict(experiment.config_init["trainer"])
     trainer = lightning.Trainer(
         accelerator=chosen.get("accelerator") or "auto", devices=1, precision=chosen.get("precision"),
-        callbacks=watching, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        callbacks=[*watching], logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip
     metrics = held_out_metrics(trainer, module, data)

@@ -1,4 +1,6 @@
-"""``lipdp tune``: search settings for the best compromises of accuracy and epsilon, and say what the search cost."""
+"""Implements ``lipdp tune``: searches settings for the best compromises of accuracy and epsilon, and reports
+the cost.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,36 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = _Parser(
         prog="lipdp tune", allow_abbrev=False,
         description="Search settings; every trial is a private training. Started again with the same options, a search "
-        "goes on. Other options override keys of the configuration, as in lipdp fit.",
+        "continues. Other options override keys of the configuration, as in lipdp fit.",
     )  # fmt: skip
     parser.add_argument("--config", required=True, help="the experiment's YAML file")
-    parser.add_argument("--out", required=True, type=Path, help="folder of the results")
-    parser.add_argument("--space", type=Path, help="YAML: key: {low, high, log, integer}, or key: [values]")
-    parser.add_argument("--trials", type=int, default=20, help="in all; their mean under --private-selection")
+    parser.add_argument("--out", required=True, type=Path, help="folder for the results")
     parser.add_argument(
-        "--sampler", choices=("tpe", "botorch", "random"), help="tpe, or random for a private selection"
+        "--space", type=Path, help="YAML file of what to search, key: {low, high, log, integer} or key: [values]"
     )
-    parser.add_argument("--objective", help="of accuracy, mae, loss, epsilon")
-    parser.add_argument("--storage", type=Path, help="SQLite file; default OUT/study.sqlite")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampler; no part of any guarantee")
-    parser.add_argument("--private-selection", metavar="DIST", help="geometric, logarithmic, or eta above -1")
-    parser.add_argument("--public-validation", action="store_true", help="states that the validation rows are public")
-    parser.add_argument("--score-noise", type=float, metavar="S", help="noise of a count of correct validation rows")
+    parser.add_argument(
+        "--trials", type=int, default=20, help="number of trials, or its mean with --private-selection (default 20)"
+    )
+    parser.add_argument(
+        "--sampler", choices=("tpe", "botorch", "random"), help="sampler (default tpe; random with --private-selection)"
+    )
+    parser.add_argument("--objective", help="comma-separated goals out of accuracy, mae, loss and epsilon")
+    parser.add_argument("--storage", type=Path, help="SQLite file of the study (default OUT/study.sqlite)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the sampler, which no guarantee rests on (default 0)"
+    )
+    parser.add_argument(
+        "--private-selection",
+        metavar="DIST",
+        help="choose privately, with a geometric or logarithmic number of trials, or by an eta above -1",
+    )
+    parser.add_argument("--public-validation", action="store_true", help="state that the validation rows are public")
+    parser.add_argument(
+        "--score-noise",
+        type=float,
+        metavar="S",
+        help="standard deviation of the noise on the count of correct validation rows",
+    )
     own, rest = parser.parse_known_args(list(arguments))
     if own.trials < 1:
         raise ValueError(f"--trials {own.trials} is not positive. HINT: --trials 20")
@@ -53,13 +70,13 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _overrides(rest: Sequence[str]) -> dict[str, Any]:
-    """``--a.b value`` and ``--a.b=value`` as a mapping."""
+    """Returns ``--a.b value`` and ``--a.b=value`` as a mapping."""
     found: dict[str, Any] = {}
     words = list(rest)
     while words:
         name, equals, value = words.pop(0).partition("=")
         if not name.startswith("--") or len(name) < 3 or (not equals and not words):
-            raise ValueError(f"{name} is no option with a value. HINT: {_OWN}")
+            raise ValueError(f"{name} is not an option with a value. HINT: {_OWN}")
         text = value if equals else words.pop(0)
         try:
             found[name[2:]] = yaml.safe_load(text)
@@ -69,7 +86,7 @@ def _overrides(rest: Sequence[str]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0; 130 if the user interrupted the search, which can go on."""
+    """Returns 0, or 130 if the user interrupted the search, which can be continued."""
     own, rest = _split(arguments)
     overrides, count = _overrides(rest), _check_selection(own)
     from ..experiment.short_training import merged, prepare
@@ -138,9 +155,9 @@ def _search(
         try:
             search.run(own.trials)
         except KeyboardInterrupt:
-            # it may have released steps: they are part of what is written now, should the search end here
+            # its steps may have been released, and they count in what is written if the search ends here
             search.take_back_interrupted()
-            _say("interrupted; the trial that was cut off counts as failed. Go on with the same command")
+            _say("interrupted; the trial that was cut off counts as failed. Continue with the same command")
             code = 130
         certified = all(is_certified(t) for t in search.finished)
         cost = cost_of(search.finished, base.plan, certified)
@@ -153,7 +170,7 @@ def _search(
 
 
 def _check_selection(own: argparse.Namespace) -> Any:
-    """The distribution of the number of trials, or None; refuses what needs no data to be refused."""
+    """Returns the distribution of the number of trials, or None; refuses what can be refused without data."""
     from ..tuning.selection import TrialCount
 
     if own.private_selection is None:
@@ -197,7 +214,7 @@ def _select(own: argparse.Namespace, config: Any, base: Any, space: Any, objecti
         try:
             select(search, selection, best, base.experiment.datamodule)
         except KeyboardInterrupt:
-            _say("interrupted: nothing is released before the last trial; go on with the same command")
+            _say("interrupted; nothing is released before the last trial. Continue with the same command")
             return 130
         epsilon = write_selection(own.out, search, selection, best, own.config, base.plan.delta, ledgers)
     _say(f"epsilon {upper_text(epsilon)} at delta {upper_text(base.plan.delta)}, training and choice together")
@@ -213,12 +230,14 @@ def _eta(text: str) -> float:
     except ValueError:
         eta = math.nan
     if not (math.isfinite(eta) and eta > -1):
-        raise ValueError(f"--private-selection {text} is no distribution. HINT: {', '.join(NAMES)}, or eta above -1.")
+        raise ValueError(
+            f"--private-selection {text} is not a distribution. HINT: {', '.join(NAMES)}, or eta above -1."
+        )
     return eta
 
 
 def validation_kind(data: Any) -> str:
-    """Which rows the scores are from: private (held out of the training rows), test, or published."""
+    """Returns which rows the scores are from: private (held out of the training rows), test, or published."""
     if data.validation_fraction > 0:
         return "private"
     return "test" if data.val_dataloader().dataset is data.test_dataloader().dataset else "published"

@@ -1,4 +1,4 @@
-"""Private curves: distribution functions, ROC, calibration and Hosmer-Lemeshow with noise (docs/curves.md)."""
+"""Releases private curves: distribution functions, ROC, calibration and Hosmer-Lemeshow with noise (docs/curves.md)."""
 
 from lipdp_lightning.curves.bands import Band, ecdf_band
 from lipdp_lightning.curves.cells import Grid

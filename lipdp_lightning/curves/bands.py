@@ -1,9 +1,9 @@
-"""Confidence bands that include the noise of the release, and if asked that of the sample.
+"""Computes confidence bands that include the noise of the release and, on request, that of the sample.
 
 The noise's law is public. K imaginary releases give K + 1 exchangeable values of max_i |noise_i| / deviation_i, the
-real one among them, so the ceil((1 - a)(K + 1))-th smallest of the K simulated ones covers it with probability at
-least 1 - a, whatever K is. The sampling error is that of Dvoretzky, Kiefer and Wolfowitz with Massart's constant:
-P(sup |F_n - F| > t) <= 2 exp(-2 n t^2).
+real one among them, so the ceil((1 - a)(K + 1))-th smallest of the K simulated ones covers it with probability at least
+1 - a, whatever K is. The sampling error is that of Dvoretzky, Kiefer and Wolfowitz with Massart's constant: P(sup |F_n
+- F| > t) <= 2 exp(-2 n t^2).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VALUES_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Band:
-    """lower <= F <= upper at all points together with the given confidence; both are non-decreasing."""
+    """Two non-decreasing bounds with lower <= F <= upper at all points together with the given confidence."""
 
     lower: FloatArray
     upper: FloatArray
@@ -30,7 +30,7 @@ class Band:
     includes_sampling: bool
 
     def quantile_interval(self, edges: FloatArray, probability: float) -> tuple[float, float]:
-        """Where the quantile min{t : F(t) >= probability} lies, for all probabilities together."""
+        """Returns an interval that holds the quantile min{t : F(t) >= probability}, for all probabilities together."""
         first = int(np.searchsorted(self.upper, probability, side="left"))
         last = int(np.searchsorted(self.lower, probability, side="left"))
         size = len(self.upper)
@@ -38,12 +38,12 @@ class Band:
 
 
 def noise_width(mechanism: CurveMechanism, alpha: float, repeats: int, generator: np.random.Generator) -> float:
-    """w such that |noise_i| <= w * deviation_i at all points of all curves with probability at least 1 - alpha."""
+    """Returns w with |noise_i| <= w * deviation_i at all points of all curves with probability at least 1 - alpha."""
     if not 0 < alpha < 1:
         raise ValueError(f"confidence {1 - alpha} is not in (0, 1). HINT: 0.95.")
     rank = math.ceil((1 - alpha) * (repeats + 1))
     if rank > repeats:
-        raise ValueError(f"{repeats} simulations cannot tell a level of {alpha:.3g}. HINT: {math.ceil(1 / alpha)}.")
+        raise ValueError(f"{repeats} simulations cannot resolve a level of {alpha:.3g}. HINT: {math.ceil(1 / alpha)}.")
     deviations = np.sqrt(mechanism.variances())
     noisy = deviations > 0
     at_once = max(1, _VALUES_AT_ONCE // mechanism.size)
@@ -58,7 +58,9 @@ def noise_width(mechanism: CurveMechanism, alpha: float, repeats: int, generator
 
 
 def count_band(counts: FloatArray, mechanism: CurveMechanism, width: float) -> tuple[FloatArray, FloatArray]:
-    """Bounds on the true counts: they are non-decreasing and not negative, which tightens the raw band for free."""
+    """Returns bounds on the true counts, which are non-decreasing and not negative; that tightens the raw band for
+    free.
+    """
     spread = width * np.sqrt(mechanism.variances())
     lower = np.maximum.accumulate(np.maximum(counts - spread, 0.0))
     upper = np.minimum.accumulate((counts + spread)[::-1])[::-1]
@@ -66,7 +68,7 @@ def count_band(counts: FloatArray, mechanism: CurveMechanism, width: float) -> t
 
 
 def as_fractions(lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Bounds on counts divided by their last, whose bounds are the last ones; F ends at 1."""
+    """Divides bounds on counts by the last count, which has the last bounds; F ends at 1."""
     low = np.clip(lower / max(float(upper[-1]), 1.0), 0.0, 1.0)
     high = np.clip(upper / max(float(lower[-1]), 1.0), 0.0, 1.0)
     low[-1] = high[-1] = 1.0
@@ -80,9 +82,9 @@ def ecdf_band(
     repeats: int = 399,
     generator: np.random.Generator | None = None,
 ) -> Band:
-    """A band for the empirical function of the data, or with `sampling` for that of the population.
+    """Returns a band for the empirical function of the data, or with `sampling` for that of the population.
 
-    The level is shared equally between noise and sampling. Give it the raw curve, whose noise has the known law.
+    The level is shared equally between noise and sampling. Pass the raw curve, whose noise has the known law.
     """
     alpha = (1 - confidence) / (2 if sampling else 1)
     chance = np.random.default_rng() if generator is None else generator

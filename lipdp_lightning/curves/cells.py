@@ -1,7 +1,7 @@
-"""The public grid of a curve: 2^L cells of a declared range.
+"""Defines the public grid of a curve: 2^L cells of a declared range.
 
-The ends are declared, or found by a mechanism that is in the ledger: ends taken from the data (thesis 6.3.1 takes
-the smallest and largest value) publish two records exactly, and no noise on the counts repairs that.
+The ends are declared, or found by a mechanism that is in the ledger. Ends taken from the data (thesis 6.3.1 takes the
+smallest and largest value) publish two records exactly, and no noise on the counts repairs that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LARGEST_END = 1e300
 class Grid:
     """Points tau_1 < .. < tau_N = high; cell i holds the values in (tau_{i-1}, tau_i], the first also `low`.
 
-    The count of the cells up to i is then N F(tau_i) exactly, with no error of discretisation at the points.
+    The count of the cells up to i is then exactly N F(tau_i), without discretisation error at the points.
     """
 
     low: float
@@ -46,7 +46,7 @@ class Grid:
 
     @property
     def edges(self) -> FloatArray:
-        """tau_0 = low, .., tau_N = high."""
+        """The ends of the cells: tau_0 = low, .., tau_N = high."""
         edges = self.low + (self.high - self.low) * np.arange(self.size + 1) / self.size
         edges[-1] = self.high
         return edges
@@ -56,10 +56,10 @@ class Grid:
         return self.edges[1:]
 
     def cells(self, values: npt.ArrayLike, clamp: bool = False) -> IntArray:
-        """Index of each value's cell. Values outside the range are refused, or moved to its ends (`clamp`).
+        """Returns the index of each value's cell; values outside the range are refused, or moved to its ends (`clamp`).
 
-        The refusal goes to whoever holds the data; neither the values nor their number is in its text, so a log
-        that holds it gives away no more than that there is one.
+        The error is shown to the holder of the data. Its text contains neither the values nor their number, so a log
+        that holds it reveals no more than that there is one.
         """
         data = np.asarray(values, dtype=np.float64).reshape(-1)
         if not bool(np.all(np.isfinite(data))):

@@ -1,4 +1,4 @@
-"""Columns of a table in, and a set of new files out: all of them or none."""
+"""Reads columns of a table, and writes a set of new files, all of them or none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lipdp_lightning.files import flush_directory, naming, open_new, temporary_n
 
 
 def read_texts(path: str | Path, columns: Sequence[str], delimiter: str = ",") -> list[list[str]]:
-    """The named columns of a CSV file with a header (also .gz), as text."""
+    """Returns the named columns of a CSV file with a header (also .gz), as text."""
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{file} is not a file. HINT: --data names a CSV file with a header.")
@@ -45,7 +45,7 @@ def read_texts(path: str | Path, columns: Sequence[str], delimiter: str = ",") -
 
 
 def as_numbers(texts: Iterable[str], column: str) -> FloatArray:
-    """Finite numbers; the first line that holds none is named, not shown."""
+    """Returns finite numbers; the error about a value that is not one names its line without showing it."""
     numbers = []
     for line, text in enumerate(texts, start=2):
         try:
@@ -59,7 +59,7 @@ def as_numbers(texts: Iterable[str], column: str) -> FloatArray:
 
 
 def csv_text(columns: Mapping[str, FloatArray]) -> str:
-    """One row per index."""
+    """Returns a CSV text with one row per index."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(columns)
@@ -68,7 +68,7 @@ def csv_text(columns: Mapping[str, FloatArray]) -> str:
 
 
 def check_new(directory: str | Path, names: Iterable[str]) -> None:
-    """Refuse to overwrite: a release cannot be taken back, and its record must not disappear."""
+    """Refuses to overwrite files: a release cannot be undone, and its record must not disappear."""
     root = Path(directory)
     if root.exists() and not root.is_dir():
         raise ValueError(f"{root} is not a directory. HINT: name a new one.")
@@ -81,7 +81,7 @@ def check_new(directory: str | Path, names: Iterable[str]) -> None:
 
 
 def write_new(directory: str | Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Write files that do not exist yet; none appears before all of them are on the disk."""
+    """Writes files that do not exist yet; none appears before all of them are on the disk."""
     check_new(directory, contents)
     root = Path(directory)
     staged: dict[Path, Path] = {}

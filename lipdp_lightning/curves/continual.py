@@ -1,14 +1,14 @@
-"""Sums under continual observation: after every step of a stream, its running sum with noise (004, theorem 6.3.2).
+"""Releases sums under continual observation: after every step of a stream, its running sum with noise (004, 6.3.2).
 
-Two streams are adjacent if they differ in one step. That shifts the sums from this step on, a suffix, by at most
-high - low: Laplace noise of scale suffix_cost (high - low) / epsilon, for base 2 ceil((L + 1) / 2) / epsilon on values
-in [0, 1] (the theorem does not say that values must be bounded; without a bound no scale is enough). The stream may
-be chosen in view of the sums released so far: the noise that explains the shift leaves the sums before it unchanged, so
-the argument holds at every output separately.
+Two streams are adjacent if they differ in one step. That shifts the sums from this step on, a suffix, by at most high -
+low: Laplace noise of scale suffix_cost (high - low) / epsilon, for base 2 ceil((L + 1) / 2) / epsilon on values in [0,
+1] (the theorem does not say that values must be bounded; without a bound no scale is enough). The stream may be chosen
+in view of the sums released so far: the noise that explains the shift leaves the sums before it unchanged, so the
+argument holds at every output separately.
 
 With delta > 0 the noise is Gaussian, 1 / (2 z^2)-zCDP for z the deviation over the L2 norm of the least noise that
-explains a suffix: `tree_norm`, which is below the theorem's square root of ceil((L + 1) / 2). That holds for streams
-chosen in view of the sums, too: Gaussian noise may be rotated into a lower-triangular form (Denisov et al. 2022).
+explains a suffix: `tree_norm`, which is below the theorem's square root of ceil((L + 1) / 2). This also holds for
+streams chosen in view of the sums: Gaussian noise may be rotated into a lower-triangular form (Denisov et al. 2022).
 """
 
 from __future__ import annotations
@@ -26,9 +26,19 @@ from lipdp_lightning.curves.tree_norm import tree_norm
 
 
 class ContinualSum:
-    """(epsilon, delta)-DP running sums of at most `steps` values in [low, high], with one noise per level in memory.
+    """Releases (epsilon, delta)-DP running sums of at most `steps` values in [low, high], with one noise per level in
+    memory.
 
     Values are kept in fixed point, (high - low) / 2^16, so that the noise is exact.
+
+    Args:
+        steps: the largest number of values.
+        epsilon: the epsilon of the whole stream of sums.
+        source: the source of the noise.
+        low: the smallest value.
+        high: the largest value.
+        base: the number of children of a node of the tree.
+        delta: the delta of the whole stream; 0 for Laplace noise.
     """
 
     def __init__(
@@ -63,11 +73,11 @@ class ContinualSum:
     def _draw(self, count: int) -> FloatArray:
         if not self.delta:
             return discrete_laplace(self._stream, count, self.scale).astype(np.float64)
-        # the sum is rounded to the values' fixed point, and not each noise: that is post-processing
+        # the sum is rounded to the fixed point of the values, and not each noise; this is post-processing
         return gaussian_noise(self._stream, count) * float(self.scale)
 
     def add(self, value: float) -> float:
-        """Take the next value; returns the noisy sum of all so far."""
+        """Takes the next value and returns the noisy sum of all values so far."""
         if self._time >= self.steps:
             raise ValueError(f"the stream was declared to have {self.steps} steps. HINT: declare more.")
         if not self.low <= value <= self.high:

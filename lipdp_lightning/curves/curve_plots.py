@@ -1,4 +1,4 @@
-"""Figures of released curves, in the style of the report."""
+"""Draws figures of released curves, in the style of the report."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Exact discrete noise, and one stream per draw.
+"""Draws exact discrete noise, from one stream per draw.
 
-Counts are integers, and so is their noise: sampled exactly, from uniform integers alone (Canonne, Kamath and
-Steinke 2020, section 5), it has none of the gaps by which textbook floating-point Laplace noise gives its input
-away. Gaussian noise is float64, rounded to a grid on which the sum with an integer is exact: that equals rounding
-the noised value, a post-processing; the normals beneath it are approximate in their last bits (see
+Counts are integers, and so is their noise: sampled exactly, from uniform integers alone (Canonne, Kamath and Steinke
+2020, section 5), it has none of the gaps through which textbook floating-point Laplace noise reveals its input.
+Gaussian noise is float64, rounded to a grid on which the sum with an integer is exact: that equals rounding the noised
+value, a post-processing; the normals beneath it are approximate in their last bits (see
 `lipdp_lightning.privacy.randomness`), which is mitigated, not proven away.
 """
 
@@ -22,17 +22,17 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-GRID = 2.0**-20  # of Gaussian noise, in units of the smallest power of two above its deviation
+GRID = 2.0**-20  # grid of Gaussian noise, in units of the smallest power of two above its deviation
 _SCALE_BITS = 20
-_LARGEST = 1 << 46  # of a numerator: its products with small integers stay below 2^63
+_LARGEST = 1 << 46  # largest numerator, whose products with small integers stay below 2^63
 
 
 class NoiseSource:
-    """Streams under one secret, a new one for every draw: no two curves can be given the same noise.
+    """Provides streams under one secret, a new one for every draw, so that no two curves have the same noise.
 
     Args:
-        secret: 128 bits; a new one from the operating system by default. A fixed secret is for tests: whoever
-            knows it subtracts the noise.
+        secret: 128 bits; by default a new one from the operating system. A fixed secret is for tests: whoever knows it
+            can subtract the noise.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -45,7 +45,7 @@ class NoiseSource:
 
 
 def exact_scale(cost: Fraction | int, epsilon: float) -> Fraction:
-    """cost / epsilon, rounded up to a multiple of a power of two that the sampler can work with."""
+    """Returns cost / epsilon, rounded up to a multiple of a power of two that the sampler can work with."""
     exact = Fraction(cost) / Fraction(epsilon)
     for bits in range(_SCALE_BITS, -1, -1):
         scale = Fraction(math.ceil(exact * (1 << bits)), 1 << bits)
@@ -56,7 +56,7 @@ def exact_scale(cost: Fraction | int, epsilon: float) -> Fraction:
 
 
 def uniform_below(stream: CounterStream, bound: int, count: int) -> IntArray:
-    """Uniform integers in [0, bound), by rejection: exactly uniform."""
+    """Returns exactly uniform integers in [0, bound), by rejection."""
     assert 0 < bound < 1 << 62
     limit = (1 << 63) // bound * bound
     out = np.empty(0, dtype=np.int64)
@@ -67,10 +67,10 @@ def uniform_below(stream: CounterStream, bound: int, count: int) -> IntArray:
 
 
 def bernoulli_exp(stream: CounterStream, numerators: IntArray, denominator: int) -> BoolArray:
-    """True with probability exp(-numerator / denominator), exactly, for numerators in [0, denominator].
+    """Returns True with probability exp(-numerator / denominator), exactly, for numerators in [0, denominator].
 
-    The alternating series of exp: with A_k true with probability gamma / k, the first k at which A_k is false is
-    odd with probability exp(-gamma).
+    It uses the alternating series of exp: with A_k true with probability gamma / k, the first k at which A_k is false
+    is odd with probability exp(-gamma).
     """
     result = np.zeros(numerators.size, dtype=np.bool_)
     active = np.arange(numerators.size)
@@ -84,10 +84,10 @@ def bernoulli_exp(stream: CounterStream, numerators: IntArray, denominator: int)
 
 
 def discrete_laplace(stream: CounterStream, count: int, scale: Fraction) -> IntArray:
-    """Integers with probability proportional to exp(-|k| / scale), exactly.
+    """Returns integers with probability proportional to exp(-|k| / scale), exactly.
 
-    A shift by one changes every probability by a factor of at most exp(1 / scale). The variance is
-    2 p / (1 - p)^2 with p = exp(-1 / scale), below 2 scale^2.
+    A shift by one changes every probability by a factor of at most exp(1 / scale). The variance is 2 p / (1 - p)^2 with
+    p = exp(-1 / scale), below 2 scale^2.
     """
     top, bottom = scale.numerator, scale.denominator
     out = np.empty(0, dtype=np.int64)
@@ -103,7 +103,7 @@ def discrete_laplace(stream: CounterStream, count: int, scale: Fraction) -> IntA
 
 
 def _geometric(stream: CounterStream, count: int) -> IntArray:
-    """How many times in a row an event of probability exp(-1) happens."""
+    """Returns how many times in a row an event of probability exp(-1) happens."""
     out = np.zeros(count, dtype=np.int64)
     active = np.arange(count)
     while active.size:
@@ -122,23 +122,24 @@ def gaussian_noise(stream: CounterStream, count: int) -> FloatArray:
 
 
 def on_grid(noise: FloatArray, deviation: float) -> FloatArray:
-    """Noise rounded to a dyadic grid a million times finer than its deviation: adding an integer is then exact."""
+    """Rounds noise to a dyadic grid a million times finer than its deviation, so that adding an integer is exact."""
     step = GRID * 2.0 ** math.ceil(math.log2(deviation))
     return np.round(noise / step) * step
 
 
 def permute_and_flip(stream: CounterStream, utilities: Sequence[int], sensitivity: int, epsilon: float) -> int:
-    """An index of high utility: epsilon-DP for integer utilities that one record changes by at most `sensitivity`.
+    """Returns an index of high utility, epsilon-DP for integer utilities that one record changes by at most
+    `sensitivity`.
 
-    McKenna and Sheldon (2020): in random order, each candidate r is accepted with probability
-    exp(epsilon (u_r - max u) / (2 sensitivity)), here exactly. Never worse than the exponential mechanism.
+    McKenna and Sheldon (2020): in random order, each candidate r is accepted with probability exp(epsilon (u_r - max u)
+    / (2 sensitivity)), here exactly. It is never worse than the exponential mechanism.
     """
     rate = Fraction(math.floor(Fraction(epsilon) * (1 << _SCALE_BITS)), 1 << _SCALE_BITS) / (2 * sensitivity)
     best = max(utilities)
     remaining = list(range(len(utilities)))
     while True:
         index = remaining.pop(int(uniform_below(stream, len(remaining), 1)[0]))
-        # a floor under the utilities, which one record moves by no more than the best one; exp(-128) never happens
+        # the utilities have a floor, which one record moves by no more than the best one; exp(-128) never happens
         whole, part = divmod(min(rate * (best - utilities[index]), Fraction(128)), 1)
         steps = np.ones(int(whole), dtype=np.int64)
         if bool(np.all(bernoulli_exp(stream, steps, 1))):

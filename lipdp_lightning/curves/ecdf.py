@@ -1,4 +1,4 @@
-"""A private empirical distribution function: F(tau_i) = #{x <= tau_i} / n for every point of a public grid."""
+"""Releases a private empirical distribution function: F(tau_i) = #{x <= tau_i} / n at every point of a public grid."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from lipdp_lightning.curves.smooth import smooth
 
 @dataclass(frozen=True)
 class PrivateECDF:
-    """What was released: noisy counts at the grid's points, and post-processing of it.
+    """The released noisy counts at the grid's points, and post-processing of them.
 
-    Theorem 6.3.1 of 004 in our terms: under replace-one, with n public, the counts are epsilon-DP with Laplace
-    noise of scale L / epsilon on a binary tree of 2^L leaves; the expected squared error of F at a point is
-    2 (L + 1) L^2 / (n epsilon)^2 (the thesis: 2 (L + 1)^3 / (n epsilon)^2 with its 1 / n^2 left out). Under
-    add/remove, where n is private too and the last count is as noisy as the others, the scale is
-    ceil((L + 1) / 2) / epsilon.
+    Theorem 6.3.1 of 004 in our terms: under replace-one, with n public, the counts are epsilon-DP with Laplace noise of
+    scale L / epsilon on a binary tree of 2^L leaves; the expected squared error of F at a point is 2 (L + 1) L^2 / (n
+    epsilon)^2 (the thesis: 2 (L + 1)^3 / (n epsilon)^2 with its 1 / n^2 left out). Under add/remove, where n is private
+    too and the last count is as noisy as the others, the scale is ceil((L + 1) / 2) / epsilon.
     """
 
     grid: Grid
@@ -31,7 +30,7 @@ class PrivateECDF:
 
     @property
     def total(self) -> float:
-        """n where it is public, else its noisy value, at least one."""
+        """The number of records n if it is public, else its noisy value, at least one."""
         return float(self.counts[-1]) if self.mechanism.total_public else max(float(self.counts[-1]), 1.0)
 
     @property
@@ -39,13 +38,13 @@ class PrivateECDF:
         return self.counts / max(self.total, 1.0)
 
     def smoothed(self, p: int = 2, metric: str = "points") -> PrivateECDF:
-        """Non-decreasing and in range; post-processing. See `lipdp_lightning.curves.smooth`."""
+        """Returns the non-decreasing curve in range, by post-processing; see `lipdp_lightning.curves.smooth`."""
         total = self.total if self.mechanism.total_public else None
         tree = self.mechanism.fan_outs if self.mechanism.name in ("laplace", "gaussian") else ()
         return replace(self, counts=smooth(self.counts, p, metric, tree, total))
 
     def evaluate(self, x: npt.ArrayLike) -> FloatArray:
-        """F at any x: that of the last grid point not above it."""
+        """Returns F at any x, which is its value at the last grid point not above x."""
         index = np.searchsorted(self.grid.points, np.asarray(x, dtype=np.float64), side="right")
         return np.concatenate([[0.0], self.fractions])[index]
 
@@ -56,7 +55,7 @@ class PrivateECDF:
 def private_ecdf(
     values: npt.ArrayLike, grid: Grid, mechanism: CurveMechanism, source: NoiseSource, clamp: bool = False
 ) -> PrivateECDF:
-    """Release the counts of `values` on a public grid. Values outside its range are refused unless clamped.
+    """Releases the counts of `values` on a public grid; values outside its range are refused unless clamped.
 
     Clamping moves each value by itself, so it costs nothing; whether it happened must not be published.
     """

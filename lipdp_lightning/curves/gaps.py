@@ -1,16 +1,16 @@
-"""The smoothing problem of a tree as a network between the gaps of its leaves: exact and near-linear.
+"""Solves the smoothing problem of a tree as a network between the gaps of its leaves, exactly and in near-linear time.
 
-Let G = g + A nu be the curve wanted and w its increments at the gaps 0 .. n: w_0 = G_1, w_i = G_{i+1} - G_i, and
-w_n = upper - G_n. A node over the leaves a+1 .. b raises all of them by nu: it adds nu to w_a and takes nu from w_b. So
-every node is an edge between two gaps, w = d + B nu with B its incidence matrix, and
+Let G = g + A nu be the wanted curve and w its increments at the gaps 0 .. n: w_0 = G_1, w_i = G_{i+1} - G_i, and w_n =
+upper - G_n. A node over the leaves a+1 .. b raises all of them by nu: it adds nu to w_a and takes nu from w_b. So every
+node is an edge between two gaps, w = d + B nu with B its incidence matrix, and
 
     minimise sum nu^2 / 2 subject to d + B nu >= 0
 
-has the solution nu = B'z of  z >= 0,  w = d + B B'z >= 0,  z'w = 0,  in which B B' is the Laplacian of the network:
-an obstacle problem. Off the diagonal a Laplacian is not positive, so gaps can be let free one set after the other
+has the solution nu = B'z of  z >= 0,  w = d + B B'z >= 0,  z'w = 0,  in which B B' is the Laplacian of the network: an
+obstacle problem. Off the diagonal a Laplacian is not positive, so gaps can be freed one set after the other
 (Chandrasekaran 1970): start with z = 0, free every gap with w < 0, solve w = 0 on the free gaps, and repeat. z only
-grows, a gap that was freed stays free, and the end is the solution. With a public end the sum of w is `upper`, so the
-last gap is never below zero by itself and the systems are never singular.
+grows, a freed gap stays free, and the end is the solution. With a public end the sum of w is `upper`, so the last gap
+is never below zero by itself and the systems are never singular.
 
 The network is outerplanar. Gaps that are interior to a node of the lowest level touch two edges; eliminating them (two
 conductances in series) leaves the same kind of network one level higher. A solve is linear in the number of points, and
@@ -26,13 +26,13 @@ import numpy as np
 
 from lipdp_lightning.curves.discrete_noise import BoolArray, FloatArray
 
-_CONTACT = 2.0**100  # conductance of a joint: what lies beyond it is the same gap
+_CONTACT = 2.0**100  # conductance of a joint, which makes the gaps on its two sides one gap
 _ROUNDING = 1e-12
 
 
 @dataclass
 class _Eliminated:
-    """The k-th interior gaps of the nodes of a level: what is needed to find their potential again."""
+    """The k-th interior gaps of the nodes of a level, with what is needed to recover their potential."""
 
     left: FloatArray
     right: FloatArray
@@ -48,11 +48,11 @@ class GapNetwork:
         self._fan_outs = tuple(reversed(fan_outs))
         spans = np.concatenate([[1], np.cumprod(self._fan_outs)])
         assert spans[-1] >= points > 0
-        # gaps at the ends of each level's nodes, from the leaves to the root; the last one is the end of the curve
+        # gaps at the ends of each level's nodes, from the leaves to the root; the last is the end of the curve
         self._ends = [np.append(np.arange(0, points, span), points) for span in spans.tolist()]
 
     def laplacian(self, potential: FloatArray) -> FloatArray:
-        """B B'z."""
+        """Returns B B'z."""
         found = np.zeros_like(potential)
         for ends in self._ends:
             noise = -np.diff(potential[ends])
@@ -61,7 +61,7 @@ class GapNetwork:
         return found
 
     def solve(self, current: FloatArray, free: BoolArray) -> FloatArray:
-        """z with (B B'z)_i = current_i at the free gaps, and 0 elsewhere; at least one gap is not free."""
+        """Returns z with (B B'z)_i = current_i at the free gaps, and 0 elsewhere; at least one gap is not free."""
         levels: list[list[_Eliminated]] = []
         conductance = np.ones(self.points)
         ground = np.zeros(self.points + 1)
@@ -78,11 +78,11 @@ class GapNetwork:
 def _climb(
     fan_out: int, conductance: FloatArray, ground: FloatArray, current: FloatArray, free: BoolArray
 ) -> tuple[list[_Eliminated], FloatArray, FloatArray, FloatArray, BoolArray]:
-    """Eliminate the gaps that are not ends of the next level's nodes."""
+    """Eliminates the gaps that are not ends of the next level's nodes."""
     edges = len(conductance)
     groups = -(-edges // fan_out)
     missing = groups * fan_out - edges
-    # the last node may have fewer children: joints stand for the others
+    # the last node may have fewer children, and joints replace the others
     paths = np.append(conductance, np.full(missing, _CONTACT)).reshape(groups, fan_out)
     shape = (groups, fan_out)
     grounds = np.append(ground[:-1], np.zeros(missing)).reshape(shape)
@@ -96,7 +96,7 @@ def _climb(
         own_ground = grounds[:, k] if here_ground is None else grounds[:, k] + here_ground
         own_current = currents[:, k] if here_current is None else currents[:, k] + here_current
         inverse = np.where(frees[:, k], 1 / (left + right + own_ground), 0.0)
-        # a gap that is not free is ground itself
+        # a gap that is not free is grounded
         leak = np.where(frees[:, k], own_ground * inverse, 1.0)
         share = own_current * inverse
         steps.append(_Eliminated(left, right, own_current, inverse))
@@ -111,7 +111,7 @@ def _climb(
 
 
 def _two_gaps(conductance: float, ground: FloatArray, current: FloatArray, free: BoolArray) -> FloatArray:
-    """The potentials of the first and the last gap."""
+    """Returns the potentials of the first and the last gap."""
     potential = np.zeros(2)
     if free.all():
         determinant = ground[0] * ground[1] + conductance * (ground[0] + ground[1])
@@ -123,7 +123,7 @@ def _two_gaps(conductance: float, ground: FloatArray, current: FloatArray, free:
 
 
 def _descend(fan_out: int, potential: FloatArray, steps: list[_Eliminated], size: int) -> FloatArray:
-    """The potentials one level lower."""
+    """Returns the potentials one level lower."""
     groups = len(potential) - 1
     found = np.empty((groups, fan_out))
     found[:, 0] = potential[:-1]
@@ -135,7 +135,7 @@ def _descend(fan_out: int, potential: FloatArray, steps: list[_Eliminated], size
 
 
 def least_squares_increments(increments: FloatArray, fan_outs: Sequence[int], end_free: bool) -> FloatArray:
-    """w >= 0 nearest to d = `increments` in the sense above; `end_free`: whether w_n >= 0 is asked for."""
+    """Returns the w >= 0 nearest to d = `increments` in the sense above; `end_free` requires w_n >= 0 as well."""
     network = GapNetwork(len(increments) - 1, fan_outs)
     free = np.zeros(len(increments), dtype=np.bool_)
     potential, w = np.zeros(len(increments)), increments

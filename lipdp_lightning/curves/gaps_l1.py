@@ -1,17 +1,18 @@
-"""Least absolute noises of a binary tree: exact and near-linear, on the network of `lipdp_lightning.curves.gaps`.
+"""Finds the least absolute noises of a binary tree, exactly and in near-linear time (see
+`lipdp_lightning.curves.gaps`).
 
     minimise sum |nu| subject to w = d + B nu >= 0
 
-is the dual of: maximise -d'z over potentials z >= 0 that differ by at most one along every edge. Its vertices are whole
-numbers (B is totally unimodular), none above the network's diameter, so z is found by dynamic programming over the
+is the dual of: maximise -d'z over potentials z >= 0 that differ by at most one along every edge. Its vertices are
+integers (B is totally unimodular), none above the network's diameter, so z is found by dynamic programming over the
 nodes: a node's best value depends on the potentials of its two gaps only. nu is then a flow that may be positive only
 where z falls by one along the edge, negative only where it rises by one, and that makes w = 0 where z > 0. The flows
-(s, t) that a node and what is below it can bring to its two gaps are the points of
+(s, t) that a node and its descendants can bring to its two gaps are the points of
 
     s in [s_low, s_high],   t in [t_low, t_high],   s + t in [low, high],
 
-for sets of flows through a network keep this form (generalised polymatroids) when edges are added and gaps are
-joined. They are computed from the leaves to the root, and flows chosen from the root to the leaves. In the end the
+because sets of flows through a network keep this form (generalised polymatroids) when edges are added and gaps are
+joined. They are computed from the leaves to the root, and flows are chosen from the root to the leaves. In the end the
 two objectives are equal, which proves the result.
 """
 
@@ -28,7 +29,7 @@ _AGREEMENT = 1e-7
 
 
 def least_absolute_increments(increments: FloatArray, levels: int, end_free: bool) -> FloatArray:
-    """w of the least sum |nu|, one of them; `end_free`: whether w_n >= 0 is asked for."""
+    """Returns one w of the least sum |nu|; `end_free` requires w_n >= 0 as well."""
     z = best_potentials(-increments, levels, end_free)
     w, size = flows(increments, z, end_free)
     checked = w if end_free else w[:-1]
@@ -42,9 +43,10 @@ def least_absolute_increments(increments: FloatArray, levels: int, end_free: boo
 
 
 def best_potentials(gains: FloatArray, levels: int, end_free: bool) -> IntArray:
-    """argmax gains'z over whole z >= 0 with |z_a - z_b| <= 1 for every node's gaps; z_n = 0 unless `end_free`.
+    """Returns argmax gains'z over integers z >= 0 with |z_a - z_b| <= 1 for every node's gaps; z_n = 0 unless
+    `end_free`.
 
-    values[j, x, k] is the best of what lies strictly between the gaps of node j, given x and x + k - 1 at them.
+    values[j, x, k] is the best value strictly between the gaps of node j, given x and x + k - 1 at them.
     """
     most = levels + 2
     x = np.arange(most)
@@ -91,7 +93,7 @@ def _join_values(
 
 
 def _between(z: IntArray, choice: npt.NDArray[np.int8]) -> IntArray:
-    """The potentials of a level's gaps and of the middle ones below."""
+    """Returns the potentials of a level's gaps and of the middle ones below."""
     pairs = len(choice)
     middle = z[:pairs] + choice[np.arange(pairs), z[:pairs], z[1 : pairs + 1] - z[:pairs] + 1] - 1
     found = np.empty(len(z) + pairs, dtype=np.int64)
@@ -121,7 +123,7 @@ class _Sets:
         return _Sets(*map(np.append, vars(self).values(), vars(other).values()))
 
     def through(self, edge_low: FloatArray, edge_high: FloatArray) -> _Sets:
-        """With the node's own edge, which brings (nu, -nu)."""
+        """Returns the bounds together with the node's own edge, which brings (nu, -nu)."""
         return _Sets(
             self.s_low + edge_low, self.s_high + edge_high, self.t_low - edge_high, self.t_high - edge_low,
             self.low, self.high,
@@ -130,7 +132,7 @@ class _Sets:
 
 @dataclass
 class _Join:
-    """Two children and the gap between: its increment d + t + s is zero, or (`slack`) at least zero."""
+    """Two children and the gap between them, whose increment d + t + s is zero, or (`slack`) at least zero."""
 
     left: _Sets
     right: _Sets
@@ -148,7 +150,7 @@ class _Join:
         return _Sets(s_low, s_high, t_low, t_high, *self._sums())
 
     def _sums(self) -> tuple[FloatArray, FloatArray]:
-        """Bounds of s + t: convex and concave in the flow t from the left, flat between their two corners."""
+        """Returns bounds of s + t: convex and concave in the flow t from the left, flat between their two corners."""
         left, right = self.left, self.right
         total = np.where(self.slack, left.t_high + right.s_high, self.wanted)
         t = self._from_left(left.low - left.s_low, total, left, right)
@@ -162,7 +164,7 @@ class _Join:
         return _clip(t, np.maximum(left.t_low, total - right.s_high), np.minimum(left.t_high, total - right.s_low))
 
     def split(self, s: FloatArray, t: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Flows to the gap between, from the left and from the right, given those to the outer gaps."""
+        """Returns the flows to the gap between, from the left and from the right, given those to the outer gaps."""
         left, right = self.left, self.right
         low, high = np.maximum(left.t_low, left.low - s), np.minimum(left.t_high, left.high - s)
         right_low, right_high = np.maximum(right.s_low, right.low - t), np.minimum(right.s_high, right.high - t)
@@ -173,7 +175,7 @@ class _Join:
 
 @dataclass
 class _Level:
-    """Nodes of one height: their gaps, what their children bring, the bounds of their own edges, and their pairs."""
+    """Nodes of one height: their gaps, the flows of their children, the bounds of their own edges, and their pairs."""
 
     ends: IntArray
     inner: _Sets
@@ -182,14 +184,14 @@ class _Level:
     join: _Join | None = None
 
     def own(self, s: FloatArray, t: FloatArray) -> FloatArray:
-        """nu on the own edges for given flows to the gaps, the smallest that the children can complete."""
+        """Returns nu on the own edges for given flows to the gaps, the smallest that the children can complete."""
         low = np.maximum(self.edge_low, np.maximum(s - self.inner.s_high, self.inner.t_low - t))
         high = np.minimum(self.edge_high, np.minimum(s - self.inner.s_low, self.inner.t_high - t))
         return _clip(np.zeros_like(s), low, high)
 
 
 def flows(d: FloatArray, z: IntArray, end_free: bool) -> tuple[FloatArray, float]:
-    """d + B nu and sum |nu| for a flow nu that fits the best potentials z. Parallel edges are one."""
+    """Returns d + B nu and sum |nu| for a flow nu that fits the best potentials z; parallel edges count as one."""
     heights = _gather(d, z)
     s, t = _at_the_ends(heights[-1], d, z, end_free)
     increments, size = d.copy(), 0.0
@@ -204,8 +206,8 @@ def flows(d: FloatArray, z: IntArray, end_free: bool) -> tuple[FloatArray, float
 
 
 def _gather(d: FloatArray, z: IntArray) -> list[_Level]:
-    """From the leaves to a single node."""
-    largest = 1.0 + float(np.sum(np.abs(d)))  # no flow without circles is larger
+    """Gathers the levels, from the leaves to a single node."""
+    largest = 1.0 + float(np.sum(np.abs(d)))  # no flow without cycles is larger
     ends = np.arange(len(d))
     none = np.zeros(len(d) - 1)
     inner = _Sets(none, none, none, none, none, none)
@@ -227,7 +229,7 @@ def _gather(d: FloatArray, z: IntArray) -> list[_Level]:
 
 
 def _at_the_ends(top: _Level, d: FloatArray, z: IntArray, end_free: bool) -> tuple[FloatArray, FloatArray]:
-    """Flows to the first and the last gap: w = 0 there, or w >= 0 where z = 0, or anything at an end that is open."""
+    """Returns flows to the first and the last gap: w = 0 there, or w >= 0 where z = 0, or anything at an open end."""
     sets = top.inner.through(top.edge_low, top.edge_high)
     s_low, s_high = np.maximum(sets.s_low, -d[0]), np.minimum(sets.s_high, np.inf if z[0] == 0 else -d[0])
     t_low = np.maximum(sets.t_low, -d[-1] if end_free else -np.inf)

@@ -1,12 +1,12 @@
-"""The private Hosmer-Lemeshow statistic (004, Algorithm 10, with half-open groups).
+"""Computes the private Hosmer-Lemeshow statistic (004, Algorithm 10, with half-open groups).
 
-The groups' ends are quantiles of the released distribution of the predictions, which costs c (its L1 sensitivity: L
-for a binary tree under replace-one). Each of the 4 Q sums then has Laplace noise. A record is in ONE group and adds
-p, 1 - p, y and 1 - y to its sums, 2 in all; replacing it changes them by at most 4. So with scale 1 / epsilon' for all,
-the release is (c + 4) epsilon' under replace-one, (c + 2) epsilon' under add/remove (there c = ceil((L + 1) / 2)).
-With the thesis's c = L + 1 that is epsilon / (L + 5), with the least sound c = L it is epsilon / (L + 4). The thesis
-has epsilon / (L + 9), because it counts 8 statistics of sensitivity 1 each; yet its groups are closed at both ends,
-so a record on two thresholds is in two groups, and its 8 are then really needed.
+The groups' ends are quantiles of the released distribution of the predictions, which costs c (its L1 sensitivity: L for
+a binary tree under replace-one). Each of the 4 Q sums then has Laplace noise. A record is in ONE group and adds p, 1 -
+p, y and 1 - y to its sums, 2 in all; replacing it changes them by at most 4. So with scale 1 / epsilon' for all, the
+release is (c + 4) epsilon' under replace-one, (c + 2) epsilon' under add/remove (there c = ceil((L + 1) / 2)). With the
+thesis's c = L + 1 that is epsilon / (L + 5), with the least sound c = L it is epsilon / (L + 4). The thesis has epsilon
+/ (L + 9), because it counts 8 statistics of sensitivity 1 each; since its groups are closed at both ends, a record on
+two thresholds is in two groups, and the 8 are then really needed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from lipdp_lightning.curves.releases import CurveRelease, ReleaseList
 from lipdp_lightning.curves.reliability import UNIT, check_probabilities, half_open
 from lipdp_lightning.curves.roc import check_labels
 
-LEAST_EXPECTED = 1.0  # public floor of the denominators: a noisy expected count may be zero or negative
+LEAST_EXPECTED = 1.0  # public floor of the denominators, since a noisy expected count may be zero or negative
 
 
 def group_sums(probabilities: FloatArray, positive: npt.NDArray[np.bool_], thresholds: FloatArray) -> IntArray:
-    """Rows E1, E0, O1, O0 per group, in units of 1 / UNIT; a record adds exactly 2 UNIT to its column."""
+    """Returns the rows E1, E0, O1, O0 per group, in units of 1 / UNIT; a record adds exactly 2 UNIT to its column."""
     group = half_open(probabilities, thresholds)
     groups = len(thresholds) - 1
     likely = np.rint(probabilities * UNIT)
@@ -41,7 +41,7 @@ def group_sums(probabilities: FloatArray, positive: npt.NDArray[np.bool_], thres
 
 
 def statistic(sums: FloatArray) -> FloatArray:
-    """Equation 6.5.1 over the last axis, of rows E1, E0, O1, O0; the denominators at least LEAST_EXPECTED."""
+    """Returns equation 6.5.1 over the last axis, for rows E1, E0, O1, O0; denominators are at least LEAST_EXPECTED."""
     expected, observed = sums[..., :2, :], sums[..., 2:, :]
     return np.asarray(((observed - expected) ** 2 / np.maximum(expected, LEAST_EXPECTED)).sum(axis=(-2, -1)))
 
@@ -60,7 +60,7 @@ class PrivateHosmerLemeshow:
         return float(statistic(self.sums))
 
     def chi_squared_p_value(self, fitted: bool = False) -> float:
-        """As if there were no noise: Q degrees of freedom on data the model was not fitted to, Q - 2 on its own.
+        """Ignores the noise: Q degrees of freedom on data that the model was not fitted to, Q - 2 on its own.
 
         With noise the statistic is larger than chi-squared, so a small value proves nothing: see `p_value`.
         """
@@ -68,7 +68,9 @@ class PrivateHosmerLemeshow:
         return float(chi2.sf(self.statistic, max(1, groups - 2 if fitted else groups)))
 
     def p_value(self, repeats: int = 1999, generator: np.random.Generator | None = None) -> float:
-        """Against calibrated predictions with the noise of this release, by a parametric bootstrap (approximate)."""
+        """Compares with calibrated predictions under the noise of this release, by a parametric bootstrap
+        (approximate).
+        """
         chance = np.random.default_rng() if generator is None else generator
         likely, unlikely = np.maximum(self.sums[0], 0.0), np.maximum(self.sums[1], 0.0)
         sizes = np.rint(likely + unlikely).astype(np.int64)
@@ -81,7 +83,7 @@ class PrivateHosmerLemeshow:
 
 
 def sums_cost(adjacency: str) -> int:
-    """L1 sensitivity of E1, E0, O1, O0 of all groups, given the groups."""
+    """Returns the L1 sensitivity of E1, E0, O1, O0 of all groups, given the groups."""
     return 2 if adjacency == "add_remove" else 4
 
 
@@ -96,7 +98,7 @@ def private_hosmer_lemeshow(
     mechanism: str = "laplace",
     delta: float = 0.0,
 ) -> PrivateHosmerLemeshow:
-    """Release groups and sums, together (epsilon, delta)-DP.
+    """Releases groups and sums, together (epsilon, delta)-DP.
 
     The budget is divided so that curve and sums have the same scale (half and half if the curve's noise is Gaussian).
     """
@@ -122,6 +124,6 @@ def private_hosmer_lemeshow(
 
 
 def thresholds_of(fractions: FloatArray, edges: FloatArray, groups: int) -> FloatArray:
-    """0, the quantiles q / Q, 1; quantiles that coincide leave fewer groups."""
+    """Returns 0, the quantiles q / Q, and 1; quantiles that coincide leave fewer groups."""
     inner = {float(edges[crossing(fractions, q / groups) + 1]) for q in range(1, groups)}
     return np.array([0.0, *sorted(t for t in inner if 0 < t < 1), 1.0])

@@ -1,4 +1,4 @@
-"""How a curve is made private: three mechanisms behind one interface, each a linear map of independent noise.
+"""Makes a curve private: three mechanisms behind one interface, each a linear map of independent noise.
 
 | name            | noise                        | delta | design                                                     |
 |-----------------|------------------------------|-------|------------------------------------------------------------|
@@ -6,7 +6,7 @@
 | `gaussian`      | Gaussian                     | > 0   | the same tree, zCDP                                        |
 | `factorization` | discrete Laplace or Gaussian | any   | least squares on a wide tree (delta = 0), square root of P |
 
-Relations, stated with every release:
+Two relations exist, and every release states its own:
 
 * `replace_one`: one record takes another value; the number n of records is public, and the last point is n;
 * `add_remove`: one record more or less; n is private, and the last point is released with noise like the others.
@@ -51,8 +51,8 @@ Draw = Callable[[int], FloatArray]
 class CurveMechanism:
     """A mechanism for one curve, or for each of the two curves of a labelled data set, of 2^levels points.
 
-    `sensitivity` is the L1 norm (discrete Laplace of scale sensitivity / epsilon) or the L2 norm (Gaussian of
-    deviation `scale`) of the worst change of the measurements by one record, all `curves` together.
+    `sensitivity` is the L1 norm (discrete Laplace of scale sensitivity / epsilon) or the L2 norm (Gaussian of deviation
+    `scale`) of the worst change of the measurements by one record, all `curves` together.
     """
 
     name: str
@@ -75,7 +75,7 @@ class CurveMechanism:
 
     @property
     def total_public(self) -> bool:
-        """Whether the last point is known: one curve over a data set whose size is not protected."""
+        """True if the last point is known, for one curve over a data set whose size is not protected."""
         return self.adjacency == "replace_one" and self.curves == 1
 
     @property
@@ -83,7 +83,9 @@ class CurveMechanism:
         return self.name == "factorization" and self.pure
 
     def release(self, histogram: IntArray, source: NoiseSource) -> FloatArray:
-        """Noisy counts at the points, neither monotone nor in range; the last is exact if the total is public."""
+        """Returns noisy counts at the points, neither monotone nor in range; the last is exact if the total
+        is public.
+        """
         assert histogram.shape == (self.size,)
         stream = source.stream()
 
@@ -94,7 +96,7 @@ class CurveMechanism:
 
         counts = np.cumsum(histogram).astype(np.float64)
         if self._wide:
-            # the counts are noised as integers; least squares comes after
+            # noise is added to integer counts, before least squares
             noisy = self._measure(histogram.astype(np.float64), draw)
         else:
             noise = self._linear(draw, 1)[0]
@@ -104,7 +106,7 @@ class CurveMechanism:
         return noisy
 
     def _measure(self, histogram: FloatArray, draw: Draw) -> FloatArray:
-        """Least-squares counts from measured levels; `histogram` may have leading axes."""
+        """Returns least-squares counts from measured levels; `histogram` may have leading axes."""
         levels = level_counts(histogram, self.fan_outs)
         first = 1 if self.total_public else 0
         noise = np.split(draw(sum(level.size for level in levels[first:])), np.cumsum([x.size for x in levels[first:]]))
@@ -119,9 +121,9 @@ class CurveMechanism:
         return path_sums(draw, self.fan_outs, repeats)[:, : self.size]
 
     def simulate(self, generator: np.random.Generator, repeats: int) -> FloatArray:
-        """Noise of `repeats` imaginary releases: its law is public, so simulating it costs nothing.
+        """Returns the noise of `repeats` imaginary releases; its law is public, so simulating it costs nothing.
 
-        With a fast generator, for confidence bands and measurements, never for a release.
+        It uses a fast generator, for confidence bands and measurements, and never for a release.
         """
 
         def draw(count: int) -> FloatArray:
@@ -136,7 +138,7 @@ class CurveMechanism:
         return noise
 
     def variances(self) -> FloatArray:
-        """Exact variance of the noise at every point, in counts."""
+        """Returns the exact variance of the noise at every point, in counts."""
         one = discrete_laplace_variance(self.scale) if self.pure else float(self.scale) ** 2
         if self._wide:
             unit = prefix_variances(self.fan_outs, self.total_public)[: self.size].copy()
@@ -149,7 +151,7 @@ class CurveMechanism:
         return one * unit
 
     def booking(self, name: str) -> CurveRelease:
-        """The line of this release in a list of releases."""
+        """Returns the line of this release in a list of releases."""
         noise = "discrete Laplace" if self.pure else "Gaussian"
         design = {True: f"tree {'x'.join(map(str, self.fan_outs))}", False: "square root"}[bool(self.fan_outs)]
         text = f"{self.name}: {noise} of scale {float(self.scale):.6g}, {design}, sensitivity {self.sensitivity:.6g}"
@@ -166,9 +168,9 @@ def curve_mechanism(
     curves: int = 1,
     base: int = 2,
 ) -> CurveMechanism:
-    """The mechanism of that name, calibrated to (epsilon, delta) for all `curves` together.
+    """Returns the mechanism of that name, calibrated to (epsilon, delta) for all `curves` together.
 
-    `base` is that of the trees of `laplace` and `gaussian`.
+    `base` is the branching factor of the trees of `laplace` and `gaussian`.
     """
     check_privacy(epsilon, delta, adjacency)
     if name not in MECHANISMS:
@@ -186,12 +188,12 @@ def curve_mechanism(
         cost = hierarchy_cost(fan_outs, adjacency, curves)
         sensitivity = float(cost)
     else:
-        # where the total is public the last row of P is not released, and the last cell is in no other
+        # if the total is public, the last row of P is not released, and no other row counts the last cell
         points = (1 << levels) - (1 if adjacency == "replace_one" and curves == 1 else 0)
         sensitivity = square_root_sensitivity(points, adjacency, curves)
     if name == "laplace" or (name == "factorization" and delta == 0):
         scale = exact_scale(cost, epsilon)
     else:
-        # rounded up: a float's product could fall short by its last bit
+        # rounded up, since the product of floats could fall short by its last bit
         scale = Fraction(sensitivity * gaussian_noise_multiplier(epsilon, delta) * (1 + 1e-12))
     return CurveMechanism(name, levels, epsilon, delta, adjacency, curves, fan_outs, sensitivity, scale)

@@ -1,4 +1,4 @@
-"""Quantiles by bisection (004, Algorithm 9), and histograms: both are post-processing of a released curve."""
+"""Computes quantiles by bisection (004, Algorithm 9), and histograms, as post-processing of a released curve."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lipdp_lightning.curves.ecdf import PrivateECDF
 
 
 def crossing(fractions: FloatArray, probability: float) -> int:
-    """Bisection on the points: an i with F(tau_i) >= probability and F(tau_{i-1}) below it (F = 0 before the first).
+    """Returns by bisection an i with F(tau_i) >= probability and F(tau_{i-1}) below it (F = 0 before the first point).
 
-    L evaluations. A curve that is not monotone may cross more than once; one crossing is found.
+    It takes L evaluations. A curve that is not monotone may cross more than once; one crossing is found.
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability {probability} is not in [0, 1].")
@@ -28,7 +28,7 @@ def crossing(fractions: FloatArray, probability: float) -> int:
 
 
 def quantile(curve: PrivateECDF, probability: float) -> float:
-    """The middle of the cell in which the curve reaches the probability: within half a cell of its quantile."""
+    """Returns the middle of the cell in which the curve reaches the probability, within half a cell of its quantile."""
     index = crossing(curve.fractions, probability)
     edges = curve.grid.edges
     return float((edges[index] + edges[index + 1]) / 2)
@@ -44,9 +44,9 @@ class PrivateHistogram:
 
 
 def histogram(curve: PrivateECDF, bins: int, repeats: int = 400) -> PrivateHistogram:
-    """Differences of the released counts at the ends of `bins` equal bins; nothing more is released.
+    """Returns differences of the released counts at the ends of `bins` equal bins; nothing more is released.
 
-    A bin's noise is the difference of two points' noises, in which what they share cancels; its deviation is
+    A bin's noise is the difference of two points' noises, in which their common part cancels; its deviation is
     simulated.
     """
     if bins < 1 or curve.grid.size % bins:

@@ -1,4 +1,4 @@
-"""A range found with part of the budget, among public candidates: powers of two."""
+"""Finds a range with part of the budget, among public candidates: powers of two."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lipdp_lightning.curves.discrete_noise import NoiseSource, permute_and_flip
 from lipdp_lightning.curves.releases import CurveRelease, check_privacy
 
 EXPONENTS = range(-20, 61)
-_UNIT = 1024  # of the integer utilities
-_PENALTY = 2.0  # records / epsilon that a doubling of the range must catch to be worth it
+_UNIT = 1024  # unit of the integer utilities
+_PENALTY = 2.0  # a doubling of the range must catch this many records / epsilon
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class FoundRange:
 
 
 def find_range(values: npt.ArrayLike, epsilon: float, adjacency: str, source: NoiseSource) -> FoundRange:
-    """[-R, R], [0, R] or [-R, 0] for a power of two R, epsilon-DP; values outside it are to be clamped.
+    """Returns [-R, R], [0, R] or [-R, 0] for a power of two R, epsilon-DP; values outside it must be clamped.
 
-    Two choices of epsilon / 2 by permute-and-flip: the magnitude, then the sign. The utility of a range is minus the
-    number of values outside it, which one record changes by at most one under either relation, minus a public
+    It makes two choices of epsilon / 2 by permute-and-flip: the magnitude, then the sign. The utility of a range is
+    minus the number of values outside it, which one record changes by at most one under either relation, minus a public
     penalty for its size.
     """
     check_privacy(epsilon, 0.0, adjacency)

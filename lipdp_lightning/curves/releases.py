@@ -1,8 +1,8 @@
-"""What curves spend: Gaussian noise for (epsilon, delta), and the list of releases with its sum.
+"""Accounts for curves: Gaussian noise for (epsilon, delta), and the list of releases with its sum.
 
 Curves are pure or approximate DP events outside the training ledger of subsampled Gaussians. They are composed by
-adding epsilons and deltas, which is valid for any mechanisms in any order, also if each is chosen in view of the
-results before it.
+adding epsilons and deltas, which is valid for any mechanisms in any order, even if each is chosen in view of earlier
+results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ADJACENCIES = ("add_remove", "replace_one")
 
 
 def check_privacy(epsilon: float, delta: float = 0.0, adjacency: str = "replace_one") -> None:
-    """Everything wrong with the declared privacy at once."""
+    """Raises one ValueError that lists everything wrong with the declared privacy."""
     problems = []
     if not (epsilon > 0 and math.isfinite(epsilon)):
         problems.append(f"epsilon {epsilon} is not a positive finite number.")
@@ -33,7 +33,7 @@ def check_privacy(epsilon: float, delta: float = 0.0, adjacency: str = "replace_
 
 
 def gaussian_delta(epsilon: float, noise_multiplier: float) -> float:
-    """delta of the Gaussian mechanism, exact (Balle and Wang 2018): Phi(a) - e^epsilon Phi(b)."""
+    """Returns the exact delta of the Gaussian mechanism (Balle and Wang 2018): Phi(a) - e^epsilon Phi(b)."""
     a = 1 / (2 * noise_multiplier) - epsilon * noise_multiplier
     b = -1 / (2 * noise_multiplier) - epsilon * noise_multiplier
     first, second = float(log_ndtr(a)), epsilon + float(log_ndtr(b))
@@ -41,7 +41,7 @@ def gaussian_delta(epsilon: float, noise_multiplier: float) -> float:
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """The least deviation, for L2 sensitivity one, that is (epsilon, delta)-DP; rounded up by 1e-9."""
+    """Returns the least deviation, for L2 sensitivity one, that is (epsilon, delta)-DP; rounded up by 1e-9."""
     if not 0 < delta < 1:
         raise ValueError(f"delta {delta} is not in (0, 1), and Gaussian noise is never pure. HINT: --delta 1e-6.")
     low, high = -20.0, 20.0
@@ -52,18 +52,20 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def zcdp(noise_multiplier: float) -> float:
-    """rho of the Gaussian mechanism: 1 / (2 z^2)."""
+    """Returns rho of the Gaussian mechanism: 1 / (2 z^2)."""
     return 1 / (2 * noise_multiplier**2)
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """(epsilon, delta) of rho-zCDP (Bun and Steinke 2016, proposition 1.3): rho + 2 sqrt(rho log(1 / delta))."""
+    """Returns epsilon of rho-zCDP at delta (Bun and Steinke 2016, proposition 1.3): rho + 2 sqrt(rho log(1 /
+    delta)).
+    """
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 @dataclass(frozen=True)
 class CurveRelease:
-    """One release about a data set, and what it costs by itself; `rho` where it is also zCDP."""
+    """One release about a data set, and its own cost; `rho` is set if it is also zCDP."""
 
     name: str
     mechanism: str
@@ -77,13 +79,13 @@ class CurveRelease:
 
 
 class ReleaseList:
-    """The releases about one data set under one relation; the guarantee is the sum."""
+    """The releases about one data set under one relation; their guarantee is the sum."""
 
     def __init__(self) -> None:
         self._releases: list[CurveRelease] = []
 
     def record(self, release: CurveRelease) -> None:
-        """Append. There is deliberately no way to take one back."""
+        """Appends a release. There is deliberately no way to remove one."""
         if self._releases and release.adjacency != self._releases[0].adjacency:
             raise ValueError(
                 f"a release under {release.adjacency} cannot be added to ones under {self._releases[0].adjacency}. "

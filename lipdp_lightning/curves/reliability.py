@@ -1,4 +1,4 @@
-"""Reliability diagrams: per bin of predicted probability, how often the label is 1; with noise."""
+"""Computes reliability diagrams: per bin of predicted probability, how often the label is 1, with noise."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ def check_probabilities(values: npt.ArrayLike) -> FloatArray:
 
 
 def half_open(values: FloatArray, thresholds: FloatArray) -> IntArray:
-    """The group of each value among (t_{q-1}, t_q], the first closed at t_0: every value is in exactly one.
+    """Returns the group of each value among (t_{q-1}, t_q], the first closed at t_0; every value is in exactly one.
 
-    004, Algorithm 10 closes the groups at both ends: a value on a threshold is then counted twice, and one record
+    In 004, Algorithm 10 closes the groups at both ends: a value on a threshold is then counted twice, and one record
     changes twice as much.
     """
     return np.clip(np.searchsorted(thresholds[1:], values, side="left"), 0, len(thresholds) - 2).astype(np.int64)
 
 
 def reliability_cost(bins: int, adjacency: str) -> Fraction:
-    """L1 sensitivity. A record adds one to a count, and to a sum of (p - middle of its bin) at most half a bin."""
+    """Returns the L1 sensitivity: a record adds one to a count, and at most half a bin to a sum of (p - middle of its
+    bin).
+    """
     one = 1 + Fraction(1, 2 * bins)
     return one if adjacency == "add_remove" else 2 * one
 
@@ -55,17 +57,17 @@ class PrivateReliability:
 
     @property
     def observed(self) -> FloatArray:
-        """Share of positives, in [0, 1]."""
+        """The share of positives, in [0, 1]."""
         return np.clip(self.positives / self.sizes, 0.0, 1.0)
 
     @property
     def predicted(self) -> FloatArray:
-        """Mean predicted probability, within the bin."""
+        """The mean predicted probability, within the bin."""
         middle = (self.edges[1:] + self.edges[:-1]) / 2
         return np.clip(middle + self.centred / self.sizes, self.edges[:-1], self.edges[1:])
 
     def observed_interval(self, confidence: float = 0.95) -> tuple[FloatArray, FloatArray]:
-        """Bounds on the data's own shares of positives in all bins together: noise only.
+        """Returns bounds on the data's own shares of positives in all bins together; they cover the noise only.
 
         |noise| > k has probability 2 p^(k+1) / (1 + p), p = exp(-1 / scale), in each of the 2 Q counts.
         """
@@ -75,11 +77,13 @@ class PrivateReliability:
         few, many = np.maximum(self.positives - k, 0), np.maximum(self.positives + k, 0)
         low = few / np.maximum(few + np.maximum(self.negatives + k, 0), 1.0)
         high = many / np.maximum(many + np.maximum(self.negatives - k, 0), 1.0)
-        empty_possible = self.positives + self.negatives <= 2 * k  # then the share may not even exist
+        empty_possible = self.positives + self.negatives <= 2 * k  # then the share may not exist
         return np.where(empty_possible, 0.0, low), np.where(empty_possible, 1.0, high)
 
     def expected_error(self) -> float:
-        """Expected calibration error: the mean over records of |predicted - observed| in their bin. Noise adds."""
+        """Returns the expected calibration error, the mean over records of |predicted - observed| in their bin; noise
+        increases it.
+        """
         weights = np.maximum(self.positives + self.negatives, 0.0)
         return float(weights @ np.abs(self.predicted - self.observed) / max(float(weights.sum()), 1.0))
 
@@ -92,7 +96,7 @@ def private_reliability(
     bins: int = 10,
     adjacency: str = "replace_one",
 ) -> PrivateReliability:
-    """Release the diagram, epsilon-DP, on `bins` equal half-open bins of [0, 1]."""
+    """Releases the diagram, epsilon-DP, on `bins` equal half-open bins of [0, 1]."""
     check_privacy(epsilon, 0.0, adjacency)
     if bins < 1:
         raise ValueError(f"{bins} bins make no diagram. HINT: 10.")

@@ -1,14 +1,14 @@
-"""The private ROC curve and the area under it: two distribution functions, of the scores of each class.
+"""Releases the private ROC curve and the area under it: two distribution functions, of the scores of each class.
 
-A larger score speaks for the positive class (004, 6.5.1 has it the other way round). A threshold t predicts
-"positive" for scores above it: TPR(t) = 1 - F_1(t), FPR(t) = 1 - F_0(t).
+A larger score means the positive class (004, 6.5.1 has it the other way round). A threshold t predicts "positive" for
+scores above it: TPR(t) = 1 - F_1(t), FPR(t) = 1 - F_0(t).
 
-Privacy. The pair is released as one query with the joint scale of `tree_cost(.., curves=2)`, for base 2
-2 ceil((L + 1) / 2) / epsilon under replace-one and ceil((L + 1) / 2) / epsilon under add/remove: a record of another
-label shifts one curve by +[a, N] and the other by -[b, N], whose costs add, and a record of the same label one
-curve by an interval, which costs L, no more. The class sizes are private under both relations (a replaced record may
-change its label), so the last points are noisy. The two curves have independent noise: with the same noise their
-difference would be released exactly.
+Privacy: the pair is released as one query with the joint scale of `tree_cost(.., curves=2)`, for base 2 2 ceil((L + 1)
+/ 2) / epsilon under replace-one and ceil((L + 1) / 2) / epsilon under add/remove: a record of another label shifts one
+curve by +[a, N] and the other by -[b, N], whose costs add, and a record of the same label shifts one curve by an
+interval, which costs L, no more. The class sizes are private under both relations (a replaced record may change its
+label), so the last points are noisy. The two curves have independent noise: with the same noise their difference would
+be released exactly.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from lipdp_lightning.curves.mechanism import CurveMechanism
 from lipdp_lightning.curves.releases import CurveRelease
 from lipdp_lightning.curves.smooth import smooth
 
-_ROUNDING = 1e-12  # of an area: without noise the interval still holds it
+_ROUNDING = 1e-12  # relative to an area, so that without noise the interval still holds it
 
 
 def check_labels(labels: npt.ArrayLike, values: npt.ArrayLike) -> BoolArray:
-    """Labels 0 and 1, one for every value."""
+    """Returns labels as booleans; they must be 0 or 1, one for every value."""
     found = np.asarray(labels).reshape(-1)
     if found.size != np.asarray(values).size:
         raise ValueError(f"{found.size} labels for {np.asarray(values).size} values. HINT: one label per value.")
@@ -39,7 +39,7 @@ def check_labels(labels: npt.ArrayLike, values: npt.ArrayLike) -> BoolArray:
 
 
 def area_under_curve(positives: FloatArray, negatives: FloatArray) -> float:
-    """P(score of a positive > score of a negative) + P(=) / 2 from cumulative counts or fractions per cell."""
+    """Returns P(score of a positive > score of a negative) + P(=) / 2 from cumulative counts or fractions per cell."""
     below = (negatives + np.concatenate([[0.0], negatives[:-1]])) / 2
     area = float(np.diff(positives, prepend=0.0) @ below)
     return area / (float(positives[-1]) * float(negatives[-1]))
@@ -55,14 +55,14 @@ class PrivateROC:
     negatives: FloatArray
 
     def smoothed(self, p: int = 2, metric: str = "points") -> PrivateROC:
-        """Both curves monotone; post-processing."""
+        """Returns both curves made monotone, by post-processing."""
         tree = self.mechanism.fan_outs if self.mechanism.name in ("laplace", "gaussian") else ()
         first, second = (smooth(c, p, metric, tree) for c in (self.positives, self.negatives))
         return PrivateROC(self.grid, self.mechanism, first, second)
 
     @property
     def true_positive_rate(self) -> FloatArray:
-        """At the thresholds low, tau_1, .., tau_N: from 1 to 0 for the smoothed curves."""
+        """The rate at the thresholds low, tau_1, .., tau_N: from 1 to 0 for the smoothed curves."""
         return _rates(self.positives)
 
     @property
@@ -70,7 +70,7 @@ class PrivateROC:
         return _rates(self.negatives)
 
     def auc(self) -> float:
-        """From the smoothed curves. Half of the ties that the grid makes count."""
+        """Returns the area under the smoothed curves; ties that the grid makes count half."""
         curve = self.smoothed()
         if min(curve.positives[-1], curve.negatives[-1]) <= 0:
             return 0.5  # the noise leaves nothing of a class
@@ -79,7 +79,8 @@ class PrivateROC:
     def auc_interval(
         self, confidence: float = 0.95, repeats: int = 399, generator: np.random.Generator | None = None
     ) -> tuple[float, float]:
-        """Holds the area of the data's own grid curve with the given confidence; noise only, no sampling error.
+        """Returns an interval that holds the area of the data's own grid curve with the given confidence, without
+        sampling error.
 
         The area falls as F_1 rises and rises with F_0, so the ends of a simultaneous band for both are its extremes.
         """
@@ -106,7 +107,7 @@ def private_roc(
     source: NoiseSource,
     clamp: bool = False,
 ) -> PrivateROC:
-    """Release both classes' counts on a public grid, epsilon-DP together."""
+    """Releases both classes' counts on a public grid, epsilon-DP together."""
     assert mechanism.curves == 2 and mechanism.levels == grid.levels
     data = np.asarray(scores, dtype=np.float64).reshape(-1)
     positive = check_labels(labels, data)

@@ -1,6 +1,6 @@
-"""The nearest non-decreasing curve in range to a noisy one: post-processing, which costs nothing (004, eq. 6.3.6).
+"""Finds the nearest non-decreasing curve in range to a noisy one, by post-processing, which costs nothing (004, 6.3.6).
 
-Two readings of "nearest", each for p = 1 and p = 2:
+There are two readings of "nearest", each for p = 1 and p = 2:
 
 * `points`: sum_i |G_i - F_i|^p over the points. Exact and near-linear: pool-adjacent-violators for p = 2, a heap of
   medians for p = 1. Clipping the monotone solution to the range keeps it optimal, because the objective is a sum of
@@ -8,10 +8,10 @@ Two readings of "nearest", each for p = 1 and p = 2:
 * `tree`: the thesis's problem, sum_v |nu_v|^p over the noises that explain the change, G = F + A nu. For p = 1 it is
   the most likely curve under Laplace noise, for p = 2 under Gaussian noise. Exact and near-linear as a network problem
   between the gaps of the leaves: `lipdp_lightning.curves.gaps` (p = 2, any tree) and `gaps_l1` (p = 1, binary trees).
-  For p = 1 on other trees it is a general linear program, by HiGHS.
+  For p = 1 on other trees it is a general linear program, solved by HiGHS.
 
-`points` with p = 2 moves no value further from a monotone truth than the furthest one was: a band around the raw
-curve that holds the truth everywhere is as valid around the smoothed one.
+`points` with p = 2 moves no value further from a monotone truth than the furthest one was: a band around the raw curve
+that holds the truth everywhere is as valid around the smoothed one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def smooth(
     fan_outs: Sequence[int] = (),
     total: float | None = None,
 ) -> FloatArray:
-    """A non-decreasing curve, at least 0, and at most `total` where that is public (then it ends there).
+    """Returns a non-decreasing curve, at least 0, and at most `total` if that is public (then it ends there).
 
     `fan_outs` are those of the tree of the noise, for the metric `tree`.
     """
@@ -56,15 +56,15 @@ def smooth(
 
 
 def isotonic_l2(values: FloatArray) -> FloatArray:
-    """Least squares under monotonicity, in linear time."""
+    """Returns the least squares fit under monotonicity, in linear time."""
     return np.asarray(isotonic_regression(values).x, dtype=np.float64)
 
 
 def isotonic_l1(values: FloatArray) -> FloatArray:
-    """Least absolute deviations under monotonicity, in O(n log n).
+    """Returns the fit of least absolute deviations under monotonicity, in O(n log n).
 
-    The heap holds the breakpoints left of the minimum of the convex, piecewise linear function
-    z -> min{ sum_{j <= i} |g_j - x_j| : g_1 <= .. <= g_i <= z }; its top is the smallest best g_i.
+    The heap holds the breakpoints left of the minimum of the convex, piecewise linear function z -> min{ sum_{j <= i}
+    |g_j - x_j| : g_1 <= .. <= g_i <= z }; its top is the smallest best g_i.
     """
     heap: list[float] = []
     tops = np.empty(len(values))
@@ -77,13 +77,13 @@ def isotonic_l1(values: FloatArray) -> FloatArray:
 
 
 def tree_l2(values: FloatArray, fan_outs: Sequence[int], upper: float = np.inf) -> FloatArray:
-    """argmin over monotone G in [0, upper] of min{ ||nu||_2^2 : G = values + A nu }."""
+    """Returns argmin over monotone G in [0, upper] of min{ ||nu||_2^2 : G = values + A nu }."""
     increments = least_squares_increments(_increments(values, upper), fan_outs, bool(np.isfinite(upper)))
     return _summed(increments, upper)
 
 
 def tree_l1(values: FloatArray, fan_outs: Sequence[int], upper: float = np.inf) -> FloatArray:
-    """argmin over monotone G in [0, upper] of min{ ||nu||_1 : G = values + A nu }; one of them."""
+    """Returns an argmin over monotone G in [0, upper] of min{ ||nu||_1 : G = values + A nu }."""
     if any(fan_out != 2 for fan_out in fan_outs):
         return tree_l1_program(values, fan_outs, upper)
     increments = least_absolute_increments(_increments(values, upper), len(fan_outs), bool(np.isfinite(upper)))
@@ -91,7 +91,9 @@ def tree_l1(values: FloatArray, fan_outs: Sequence[int], upper: float = np.inf) 
 
 
 def _increments(values: FloatArray, upper: float) -> FloatArray:
-    """From 0 to the first point, between the points, and up to the public end; 0 where there is none."""
+    """Returns the increments up to the first point, between the points, and up to the public end; 0 if there
+    is none.
+    """
     end = upper if np.isfinite(upper) else float(values[-1])
     return np.diff(values, prepend=0.0, append=end)
 
@@ -101,24 +103,26 @@ def _summed(increments: FloatArray, upper: float) -> FloatArray:
 
 
 def tree_l1_program(values: FloatArray, fan_outs: Sequence[int], upper: float = np.inf) -> FloatArray:
-    """The same as `tree_l1`, for any tree, as a sparse linear program solved by HiGHS."""
+    """Solves the problem of `tree_l1` for any tree, as a sparse linear program, by HiGHS."""
     edges, constraints, bounds = _tree_problem(values, fan_outs, upper)
     nodes = edges.shape[0]
     identity = eye_array(nodes)
-    # variables: path sums, and the sizes of the noises that lead from one to the next
+    # the variables are path sums, and the sizes of the noises that lead from one to the next
     inequalities = vstack([hstack([edges, -identity]), hstack([-edges, -identity])])
     inequalities = vstack([inequalities, hstack([-constraints, csr_array((len(bounds), nodes))])]).tocsr()
     cost = np.concatenate([np.zeros(nodes), np.ones(nodes)])
     limits = np.concatenate([np.zeros(2 * nodes), -bounds])
     result = linprog(cost, A_ub=inequalities, b_ub=limits, bounds=(None, None), method="highs-ipm")
-    assert result.status == 0, result.message  # feasible: any constant is monotone
+    assert result.status == 0, result.message  # a constant is feasible
     path_sums = result.x[:nodes][-level_sizes(fan_outs)[-1] :][: len(values)]
-    # what the solver's tolerance leaves of a decrease is removed
+    # a decrease within the solver's tolerance is removed
     return np.clip(np.maximum.accumulate(values + path_sums), 0.0, upper)
 
 
 def _tree_problem(values: FloatArray, fan_outs: Sequence[int], upper: float) -> tuple[csr_array, csr_array, FloatArray]:
-    """Noises nu = edges @ paths, and the constraints `constraints @ paths >= bounds`; nodes are numbered by level."""
+    """Returns noises nu = edges @ paths, and the constraints `constraints @ paths >= bounds`; nodes are numbered by
+    level.
+    """
     sizes = level_sizes(fan_outs)
     nodes = sum(sizes)
     parents = np.full(nodes, -1)

@@ -1,4 +1,4 @@
-"""Noise on the nodes of a tree: every point of a curve gets the sum of the noises on its path (004, eq. 6.3.1).
+"""Adds noise on the nodes of a tree: every point of a curve gets the sum of the noises on its path (004, eq. 6.3.1).
 
 What it costs. Let C be the counts on the grid, A the matrix of points by nodes (A_iv = 1 if leaf i is below v) and
 y = C + A eta with independent noise eta. A neighbouring data set shifts C by an indicator d of consecutive points.
@@ -40,7 +40,7 @@ LARGEST_BASE = 1 << 22
 
 
 def uniform_fan_outs(leaves: int, base: int) -> tuple[int, ...]:
-    """(base, ..., base): as many levels as it takes for at least `leaves` leaves."""
+    """Returns (base, ..., base), with as many levels as it takes for at least `leaves` leaves."""
     if base < 2:
         raise ValueError(f"base {base} makes no tree. HINT: 2, or any larger number.")
     if base > LARGEST_BASE:
@@ -54,7 +54,7 @@ def uniform_fan_outs(leaves: int, base: int) -> tuple[int, ...]:
 
 
 def level_sizes(fan_outs: Sequence[int]) -> tuple[int, ...]:
-    """Nodes per level, from the root (1) to the leaves."""
+    """Returns the nodes per level, from the root (1) to the leaves."""
     sizes = [1]
     for fan_out in fan_outs:
         sizes.append(sizes[-1] * fan_out)
@@ -62,7 +62,7 @@ def level_sizes(fan_outs: Sequence[int]) -> tuple[int, ...]:
 
 
 def path_sums(draw: Callable[[int], FloatArray], fan_outs: Sequence[int], repeats: int = 1) -> FloatArray:
-    """A eta, repeats x leaves: for every leaf the sum over its path, root and leaf included.
+    """Returns A eta, repeats x leaves: for every leaf the sum over its path, root and leaf included.
 
     `draw(n)` returns n independent values; every node's is drawn once.
     """
@@ -75,13 +75,13 @@ def path_sums(draw: Callable[[int], FloatArray], fan_outs: Sequence[int], repeat
 
 
 def noise_matrix(fan_outs: Sequence[int]) -> FloatArray:
-    """A, leaves x nodes, as `path_sums` applies it."""
+    """Returns A, leaves x nodes, as `path_sums` applies it."""
     nodes = sum(level_sizes(fan_outs))
     return path_sums(lambda count: np.eye(nodes), fan_outs, nodes).T
 
 
 def _edge(score_if_0: int, score_if_1: int) -> Labels:
-    """What a node adds to its parent: its own label is free, and a change on the edge costs one."""
+    """Returns what a node adds to its parent: its own label is free, and a change on the edge costs one."""
     return min(score_if_0, score_if_1 + 1), min(score_if_1, score_if_0 + 1)
 
 
@@ -90,7 +90,7 @@ def _sum(*children: Labels) -> Labels:
 
 
 def _scores(fan_outs: Sequence[int]) -> tuple[set[Labels], set[Labels]]:
-    """Scores of all suffixes (by mirror symmetry also of all prefixes), and of all intervals, from leaves to root."""
+    """Returns scores of all suffixes (by symmetry also prefixes), and of all intervals, from the leaves to the root."""
     suffixes, intervals = {_ONES}, {_ONES}
     for fan_out in reversed(fan_outs):
         inside = {_sum(*[_ZEROS] * (fan_out - 1), one) for one in intervals}
@@ -107,23 +107,24 @@ def _scores(fan_outs: Sequence[int]) -> tuple[set[Labels], set[Labels]]:
 
 
 def suffix_cost(fan_outs: Sequence[int]) -> int:
-    """The least c that is enough for every suffix: one record more or less."""
+    """Returns the least c that is enough for every suffix: one record more or less."""
     return max(score[0] for score in _scores(fan_outs)[0])
 
 
 def interval_cost(fan_outs: Sequence[int]) -> int:
-    """The least c that is enough for every interval: one record of another value."""
+    """Returns the least c that is enough for every interval: one record of another value."""
     return max(score[0] for score in _scores(fan_outs)[1])
 
 
 def tree_cost(fan_outs: Sequence[int], adjacency: str, curves: int) -> int:
-    """Cost of one curve whose total is public under replace-one, or of the two curves of a labelled data set.
+    """Returns the cost of one curve whose total is public under replace-one, or of the two curves of a labelled data
+    set.
 
-    Two curves, one per class, with independent noise. Adding or removing a record shifts one of them by a suffix:
-    c. Replacing one shifts one curve by an interval, or, if the label changes too, both by a suffix: the noises
-    are independent, so the programs separate and the costs add, max(interval, 2 suffix). For base 2 that is
-    2 ceil((L + 1) / 2); thesis section 6.5.1 takes two curves of epsilon / 2 each, which is L + 1 per curve, and
-    calls the sum 2 epsilon instead of epsilon.
+    Two curves, one per class, have independent noise. Adding or removing a record shifts one of them by a suffix: c.
+    Replacing one shifts one curve by an interval, or, if the label changes too, both by a suffix: the noises are
+    independent, so the programs separate and the costs add, max(interval, 2 suffix). For base 2 that is 2 ceil((L + 1)
+    / 2); thesis section 6.5.1 takes two curves of epsilon / 2 each, which is L + 1 per curve, and calls the sum 2
+    epsilon instead of epsilon.
     """
     if adjacency == "add_remove":
         return suffix_cost(fan_outs)

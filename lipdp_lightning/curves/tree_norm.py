@@ -1,9 +1,9 @@
-"""How far one record shifts Gaussian noise on a tree: max over shifts d of min{ ||x||_2 : A x = d }.
+"""Bounds how far one record shifts Gaussian noise on a tree: max over shifts d of min{ ||x||_2 : A x = d }.
 
 With path sums p as variables (see `lipdp_lightning.curves.tree`) the square is the energy sum_v (p_v - p_parent(v))^2
-of an electric network: edges are unit resistors, leaves are held at the voltages d, the root's edge is grounded.
-Seen from its parent, a subtree is one voltage source V behind a conductance h that does not depend on d, plus an
-energy E spent inside. Children of equal h in parallel have the voltage mean(V) and spend h sum (V_c - mean)^2.
+of an electric network: edges are unit resistors, leaves are held at the voltages d, the root's edge is grounded. Seen
+from its parent, a subtree is one voltage source V behind a conductance h that does not depend on d, plus an energy E
+spent inside. Children of equal h in parallel have the voltage mean(V) and spend h sum (V_c - mean)^2.
 
 Suffixes are enumerated: one (V, E) per leaf. An interval is a suffix in one child and a prefix in another of their
 lowest common ancestor, and its energy falls in the voltages once a = E + h V^2 is given; rounding V down to a grid and
@@ -24,7 +24,7 @@ _ROUNDING = 1 + 1e-9
 
 
 def _conductances(fan_outs: Sequence[int]) -> list[float]:
-    """h of a node and its edge, from the leaves (1: the edge alone) to the root."""
+    """Returns h of a node and its edge, from the leaves (1: the edge alone) to the root."""
     found = [1.0]
     for fan_out in reversed(fan_outs):
         inside = fan_out * found[-1]
@@ -33,7 +33,9 @@ def _conductances(fan_outs: Sequence[int]) -> list[float]:
 
 
 def _to_ground(fan_outs: Sequence[int]) -> list[float]:
-    """Conductance from a node to the ground outside its subtree, all other leaves at zero; leaves to root."""
+    """Returns the conductance from a node to the ground outside its subtree, all other leaves at zero;
+    leaves to root.
+    """
     below = _conductances(fan_outs)
     found = [1.0]  # the root's edge
     for height in range(len(fan_outs) - 1, -1, -1):
@@ -44,7 +46,7 @@ def _to_ground(fan_outs: Sequence[int]) -> list[float]:
 
 
 def _frontier(voltage: FloatArray, a: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Lower ends of the cells that hold a voltage, and the largest a in each; unchanged where there are few."""
+    """Returns lower ends of the cells that hold a voltage, and the largest a in each; unchanged if there are few."""
     if len(voltage) <= _BINS:
         return voltage, a
     cell = np.minimum((voltage * _BINS).astype(np.int64), _BINS)
@@ -55,7 +57,7 @@ def _frontier(voltage: FloatArray, a: FloatArray) -> tuple[FloatArray, FloatArra
 
 
 def _squares(fan_outs: Sequence[int]) -> tuple[float, float]:
-    """The largest energy of a suffix and (a close upper bound) of an interval."""
+    """Returns the largest energy of a suffix and a close upper bound on that of an interval."""
     below, ground = _conductances(fan_outs), _to_ground(fan_outs)
     voltage, energy = np.ones(1), np.zeros(1)  # suffixes within a node of that height, and by symmetry prefixes
     suffix, interval = 0.0, ground[0]  # one leaf alone
@@ -77,7 +79,7 @@ def _squares(fan_outs: Sequence[int]) -> tuple[float, float]:
 
 
 def tree_norm(fan_outs: Sequence[int], adjacency: str, curves: int) -> float:
-    """L2 sensitivity in units of the noise's deviation; `tree_cost` has the shifts of one and of two curves."""
+    """Returns the L2 sensitivity in units of the noise's deviation, for the shifts of `tree_cost`."""
     suffix, interval = _squares(fan_outs)
     if adjacency == "add_remove":
         return math.sqrt(suffix) * _ROUNDING

@@ -1,4 +1,4 @@
-"""The classes that a configuration names: making their objects, and saying which of them failed under which key."""
+"""Makes the objects of the classes that a configuration names, and says which of them failed under which key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INSIDE = re.compile(rf"class_path['\"]?\s*[:=]\s*['\"]?({_PATH.pattern})")
 
 
 class Constructors:
-    """Makes the objects that class paths name, and keeps the first error of a constructor."""
+    """Makes the objects that class paths name, and remembers the first error of a constructor."""
 
     def __init__(self, cli: LightningCLI) -> None:
         self._cli = cli
@@ -41,7 +41,7 @@ class Constructors:
         """Returns the configuration with an object for each class path.
 
         Raises:
-            ValueError: names the key whose constructor failed, in one line.
+            ValueError: if a constructor fails; the message names its key in one line.
         """
         try:
             return self._cli.parser.instantiate_classes(self._cli.config)
@@ -75,7 +75,9 @@ def class_paths(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def import_problem(error: Exception, arguments: Sequence[str]) -> str:
-    """Returns what to say of an error that is not the parser's own: a module that fails while it is imported."""
+    """Returns the message for an error that is not the parser's own, such as a module that fails when it is
+    imported.
+    """
     problem = failed_import(arguments)
     if problem is not None:
         return problem
@@ -83,7 +85,7 @@ def import_problem(error: Exception, arguments: Sequence[str]) -> str:
 
 
 def failed_import(arguments: Sequence[str]) -> str | None:
-    """Returns what to say of the first module that a class path names and that raises when it is imported."""
+    """Returns the message for the first module that a class path names and that raises when it is imported, or None."""
     for key, path in _named(arguments):
         try:
             importlib.import_module(path.rpartition(".")[0])
@@ -96,7 +98,7 @@ def failed_import(arguments: Sequence[str]) -> str | None:
 
 
 def _named(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Key and class path of all that configurations and options name, without importing anything."""
+    """Yields key and class path of everything that configurations and options name, without importing anything."""
     for file in config_files(arguments):
         with open(file, encoding="utf-8-sig") as stream:
             yield from class_paths(yaml.safe_load(stream))
@@ -115,6 +117,6 @@ def _named(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def optimizer_problem(error: Exception) -> str:
-    """Returns what to say of an optimizer or a schedule whose constructor fails."""
+    """Returns the message for an optimizer or a schedule whose constructor fails."""
     problem = one_line(str(error)) if isinstance(error, ValueError | TypeError) else described(error)
     return f"the optimizer cannot be made: {problem}. HINT: check optimizer.init_args."

@@ -1,4 +1,4 @@
-"""A configuration file as text: what can be said about it before any of its keys is known."""
+"""Checks a configuration file as text, before any of its keys is known."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .one_line import one_line, shortened
 LARGEST_FILE = 1 << 20
 MOST_VALUES = 100_000
 LONGEST_NUMBER = 300
-# the time that a YAML parser takes grows with the square of the depth
+# a YAML parser takes time quadratic in the depth
 _DEEP = re.compile(r"(?:[\[{]\s*){100}")
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:
-    """Returns the files that the arguments name as configurations; what holds YAML itself is no file."""
+    """Returns the files that the arguments name as configurations; an argument that holds YAML itself is not a file."""
     named = [b for a, b in itertools.pairwise(arguments) if a in ("--config", "-c")]
     named += [a.partition("=")[2] for a in arguments if a.startswith(("--config=", "-c="))]
     return [name for name in named if "\n" not in name and ": " not in name]
@@ -30,10 +30,10 @@ def check_config_file(path: str | Path, what: str = "configuration") -> None:
 
     Args:
         path: the file.
-        what: what it is to hold, for the message.
+        what: what the file should hold, for the message.
 
     Raises:
-        ValueError: with the reason and the line, where there is one.
+        ValueError: if it is not; the message gives the reason and, where there is one, the line.
     """
     text = _text(Path(path))
     if _DEEP.search(text):
@@ -91,9 +91,9 @@ def _yaml_problem(text: str, error: Exception) -> str:
 
 
 def _problems(root: yaml.Node) -> Iterator[str]:
-    """Keys given twice, tags, endless numbers, and aliases that would grow into more values than a file holds."""
+    """Yields keys given twice, tags, overlong numbers, and aliases that expand to more values than a file holds."""
     budget = itertools.count()
-    # a node that aliases name is visited once for each of them, as the parser would copy it
+    # an aliased node is visited once for each alias, as the parser would copy it
     waiting: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
     while waiting:
         node, above = waiting.pop()

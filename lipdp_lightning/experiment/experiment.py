@@ -1,4 +1,4 @@
-"""From a YAML file and options to a module, data, plan and trainer: LightningCLI with a privacy group."""
+"""Builds module, data, plan and trainer from a YAML file and options: LightningCLI with a privacy group."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ DEFAULTS = {
 VALIDATIONS_PER_RUN = 20
 SAVES_PER_RUN = 100
 
-# losses are dataclasses, of which jsonargparse accepts subclasses only when told so
+# losses are dataclasses, whose subclasses jsonargparse accepts only when told so
 set_parsing_settings(subclasses_enabled=[Loss])
 
 
 class Experiment(LightningCLI):
-    """The groups model, data, privacy, optimizer, lr_scheduler and trainer, and what is derived from them."""
+    """The groups model, data, privacy, optimizer, lr_scheduler and trainer, and the objects derived from them."""
 
     plan: PrivacyPlan
 
@@ -67,7 +67,7 @@ class Experiment(LightningCLI):
             PrivateDataModule,
             subclass_mode_data=True,
             save_config_callback=None,
-            # initial weights only; sampling and noise come from the run's secret
+            # the seed decides the initial weights only; sampling and noise come from the run's secret
             seed_everything_default=0,
             trainer_defaults=DEFAULTS,
             run=False,
@@ -79,13 +79,15 @@ class Experiment(LightningCLI):
         parser.add_class_arguments(PrivacySettings, "privacy")
         parser.add_argument(
             "--lr_interval", type=Literal["epoch", "step"], default="epoch",
-            help="how often a torch lr_scheduler moves; an epoch has the steps that draw each row once on average",
+            help="when a torch lr_scheduler moves; an epoch has the steps that draw each row once on average",
         )  # fmt: skip
 
     def configure_optimizers(  # type: ignore[override]
         self, lightning_module: lightning.LightningModule, optimizer: Any, lr_scheduler: Any = None
     ) -> Any:
-        """Lightning's own, with the schedule's interval, and the plan's steps for those that want them."""
+        """Adds the schedule's interval to Lightning's own result, and passes the plan's steps to schedules that need
+        them.
+        """
         configured = LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
         if not isinstance(configured, tuple):  # no schedule, or one that follows a metric
             return configured
@@ -100,7 +102,7 @@ class Experiment(LightningCLI):
         return settings.of_unit(self.datamodule.unit, self.datamodule.max_examples_per_unit)
 
     def resolved(self) -> str:
-        """The complete configuration as YAML."""
+        """Returns the complete configuration as YAML."""
         return str(self.parser.dump(self.config, skip_none=False))
 
     def _set_seed(self) -> None:
@@ -117,12 +119,12 @@ class Experiment(LightningCLI):
         self.model = self._get(self.config_init, "model")
         self._make_optimizer()
         if self.datamodule.dataset_size < 1:
-            self.datamodule.setup()  # says which declaration is wrong
+            self.datamodule.setup()  # raises and names the declaration that is wrong
         self.plan = self.make_plan()
         self.trainer = self.instantiate_trainer()
 
     def make_plan(self) -> PrivacyPlan:
-        """The plan of the configuration, for the N that the data module declares."""
+        """Returns the plan of the configuration, for the N that the data module declares."""
         data = self.datamodule
         return self.settings.plan(data.dataset_size, self.model.input_bound, data.preliminary)
 
@@ -170,7 +172,7 @@ class Experiment(LightningCLI):
         return strategy
 
     def _length(self, options: dict[str, Any]) -> int:
-        """Steps to take: the plan's, or fewer where the trainer is given fewer."""
+        """Returns the steps to take: the plan's, or fewer if the trainer is given fewer."""
         epochs, steps = options.get("max_epochs"), options.get("max_steps", -1)
         wanted = [steps] if steps not in (None, -1) else []
         if epochs not in (None, -1):
@@ -190,7 +192,7 @@ class Experiment(LightningCLI):
         return max(10, self.plan.steps // SAVES_PER_RUN)
 
     def _callbacks(self, given: list[Any], options: dict[str, Any]) -> list[Any]:
-        """The callbacks of the configuration, and of the usual ones those that it does not configure itself."""
+        """Returns the callbacks of the configuration, and the usual ones that it does not configure itself."""
         usual: list[Any] = [PrivacyAccountant(), GradientNoiseMonitor()]
         if self._directory is not None:
             title = f"{type(self.model.network).__name__} on {type(self.datamodule).__name__}"
@@ -208,7 +210,7 @@ class Experiment(LightningCLI):
         for callback in callbacks:
             if isinstance(callback, ResumeCheckpoint) and callback.directory is None and self._directory is not None:
                 callback.directory = self._directory.checkpoint.parent
-        return sorted(callbacks, key=lambda c: isinstance(c, Preemption))  # it ends a step for those before it
+        return sorted(callbacks, key=lambda c: isinstance(c, Preemption))  # it must run last, since it may end the step
 
     def _loggers(self) -> list[Any] | bool:
         if self._directory is None:
@@ -221,17 +223,17 @@ class Experiment(LightningCLI):
         return loggers
 
     def callback(self, kind: type[Any]) -> Any:
-        """The trainer's callback of a class."""
+        """Returns the trainer's callback of a class."""
         return next(c for c in self.trainer.callbacks if isinstance(c, kind))  # type: ignore[attr-defined]
 
     def claim(self) -> str | None:
-        """Check everything, then take the run directory; the checkpoint to continue from, if there is one.
+        """Checks everything, then takes the run directory; returns the checkpoint to continue from, if there is one.
 
-        Until here nothing has been written, so whatever is refused leaves nothing behind.
+        Nothing has been written before this point, so that a refused run leaves nothing behind.
         """
         assert self._directory is not None
         digest = self.plan.digest().hex()
-        # rank 0 may be about to write it: the others look at complete records only
+        # rank 0 may be about to write it, so the others look at complete records only
         known = self.trainer.is_global_zero or self._directory.record() is not None
         unfinished = known and self._directory.check(digest)
         strategy = self.trainer.strategy
@@ -247,13 +249,13 @@ class Experiment(LightningCLI):
         return None if checkpoint is None else str(checkpoint)
 
     def release(self) -> None:
-        """Let go of the run directory."""
+        """Releases the run directory."""
         if self._directory is not None:
             self._directory.release()
 
 
 def parse_experiment(arguments: Sequence[str], directory: RunDirectory | None, wandb: str = "auto") -> Experiment:
-    """An Experiment, with parser errors turned into one-line ValueErrors."""
+    """Returns an Experiment; errors of the parser become one-line ValueErrors."""
     with quiet():
         return make_experiment(Experiment, arguments, directory, wandb)
 
@@ -261,7 +263,7 @@ def parse_experiment(arguments: Sequence[str], directory: RunDirectory | None, w
 def make_experiment(
     kind: type[Experiment], arguments: Sequence[str], directory: RunDirectory | None, wandb: str
 ) -> Experiment:
-    """The same without a change of how warnings are shown."""
+    """Returns what :func:`parse_experiment` does, without changing how warnings are shown."""
     from jsonargparse import ArgumentError
 
     for file in config_files(arguments):
@@ -274,5 +276,5 @@ def make_experiment(
     except (ValueError, OSError):
         raise
     except Exception as error:
-        # a module that a class path names is run when it is imported, and may raise anything
+        # importing a module that a class path names runs it, so it may raise anything
         raise ValueError(import_problem(error, arguments)) from error

@@ -1,4 +1,4 @@
-"""The keys of a configuration that do not depend on a class path."""
+"""Lists the keys of a configuration that do not depend on a class path."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ _PLAIN = ("config", "seed_everything", "data", "optimizer", "lr_scheduler", "lr_
 
 
 def known_keys() -> list[str]:
-    """Returns the groups, and the dotted keys of those whose class is known."""
+    """Returns the groups, and the dotted keys of the groups whose class is known."""
     inside = [f"{group}.{name}" for group, kind in _GROUPS.items() for name in inspect.signature(kind).parameters]
     return [*_PLAIN, *inside, "data.class_path", "data.init_args", "optimizer.class_path", "optimizer.init_args"]

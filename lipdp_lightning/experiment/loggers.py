@@ -1,4 +1,4 @@
-"""Where a run's metrics go: a CSV file that a continued run appends to, and Weights & Biases."""
+"""Logs a run's metrics to a CSV file, which a continued run appends to, and to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..files import naming
 
 
 class _KeepingWriter(ExperimentWriter):
-    """Lightning's writer, but rows that an interrupted run has written stay."""
+    """Keeps the rows that an interrupted run has written, unlike Lightning's writer."""
 
     def _check_log_dir_exists(self) -> None:
         if os.path.isfile(self.metrics_file_path):
@@ -25,14 +25,14 @@ class _KeepingWriter(ExperimentWriter):
 
 
 class RunCSVLogger(CSVLogger):
-    """``<run directory>/csv/metrics.csv``; a continued run appends to it."""
+    """Writes ``<run directory>/csv/metrics.csv``; a continued run appends to it."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, name="", version="csv")
 
     @property
     def experiment(self) -> Any:
-        if rank_zero_only.rank != 0:
+        if getattr(rank_zero_only, "rank", 0) != 0:
             return super().experiment
         if self._experiment is None:
             self._experiment = _KeepingWriter(log_dir=self.log_dir)
@@ -48,9 +48,9 @@ assert issubclass(_KeepingWriter, _ExperimentWriter)
 
 
 def wandb_logger(directory: Path, run_id: str, mode: str) -> Any:
-    """Offline unless a key is set or online is asked for; a continued run keeps its id.
+    """Returns a logger that is offline unless a key is set or online is asked for; a continued run keeps its id.
 
-    Checkpoints are not uploaded: they hold the run's secret.
+    Checkpoints are not uploaded, because they hold the run's secret.
     """
     from lightning.pytorch.loggers import WandbLogger
 

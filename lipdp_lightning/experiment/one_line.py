@@ -1,4 +1,4 @@
-"""Errors as a command shows them: one line for each problem, with a hint, and never a dump of what was given."""
+"""Shows errors as a command does: one line for each problem, with a hint, and never a dump of the input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def one_line(text: str) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST_VALUE) -> str:
-    """Returns the text, without its middle where it is longer than `longest`."""
+    """Returns the text, without its middle if it is longer than `longest`."""
     if len(text) <= longest:
         return text
     part = (longest - 5) // 2
@@ -23,14 +23,14 @@ def shortened(text: str, longest: int = LONGEST_VALUE) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Returns the message of an error that another library has raised, in one line that names its kind."""
+    """Returns the message of another library's error in one line that names its kind."""
     kind = type(error).__name__
     message = shortened(one_line(str(error)), 240)
     return f"{kind}: {message}" if message else kind
 
 
 def shown(command: str, error: BaseException) -> str:
-    """Returns what a command writes to stderr for an error: each problem is one line, and a hint is always there."""
+    """Returns the text that a command writes to stderr for an error: one line for each problem, always with a hint."""
     known = isinstance(error, ValueError | OSError)
     text = str(error) if known else described(error)
     text = re.sub(r"\s*\n\s*HINT:", " HINT:", text.strip())

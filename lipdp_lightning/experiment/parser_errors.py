@@ -1,4 +1,6 @@
-"""The parser's long complaints in one line: which key, what was given, what is expected, and the nearest known key."""
+"""Turns the parser's long messages into one line: which key, what was given, what is expected, and the nearest known
+key.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ def parser_error(message: str, known: Sequence[str] = ()) -> str:
     """Returns the parser's message as one line.
 
     Args:
-        message: what jsonargparse says, over many lines: every type that it has tried, and what was given.
-        known: the known keys, of which the nearest is named where a key is unknown.
+        message: the message of jsonargparse, over many lines: every type that it has tried, and what was given.
+        known: the known keys; the nearest of them is named if a key is unknown.
     """
     key, cause = _cause(message)
     hint = _nearest(message, key, known)
@@ -38,7 +40,7 @@ def parser_error(message: str, known: Sequence[str] = ()) -> str:
 
 
 def _cause(text: str, owner: str | None = None) -> tuple[str, str]:
-    """The dotted key that is wrong, and what is wrong with it: the deepest of the nested complaints."""
+    """Returns the dotted key that is wrong, and what is wrong with it, from the deepest of the nested messages."""
     found = _KEY.match(text.strip())
     if found:
         key, cause = _cause(text.strip()[found.end() :], owner)
@@ -55,7 +57,7 @@ def _cause(text: str, owner: str | None = None) -> tuple[str, str]:
 
 
 def _inside(text: str, indent: int) -> str:
-    """What belongs to a complaint: up to the next one that is not further inside."""
+    """Returns the part that belongs to a message: up to the next one that is not nested deeper."""
     kept: list[str] = []
     for number, line in enumerate(text.splitlines()):
         depth = len(line) - len(line.lstrip())
@@ -66,7 +68,7 @@ def _inside(text: str, indent: int) -> str:
 
 
 def _value(text: str) -> str | None:
-    """What was given, where it can be shown: no dump of a whole object."""
+    """Returns what was given, if it can be shown without dumping a whole object."""
     found = re.search(r"(?:Given value:|Got value:)\s*(.+)", text)
     if found is None or "Namespace(" in found[1]:
         return None
@@ -75,7 +77,7 @@ def _value(text: str) -> str | None:
 
 
 def _best(lines: list[str], value: str | None) -> str:
-    """The line that says most."""
+    """Returns the most informative line."""
     for line in lines:
         if "HINT" in line:
             return shortened(one_line(line.split("Given value")[0]), 300)
@@ -103,7 +105,7 @@ def _expected(line: str) -> list[str]:
 
 
 def _nearest(message: str, key: str, known: Sequence[str]) -> str:
-    """The hint: the known key that an unknown one is closest to."""
+    """Returns the hint, which names the known key that an unknown one is closest to."""
     found = _UNKNOWN.search(message)
     if found is None:
         return SHOW_KEYS

@@ -1,4 +1,4 @@
-"""What a command does not show: advice of the libraries beneath it that says nothing about this run."""
+"""Hides advice of the libraries beneath a command that says nothing about this run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MESSAGES = (
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Warnings become one line on stderr; deprecations and guesses of the libraries are left out."""
+    """Shows warnings as one line on stderr, and hides deprecations and guesses of the libraries."""
     before = [(logging.getLogger(name), logging.getLogger(name).level) for name in _LOGGERS]
     for logger, _ in before:
         logger.setLevel(logging.WARNING)

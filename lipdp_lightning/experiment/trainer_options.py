@@ -1,4 +1,4 @@
-"""The trainer group: what Lightning would take and then fail on, and its own refusals in one line."""
+"""Refuses options of the trainer group on which Lightning would fail later, and shows its own refusals in one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from .one_line import described, one_line, shortened
 
@@ -29,7 +29,7 @@ def make_trainer(options: Mapping[str, Any]) -> lightning.Trainer:
     """Returns the Trainer of the options.
 
     Raises:
-        ValueError: with the reason of whatever Lightning raises.
+        ValueError: if Lightning refuses them, with its reason.
     """
     try:
         return lightning.Trainer(**options)
@@ -47,13 +47,13 @@ def _counts(chosen: Mapping[str, Any]) -> Iterator[str]:
     for name, least in _COUNTS.items():
         value = chosen.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value < least:
-            yield f"trainer.{name} is {value}, and the least is {least}. HINT: leave it out."
+            yield f"trainer.{name} is {value}, and the smallest possible value is {least}. HINT: leave it out."
     value = chosen.get("val_check_interval")
     if isinstance(value, float) and not 0 < value <= 1:
-        yield f"trainer.val_check_interval is {value}, no share in (0, 1]. HINT: 1.0, or a number of batches."
-    steps, least = chosen.get("max_steps"), chosen.get("min_steps")
-    if isinstance(steps, int) and isinstance(least, int) and 0 <= steps < least:
-        yield f"trainer.min_steps is {least}, above trainer.max_steps {steps}. HINT: leave min_steps out."
+        yield f"trainer.val_check_interval is {value}, not a share in (0, 1]. HINT: 1.0, or a number of batches."
+    steps, fewest = chosen.get("max_steps"), chosen.get("min_steps")
+    if isinstance(steps, int) and isinstance(fewest, int) and 0 <= steps < fewest:
+        yield f"trainer.min_steps is {fewest}, above trainer.max_steps {steps}. HINT: leave min_steps out."
 
 
 def _devices(chosen: Mapping[str, Any]) -> Iterator[str]:
@@ -64,13 +64,14 @@ def _devices(chosen: Mapping[str, Any]) -> Iterator[str]:
         try:
             devices = int(devices)
         except ValueError:
+            assert isinstance(devices, str)
             if not all(part.strip().isdigit() for part in devices.split(",")):
-                yield f"trainer.devices {shortened(devices)!r} is no number of devices. HINT: 1, or auto."
+                yield f"trainer.devices {shortened(devices)!r} is not a number of devices. HINT: 1, or auto."
             elif accelerator == "cpu":
                 yield f"trainer.devices {shortened(devices)!r} names devices, and a CPU has none. HINT: a number."
             return
     if isinstance(devices, list) and (not devices or accelerator == "cpu"):
-        yield f"trainer.devices {devices} is no list of this machine's devices. HINT: 1, or auto."
+        yield f"trainer.devices {devices} is not a list of this machine's devices. HINT: 1, or auto."
     elif isinstance(devices, int) and devices < 1 and not (devices == -1 and accelerator != "cpu"):
         yield f"trainer.devices is {devices}, and at least 1 is needed. HINT: 1, or auto."
     elif isinstance(devices, int) and devices > _most_processes() and accelerator != "gpu":
@@ -101,4 +102,4 @@ def _precision(chosen: Mapping[str, Any]) -> Iterator[str]:
 def _gradients(chosen: Mapping[str, Any]) -> Iterator[str]:
     value = chosen.get("gradient_clip_val")
     if value is not None and not (math.isfinite(value) and value >= 0):
-        yield f"trainer.gradient_clip_val is {value}, no size. HINT: leave it out; noise covers the gradients already."
+        yield f"trainer.gradient_clip_val is {value}, not a size. HINT: leave it out; the noise covers them."

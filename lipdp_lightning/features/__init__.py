@@ -1,4 +1,4 @@
-"""Fixed feature extractors: computed once per example, never trained on private data."""
+"""Provides fixed feature extractors, which are computed once per example and never trained on private data."""
 
 from .deskewed import Deskewed
 from .extractor import FeatureExtractor

@@ -1,8 +1,8 @@
-"""Features on disk: computed once, and never used for another extractor, other rows, or after damage.
+"""Keeps features on disk: computed once, and never used for another extractor, other rows, or after damage.
 
-Features of private rows are private: the directory and its files are readable by their owner alone. A file's name is a
-digest of the extractor's identity and of the rows; what it holds is stated in a JSON file beside it, written last, with
-a SHA-256 of the content. Everything is compared when the file is opened.
+Features of private rows are private: the directory and its files are readable by their owner alone. The name of a file
+is a digest of the extractor's identity and of the rows; its content is described by a JSON file beside it, written
+last, with a SHA-256 of the content. Everything is compared when the file is opened.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..files import OWNER_ONLY, read_json, write_bytes_atomically
 from .extractor import FeatureExtractor
 
 _FORMAT = 1
-_SIGNATURE = 8  # projections of the probe's features
+_SIGNATURE = 8  # number of projections of the probe's features
 _ROUNDING = 1e-3
 _PIECE = 1 << 24  # bytes hashed at a time
-_LARGE = 5000  # rows whose features take long enough to say so
+_LARGE = 5000  # from this many rows on, a message tells that features are computed
 
 
 @dataclass(frozen=True)
 class Source:
-    """Rows to compute features of: how many, a digest of their content, and how to read a slice of them."""
+    """The rows to compute features of: their number, a digest of their content, and a function that reads a slice."""
 
     rows: int
     digest: bytes
@@ -43,7 +43,7 @@ class Source:
 
 
 class KeptRows:
-    """Features in a file, float32. A slice of rows is read when it is asked for, and is then a tensor of its own."""
+    """Features in a file, in float32; a slice of rows is read on demand and becomes a tensor of its own."""
 
     def __init__(self, path: Path, shape: Sequence[int]) -> None:
         self.path, self.shape = path, tuple(shape)
@@ -52,7 +52,7 @@ class KeptRows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> Tensor:
-        # the mapping ends with the slice: what was read does not stay in this process's memory
+        # the mapping ends with the slice, so that nothing stays in this process's memory
         return torch.from_numpy(np.array(np.load(self.path, mmap_mode="r", allow_pickle=False)[rows]))
 
 
@@ -70,15 +70,15 @@ class _Contents:
 def cached_features(
     directory: Path, extractor: FeatureExtractor, source: Source, batch_size: int = 256, device: str = "cpu"
 ) -> KeptRows:
-    """The features (rows, *feature_shape) of every row, float32, in a file.
+    """Returns the features (rows, *feature_shape) of every row, in float32, from a file.
 
-    The file is made where there is none. One that does not hold what its name says is refused, not replaced: what else
-    uses the directory may be at fault.
+    The file is made if there is none. A file that does not hold what its name says is refused and not replaced, since
+    another user of the directory may be at fault.
     """
     name = hashlib.sha256(extractor.identity() + source.digest + source.rows.to_bytes(8, "big")).hexdigest()[:40]
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(directory / f"{name}.lock"):  # several processes want the same features at the same time
+        with _locked(directory / f"{name}.lock"):  # several processes may want the same features at the same time
             if not (directory / f"{name}.json").exists():
                 _compute(directory, name, extractor, source, batch_size, device)
             return _open(directory, name, extractor, source)
@@ -101,9 +101,9 @@ def _compute(
 ) -> None:
     extractor.check_frozen()
     shape = (source.rows, *extractor.feature_shape)
-    if source.rows >= _LARGE:  # their number is private, and not said
+    if source.rows >= _LARGE:  # the message leaves out their number, which is private
         sys.stderr.write(f"computing {type(extractor).__name__} features once, for {directory}\n")
-    for left in directory.glob(f".{name}.*.part"):  # by a process that was killed; this one holds the lock
+    for left in directory.glob(f".{name}.*.part"):  # left by a killed process; this process holds the lock
         left.unlink(missing_ok=True)
     temporary = directory / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.part"
     try:
@@ -154,8 +154,9 @@ def _open(directory: Path, name: str, extractor: FeatureExtractor, source: Sourc
 
 
 def signature(extractor: FeatureExtractor) -> list[float]:
-    """A few numbers that follow the features of a fixed noise image: code that changes, and not its settings, changes
-    them."""
+    """Returns a few numbers that depend on the features of a fixed noise image; they change if the code changes and the
+    settings do not.
+    """
     generator = torch.Generator().manual_seed(0)
     probe = torch.rand(2, *extractor.input_shape, generator=generator)
     with torch.no_grad():
@@ -165,7 +166,7 @@ def signature(extractor: FeatureExtractor) -> list[float]:
 
 
 def _alike(stored: Any, found: list[float]) -> bool:
-    """Up to the rounding of another processor."""
+    """Compares two signatures up to the rounding of another processor."""
     if not isinstance(stored, list) or len(stored) != len(found):
         return False
     tolerance = _ROUNDING * max(1e-9, found[0])
@@ -181,7 +182,7 @@ def _read_contents(path: Path) -> dict[str, Any]:
 
 
 def _damage(data: Path, shape: list[int], sha256: str) -> str | None:
-    """What is wrong with the file, if anything."""
+    """Returns what is wrong with the file, or None."""
     if not data.exists():
         return "it is missing"
     try:

@@ -1,4 +1,4 @@
-"""Upright handwriting: an image sheared by its own moments before its features are taken."""
+"""Makes handwriting upright: an image is sheared by its own moments before its features are taken."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _SMALLEST_MASS = 1e-6
 
 
 class Deskewed(FeatureExtractor):
-    """The features of each image after a shear that makes its second moments upright, and a shift to its centre.
+    """Takes the features of each image after a shear that makes its second moments upright, and a shift to its centre.
 
-    With grey values as masses, covariances of rows and columns about the centre of mass give the slant
-    cov(row, column) / var(row), clamped to ``largest_slant``; rows are moved against it. Channels share
-    the moments of their mean. An image is changed by its own pixels alone. For light strokes on black.
+    With grey values as masses, covariances of rows and columns about the centre of mass give the slant cov(row, column)
+    / var(row), clamped to ``largest_slant``; rows are moved against it. Channels share the moments of their mean. An
+    image is changed by its own pixels alone. The strokes should be light on a dark background.
 
     Args:
-        extractor: what is applied to the upright image.
-        largest_slant: columns per row; 1 is 45 degrees.
+        extractor: the extractor that is applied to the upright image.
+        largest_slant: the largest slant in columns per row; 1 is 45 degrees.
     """
 
     def __init__(self, extractor: FeatureExtractor, largest_slant: float = 1.0) -> None:
@@ -50,7 +50,9 @@ class Deskewed(FeatureExtractor):
 
 
 def deskew(x: Tensor, largest_slant: float = 1.0) -> Tensor:
-    """Images (batch, channels, height, width) upright and centred, by bilinear interpolation with black outside."""
+    """Returns images (batch, channels, height, width) upright and centred, by bilinear interpolation with black
+    outside.
+    """
     height, width = x.shape[2:]
     rows = torch.arange(height, dtype=x.dtype, device=x.device) - (height - 1) / 2
     columns = torch.arange(width, dtype=x.dtype, device=x.device) - (width - 1) / 2
@@ -62,7 +64,7 @@ def deskew(x: Tensor, largest_slant: float = 1.0) -> Tensor:
     from_column = columns[None, None, :] - column[:, None, None]
     variance = (grey * from_row.square()).sum((1, 2)).clamp_min(_SMALLEST_MASS)
     slant = ((grey * from_row * from_column).sum((1, 2)) / variance).clamp(-largest_slant, largest_slant)
-    # where each pixel of the result is read from, in halves of the image's size
+    # the place that each pixel of the result is read from, in halves of the image's size
     placement = x.new_zeros(len(x), 2, 3)
     placement[:, 0, 0] = placement[:, 1, 1] = 1
     placement[:, 0, 1] = slant * height / width

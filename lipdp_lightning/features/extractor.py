@@ -1,4 +1,4 @@
-"""What every feature extractor is: a fixed function of one example, with a name that tells two of them apart."""
+"""Defines the feature extractor: a fixed function of one example, with an identity that tells two of them apart."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..layers.frozen import frozen_problems
 class FeatureExtractor(nn.Module):
     """Maps (batch, *input_shape) to (batch, *feature_shape), example by example, and is never trained.
 
-    A subclass implements :meth:`extract`, and :meth:`settings` with every argument that decides the output.
-    It owes one promise: the features of an example depend on that example alone and on nothing that was
-    computed from private rows. float64 in gives float64 out, any other dtype float32.
+    A subclass implements :meth:`extract`, and :meth:`settings` with every argument that decides the output. It makes
+    one promise: the features of an example depend on that example alone and on nothing that was computed from private
+    rows. float64 inputs give float64 features, any other dtype float32.
 
     Args:
-        input_shape: of one example.
+        input_shape: the shape of one example.
     """
 
     input_shape: tuple[int, ...]
@@ -38,16 +38,18 @@ class FeatureExtractor(nn.Module):
 
     @abstractmethod
     def extract(self, x: Tensor) -> Tensor:
-        """The features of a batch."""
+        """Returns the features of a batch."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Plain values that decide the output, beside the tensors the module holds and its input_shape."""
+        """Returns plain values that decide the output, besides the module's tensors and its input_shape."""
 
     def freeze(self, feature_shape: Sequence[int] | None = None) -> None:
-        """To be called at the end of a subclass's ``__init__``: no gradients, evaluation mode, feature_shape.
+        """Turns off gradients, enters evaluation mode and sets feature_shape; call it at the end of a subclass's
+        ``__init__``.
 
-        A feature_shape of None is found by running zeros through it.
+        Args:
+            feature_shape: the shape of one example's features; None finds it by running zeros through the extractor.
         """
         self.requires_grad_(False)
         for module in self.modules():
@@ -70,20 +72,21 @@ class FeatureExtractor(nn.Module):
         return self.extract(x.to(dtype)).to(dtype)
 
     def train(self, mode: bool = True) -> FeatureExtractor:
-        """Stays in evaluation mode, whatever the model around it does."""
+        """Keeps evaluation mode, whatever the model around it does."""
         return self
 
     def check_frozen(self) -> None:
-        """ValueError unless nothing in it can be trained, runs in training mode or mixes examples."""
+        """Raises ValueError if anything in it can be trained, runs in training mode or mixes examples."""
         problems = frozen_problems(self)
         if problems:
             raise ValueError("\n".join(f"{type(self).__name__}: {reason}. HINT: {hint}." for reason, hint in problems))
 
     def identity(self) -> bytes:
-        """A digest of all that decides the output: class, settings, shapes, and every tensor it holds.
+        """Returns a digest of everything that decides the output: class, settings, shapes, and every tensor that it
+        holds.
 
-        Where it runs and which module it sits in do not enter. Two extractors with one identity give the
-        same features up to rounding, so a cache may be shared between them and no others.
+        The device and the surrounding module do not enter. Two extractors with one identity give the same features up
+        to rounding, so only they may share a cache.
         """
         digest = hashlib.sha256()
         described = {
@@ -101,6 +104,6 @@ class FeatureExtractor(nn.Module):
 
 
 def _add(digest: Any, part: bytes) -> None:
-    """Each part with its length, so that two lists of parts never read alike."""
+    """Adds each part with its length, so that two different lists of parts never give the same bytes."""
     digest.update(len(part).to_bytes(8, "big"))
     digest.update(part)

@@ -1,4 +1,4 @@
-"""Gabor filters with fixed parameters: oriented edges, pooled and normalised."""
+"""Computes Gabor filters with fixed parameters: oriented edges, pooled and normalised."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ _SMALLEST_DEVIATION = 1e-3
 
 
 class Gabor(FeatureExtractor):
-    """|image * filter| for a bank of Gabor filters, average pooled, and each group of channels normalised.
+    """Computes |image * filter| for a bank of Gabor filters, pools by averages, and normalises each group of channels.
 
-    The bank has ``orientations`` directions, each as cosine and sine, at wavelengths size / 2 and, where ``filters`` is
-    larger, halved again and again. Normalisation subtracts the mean over a group of channels and all places of one
-    example and divides by the standard deviation, floored at 0.001.
+    The bank has ``orientations`` directions, each as cosine and sine, at the wavelength size / 2 and, where ``filters``
+    is larger, at repeatedly halved wavelengths. Normalisation subtracts the mean over a group of channels and all
+    places of one example and divides by the standard deviation, floored at 0.001.
 
     Args:
         input_shape: (channels, height, width); channels are added up with equal weights.
-        filters: a multiple of twice the orientations.
-        size: of a filter.
-        stride: between places.
+        filters: the number of filters, a multiple of twice the orientations.
+        size: the side of a filter.
+        stride: the distance between places.
         pool: cells of pool x pool places are averaged.
-        groups: of channels, normalised together.
-        orientations: directions, evenly spaced over the half circle.
+        groups: the number of channel groups; each is normalised by itself.
+        orientations: the number of directions, evenly spaced over the half circle.
     """
+
+    bank: Tensor
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Gabor(FeatureExtractor):
 
 
 def gabor_bank(filters: int, size: int, orientations: int) -> Tensor:
-    """(filters, size, size): a cosine and a sine for each direction and wavelength, of mean 0 and norm 1."""
+    """Returns (filters, size, size): a cosine and a sine for each direction and wavelength, of mean 0 and norm 1."""
     axis = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
     rows, columns = torch.meshgrid(axis, axis, indexing="ij")
     envelope = torch.exp(-(rows**2 + columns**2) / (2 * (size / 4) ** 2))
@@ -91,10 +93,12 @@ def _check(shape: tuple[int, ...], settings: dict[str, Any]) -> None:
     if len(shape) != 3:
         problems.append(f"input_shape={shape} is not (channels, height, width). HINT: images only")
     if any(not isinstance(value, int) or value < 1 for value in settings.values()):
-        problems.append(f"{settings}: every option is a positive whole number. HINT: leave them out for the defaults")
+        problems.append(
+            f"{settings}: every option must be a positive whole number. HINT: leave them out for the defaults"
+        )
     else:
         if filters % (2 * orientations):
-            problems.append(f"filters={filters} is no multiple of 2 x {orientations} orientations. HINT: 16")
+            problems.append(f"filters={filters} is not a multiple of 2 x {orientations} orientations. HINT: 16")
         if filters % settings["groups"]:
             problems.append(f"{filters} filters cannot be cut into {settings['groups']} groups. HINT: groups=16")
         if size < 3 * 2 ** (1 + (filters // 2 - 1) // orientations):

@@ -1,4 +1,4 @@
-"""Scattering coefficients averaged with their mirror images: half as many, and nearly the same for a mirrored image."""
+"""Averages scattering coefficients with their mirror images, which halves their number and ignores mirroring."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .scattering import Scattering
 
 
 class MirroredScattering(Scattering):
-    """Each coefficient averaged with its partner: the one of the reflected angles, in the reflected column.
+    """Averages each coefficient with its partner: the one of the reflected angles, in the reflected column.
 
     Mirroring an image exchanges partners, up to the place of the sampling grid. After averaging, the right half of the
-    columns repeats the left, and is dropped: (channels K, height/2^J, width/2^(J+1)). The logarithm comes after the
-    average. For pictures in which left and right carry no meaning, photographs for example.
+    columns repeats the left and is dropped: (channels K, height/2^J, width/2^(J+1)). The logarithm is taken after the
+    average. This suits pictures in which left and right carry no meaning, such as photographs.
 
     Args:
         input_shape: (channels, height, width), the width a multiple of 2^(J+1).
-        J: scales.
-        L: angles.
+        J: number of scales.
+        L: number of angles.
         max_order: 1 or 2.
         log_offset: as for Scattering.
         low: smallest value of an input; inputs are mapped to [0, 1] first, so that no coefficient is negative.
-        high: its largest.
+        high: largest value of an input.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MirroredScattering(Scattering):
 
 
 def partners(scales: int, angles: int, max_order: int) -> list[int]:
-    """For each coefficient, in kymatio's order, the place of the one with reflected angles."""
+    """Returns for each coefficient, in kymatio's order, the place of the one with reflected angles."""
     first = [(j, a) for j in range(scales) for a in range(angles)]
     paths: list[tuple[tuple[int, int], ...]] = [(), *((one,) for one in first)]
     if max_order == 2:

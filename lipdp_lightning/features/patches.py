@@ -1,4 +1,4 @@
-"""Responses to patches of two public photographs, after Coates and Ng (2011); nothing is learned from private rows."""
+"""Computes responses to patches of two public photographs, after Coates and Ng (2011), without private rows."""
 
 from __future__ import annotations
 
@@ -14,38 +14,43 @@ from torch import Tensor
 from .extractor import FeatureExtractor
 
 _GREY = (0.299, 0.587, 0.114)
-_RESPONSES = 1 << 20  # of the images taken at a time, or of one image: they stay in the processor's cache
-_SAMPLES = 40_000  # patches that the whitening is computed from
-_GRID = 2.0**-14  # filters are rounded to it, so that another linear algebra library finds the same ones
-# photographs are shrunk by these: their detail is finer than that of small images
+_RESPONSES = 1 << 20  # responses computed at a time (at least one image), which fit into the processor's cache
+_SAMPLES = 40_000  # number of patches that the whitening is computed from
+_GRID = 2.0**-14  # filters are rounded to this grid, so that every linear algebra library finds the same ones
+# photographs are shrunk by these factors, since their detail is finer than that of small images
 _SHRINK = (2, 3, 4, 6)
 
 
 class Patches(FeatureExtractor):
-    """Pooled responses of normalised, whitened patches to ``filters`` patches of the photographs and their negatives.
+    """Computes pooled responses of normalised, whitened patches to ``filters`` patches of the photographs and their
+    negatives.
 
-    For every patch of the image: subtract its mean, divide by its standard deviation (floored by ``contrast``), whiten;
-    z is its inner product with each filter, a whitened photograph patch of norm 1. The features are
-    relu(z - threshold) and relu(-z - threshold), averaged over a pool x pool grid of cells, and their square root.
-    Half of the filters are mirror images of the other half. With ``mirror`` the features are averaged over the image
-    and its mirror image, which leaves half as many different ones; that takes no second pass.
+    Every patch of the image has its mean subtracted, is divided by its standard deviation (floored by ``contrast``) and
+    whitened; z is its inner product with each filter, a whitened photograph patch of norm 1. The features are relu(z -
+    threshold) and relu(-z - threshold), averaged over a pool x pool grid of cells, and their square root. Half of the
+    filters are mirror images of the other half. With ``mirror`` the features are averaged over the image and its mirror
+    image, which leaves half as many different features and takes no second pass.
 
     The photographs are the two that ship with scikit-learn.
 
     Args:
         input_shape: (1 or 3, height, width).
-        filters: an even number.
-        size: of a patch.
+        filters: the number of filters, which is even.
+        size: the side of a patch.
         shrink: cells of shrink x shrink pixels are averaged first, for patches of a coarser scale.
-        pool: cells along each side.
-        threshold: below which a response is zero.
+        pool: the number of cells along each side.
+        threshold: responses below it become zero.
         contrast: added to a patch's standard deviation, in units of the photographs' full range.
         whitening: added to the eigenvalues of the patches' covariance, relative to their mean.
-        mirror: average over the image and its mirror image.
+        mirror: whether to average over the image and its mirror image.
         low: smallest value of an input.
-        high: its largest.
-        seed: which patches are filters.
+        high: largest value of an input.
+        seed: chooses the patches that become filters.
     """
+
+    kernels: Tensor
+    offsets: Tensor
+    box: Tensor
 
     def __init__(
         self,
@@ -88,11 +93,11 @@ class Patches(FeatureExtractor):
         box = self.box.to(x.dtype)
         mean = F.conv2d(x, box)
         deviation = (F.conv2d(x.square(), box) - mean.square()).clamp_min(0).sqrt() + self.contrast
-        # the kernels have mean zero, so the patch's own mean drops out
+        # the kernels have mean zero, so the mean of the patch cancels
         z = (F.conv2d(x, self.kernels.to(x.dtype)) / deviation).sub_(self.offsets.to(x.dtype))
         pooled = [F.adaptive_avg_pool2d(F.relu(side - self.threshold), self.pool) for side in (z, -z)]
         if self.mirror:
-            # the mirror image's response to a filter is the image's to the mirrored filter, mirrored
+            # the response of the mirror image to a filter mirrors the response of the image to the mirrored filter
             halves = [side.chunk(2, dim=1) for side in pooled]
             pooled = [(own + other.flip(3)) / 2 for own, other in halves]
         return torch.cat(pooled, dim=1).sqrt()
@@ -105,7 +110,7 @@ class Patches(FeatureExtractor):
 
 
 def photographs(channels: int) -> list[Tensor]:
-    """The two photographs in [0, 1], (channels, height, width), each shrunk by several factors."""
+    """Returns the two photographs in [0, 1], (channels, height, width), each shrunk by several factors."""
     try:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
@@ -125,7 +130,9 @@ def photographs(channels: int) -> list[Tensor]:
 def _filters(
     channels: int, filters: int, size: int, contrast: float, whitening: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Kernels (filters, channels, size, size) with mean zero, and what is subtracted from their responses."""
+    """Returns kernels (filters, channels, size, size) with mean zero, and the offsets to subtract from their
+    responses.
+    """
     generator = torch.Generator().manual_seed(seed)
     images = photographs(channels)
     patches = torch.cat([draw_patches(image, (size, size), _SAMPLES // len(images), generator) for image in images])
@@ -147,7 +154,7 @@ def _filters(
 
 
 def draw_patches(image: Tensor, size: tuple[int, int], count: int, generator: torch.Generator) -> Tensor:
-    """Patches of (height, width) at random places, as rows."""
+    """Returns patches of (height, width) at random places, as rows."""
     height, width = size
     rows = torch.randint(image.shape[1] - height + 1, (count,), generator=generator)
     columns = torch.randint(image.shape[2] - width + 1, (count,), generator=generator)
@@ -167,7 +174,7 @@ def _check(shape: tuple[int, ...], settings: dict[str, Any]) -> None:
             f"size={size} does not fit images of {shape[1]} x {shape[2]} shrunk by {shrink}. HINT: size=6, shrink=1"
         )
     elif not 1 <= pool <= min(shape[1:]) // shrink - size + 1:
-        problems.append(f"pool={pool} is more than the places of a patch. HINT: 4")
+        problems.append(f"pool={pool} is larger than the number of places of a patch. HINT: 4")
     if filters < 2 or filters % 2 or filters > _SAMPLES // 4:
         problems.append(f"filters={filters} is not an even number up to {_SAMPLES // 4}. HINT: 512")
     for name in ("contrast", "whitening"):

@@ -1,4 +1,4 @@
-"""Scattering coefficients of wavelets (Oyallon and Mallat 2015), computed by kymatio."""
+"""Computes scattering coefficients of wavelets (Oyallon and Mallat 2015) with kymatio."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from .extractor import FeatureExtractor
 
 
 class Scattering(FeatureExtractor):
-    """Every channel's scattering coefficients: (channels, height, width) to (channels K, height/2^J, width/2^J).
+    """Maps every channel to its scattering coefficients: (channels, height, width) to (channels K, height/2^J,
+    width/2^J).
 
-    K = 1 + J L + L^2 J (J - 1) / 2 with ``max_order=2``: 81 for J = 2, L = 8. Wavelets are fixed by the
-    arguments; there are no weights. Scattering is 1-Lipschitz up to the filters' rounding.
+    K = 1 + J L + L^2 J (J - 1) / 2 with ``max_order=2``, which is 81 for J = 2 and L = 8. The arguments fix the
+    wavelets; there are no weights. Scattering is 1-Lipschitz up to the filters' rounding.
 
     Args:
         input_shape: (channels, height, width), height and width at least 2^J.
-        J: scales; the image shrinks by 2^J.
-        L: angles.
+        J: number of scales; the image shrinks by 2^J.
+        L: number of angles.
         max_order: 1 or 2.
-        log_offset: with an offset o, log(x + o) of every coefficient, which brings first and second order to one
-            scale; the mean over examples is then large and wants removing. None for the coefficients themselves.
+        log_offset: takes log(x + log_offset) of every coefficient, which brings first and second order to one scale;
+            the mean over examples is then large and should be removed. None returns the coefficients themselves.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Scattering(FeatureExtractor):
         coefficients = self.transform(x.contiguous()).flatten(1, 2)
         if self.log_offset is None:
             return coefficients
-        # averages of moduli; rounding, and a negative image's mean, may lie below zero
+        # averages of moduli are not negative, but rounding and the mean of a negative image may be
         return torch.log(coefficients.clamp_min(0) + self.log_offset)
 
     def settings(self) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def _check(shape: tuple[int, ...], scales: int, angles: int, max_order: int, log
 
 def _kymatio() -> Any:
     try:
-        # kymatio's top module imports what current SciPy has dropped
+        # kymatio's top module imports functions that current SciPy has removed
         from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
     except ImportError as error:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Frozen backbones of timm: weights, input size and normalisation as timm gives them for the name."""
+"""Wraps frozen backbones of timm, with the weights, input size and normalisation that timm gives for the name."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from .extractor import FeatureExtractor
 
 
 class TimmFeatures(FeatureExtractor):
-    """The pooled features of a timm model, its classifier left out: (channels, height, width) to (features,).
+    """Computes the pooled features of a timm model without its classifier: (channels, height, width) to (features,).
 
-    Images are resized to the model's own size, with its own interpolation, and normalised with its own
-    constants, all public. Grey images are repeated on the model's channels. Pretrained weights must come from
-    data that is public with respect to the private rows; that is for the user to judge.
+    Images are resized to the model's own size, with its own interpolation, and normalised with its own constants, all
+    public. Grey images are repeated on the model's channels. Pretrained weights must come from data that is public with
+    respect to the private rows; the user must judge that.
 
     Args:
-        name: of a timm model, such as ``resnet18`` or ``vit_small_patch16_224.dino``.
-        pretrained: have timm load the published weights, from its cache or the network.
+        name: the name of a timm model, such as ``resnet18`` or ``vit_small_patch16_224.dino``.
+        pretrained: whether timm loads the published weights, from its cache or the network.
         input_shape: (channels, height, width) of one image.
         input_range: values of black and white in the data.
-        image_size: resize to this instead of the model's own size.
-        checkpoint_path: weights from a local file (.safetensors, .pth) instead.
+        image_size: a size to resize to instead of the model's own.
+        checkpoint_path: a local file with weights (.safetensors, .pth) to load instead.
     """
+
+    mean: Tensor
+    deviation: Tensor
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class TimmFeatures(FeatureExtractor):
             )
         self.image_size = (image_size, image_size) if image_size is not None else tuple(own_size)
         self.interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
-        # in the units of the data: (x - low) / (high - low) is what timm normalises
+        # converted to the units of the data, since timm normalises (x - low) / (high - low)
         mean, deviation = torch.tensor(config["mean"]), torch.tensor(config["std"])
         self.register_buffer("mean", (mean * (high - low) + low).reshape(1, -1, 1, 1), persistent=False)
         self.register_buffer("deviation", (deviation * (high - low)).reshape(1, -1, 1, 1), persistent=False)
@@ -78,7 +81,7 @@ class TimmFeatures(FeatureExtractor):
         if tuple(x.shape[2:]) != self.image_size:
             x = F.interpolate(x, self.image_size, mode=self.interpolation, align_corners=False, antialias=True)
             x = x.clamp(*self.input_range)  # bicubic overshoots
-        x = (x - self.mean) / self.deviation  # one channel is repeated here
+        x = (x - self.mean) / self.deviation  # broadcasting repeats a single channel
         features: Tensor = self.backbone(x)
         return features
 
@@ -106,7 +109,7 @@ def _timm() -> Any:
 
 
 def _create(timm: Any, name: str, pretrained: bool) -> nn.Module:
-    hosted = ":" in name  # hf-hub:..., local-dir:...: timm resolves these itself
+    hosted = ":" in name  # hf-hub:..., local-dir:...: timm resolves these names itself
     if not hosted and not timm.is_model(name):
         known = timm.list_models()
         near = difflib.get_close_matches(name.partition(".")[0], known, n=4, cutoff=0.5)
@@ -115,7 +118,7 @@ def _create(timm: Any, name: str, pretrained: bool) -> nn.Module:
     try:
         model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0)
         return model
-    except Exception as error:  # of timm, of the hub's client, of the network beneath it
+    except Exception as error:  # it may come from timm, from the hub's client or from the network
         if "pretrained tag" in str(error):
             tags = ", ".join(timm.list_pretrained(f"{name.partition('.')[0]}.*")) or "none"
             raise ValueError(f"{_first_line(error)} HINT: weights of this model: {tags}.") from error
@@ -127,15 +130,15 @@ def _create(timm: Any, name: str, pretrained: bool) -> nn.Module:
 
 
 def _load(timm: Any, backbone: nn.Module, name: str, path: str) -> None:
-    """Every tensor of the backbone must be in the file; what the file has beyond it must be a classifier's."""
+    """Loads weights from a file; it must hold every tensor of the backbone, and beyond them a classifier's alone."""
     if not Path(path).is_file():
         raise ValueError(
-            f"checkpoint_path={path!r} is no file. HINT: a .safetensors or .pth file with {name}'s weights."
+            f"checkpoint_path={path!r} is not a file. HINT: a .safetensors or .pth file with {name}'s weights."
         )
     try:
         state = timm.models.load_state_dict(path, device="cpu", weights_only=True)
         missing, unexpected = backbone.load_state_dict(state, strict=False)
-    except Exception as error:  # unpickling and shape errors come as several types
+    except Exception as error:  # unpickling and shape errors have several types
         raise ValueError(
             f"checkpoint_path={path!r} does not load into {name}: {_first_line(error)} HINT: give its state_dict."
         ) from error

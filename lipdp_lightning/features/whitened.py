@@ -1,4 +1,4 @@
-"""Features whose channels are decorrelated, as far as two public photographs show how they correlate."""
+"""Decorrelates the channels of features, as far as two public photographs show how they correlate."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _BATCH = 16
 
 
 class Whitened(FeatureExtractor):
-    """The principal components of another extractor's channels, brought nearer to one size.
+    """Takes the principal components of another extractor's channels, scaled towards equal variance.
 
     Crops of the photographs that ship with scikit-learn, as large as the images, are sent through ``extractor``. Their
     mean is subtracted from an example's features (channels, height, width), and at every place the channels are
-    replaced by their components along the eigenvectors of the crops' covariance, each times
-    (eigenvalue / mean eigenvalue + floor) ** (-power / 2). One covariance is used for all places.
+    replaced by their components along the eigenvectors of the crops' covariance, each times (eigenvalue / mean
+    eigenvalue + floor) ** (-power / 2). One covariance is used for all places.
 
-    A few directions, brightness and contrast among them, hold most of the size of an example's features, so in features
+    A few directions, brightness and contrast among them, hold most of the norm of an example's features, so in features
     of norm 1 the rest is small beside the noise of private training. No private row is used.
 
     Args:
-        extractor: with features (channels, height, width), of images with 1 or 3 channels.
-        power: 0 leaves the components as they are; with 1 and floor 0 they would all have one variance.
-        floor: of an eigenvalue, relative to their mean.
-        components: how many are kept, the largest; None for all.
-        crops: of the photographs.
+        extractor: an extractor with features (channels, height, width), of images with 1 or 3 channels.
+        power: 0 leaves the components unscaled; with 1 and floor 0 they would all have one variance.
+        floor: added to each eigenvalue, relative to their mean.
+        components: the number of largest components to keep; None for all.
+        crops: the number of crops of the photographs.
         low: smallest value of an input.
-        high: its largest.
-        seed: where the crops are taken.
+        high: largest value of an input.
+        seed: chooses the places of the crops.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Whitened(FeatureExtractor):
         seed: int = 0,
     ) -> None:
         super().__init__(extractor.input_shape)
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "power": float(power), "floor": float(floor), "components": components, "crops": crops,
             "low": float(low), "high": float(high), "seed": seed,
         }  # fmt: skip
@@ -73,10 +73,11 @@ class Whitened(FeatureExtractor):
         return ", ".join(f"{name}={value}" for name, value in self._settings.items())
 
     def _learned(self) -> tuple[Tensor, Tensor]:
-        """Mean (channels, height, width) and matrix (components, channels) of the crops; made at the first use.
+        """Returns mean (channels, height, width) and matrix (components, channels) of the crops, computed at the first
+        use.
 
-        They follow from the settings and the photographs, and are no part of the identity: rounding, which differs from
-        processor to processor, would be one.
+        They follow from the settings and the photographs. They are not part of the identity, because their rounding
+        differs between processors.
         """
         if self._map is None:
             device = next((tensor.device for tensor in self.extractor.buffers()), torch.device("cpu"))
@@ -100,7 +101,7 @@ def _whitening(features: Tensor, components: int, power: float, floor: float) ->
     mean = features.mean(0)
     centred = (features - mean).flatten(2).transpose(0, 1).flatten(1)
     values, vectors = torch.linalg.eigh(centred @ centred.T / centred.shape[1])
-    # an eigenvector's sign is the library's choice: the largest entry is made positive
+    # the sign of an eigenvector is arbitrary, so the largest entry is made positive
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     factors = (values.clamp_min(0) / values.mean().clamp_min(torch.finfo(values.dtype).tiny) + floor) ** (-power / 2)
     matrix = (vectors * largest.sign() * factors).T.flip(0)[:components]
@@ -133,7 +134,7 @@ def _check(extractor: FeatureExtractor, settings: dict[str, Any]) -> None:
     if settings["floor"] == 0 and settings["power"] > 0:
         problems.append("floor=0 may divide by an eigenvalue of zero. HINT: 0.02")
     if settings["crops"] < 2:
-        problems.append(f"crops={settings['crops']} have no covariance. HINT: 800")
+        problems.append(f"crops={settings['crops']} are too few for a covariance. HINT: 800")
     if not settings["low"] < settings["high"]:
         problems.append(f"low={settings['low']} is not below high={settings['high']}. HINT: the range of the inputs")
     if problems:

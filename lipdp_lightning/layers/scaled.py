@@ -86,7 +86,7 @@ def _scaled(scaler: GradientScaler, norms: Callable[[], Tensor]) -> Tensor | Non
     return scaler(norms())
 
 
-_apart: Callable[..., Tensor | None] = torch.compiler.disable(_scaled)  # type: ignore[no-untyped-call]
+_apart: Callable[..., Tensor | None] = torch.compiler.disable(_scaled)
 
 
 def under_autocast(input: Tensor) -> bool:

@@ -19,7 +19,7 @@ from ..bounds.certificate import Certificate, GroupBound
 from ..layers.exact_norms import LARGEST_CANCELLATION, Contribution
 from ..layers.scaled import ScaledLayer, hands_over
 from .allocation import NoiseBudget
-from .scaling import Radii, StepNumbers, Tracked, JointCondition, scaled_layers
+from .scaling import JointCondition, Radii, StepNumbers, Tracked, scaled_layers
 
 ALL = "all layers"  # the one radius of ``exact``
 SMALLEST_RADIUS = 1e-9  # far above what underflow takes from a float32 norm

@@ -346,7 +346,7 @@ def _now(scaling: Joint, rows: int, device: torch.device) -> Tensor:
     return scaling._checked_factors(rows, device)
 
 
-_apart: Callable[..., Tensor] = torch.compiler.disable(_now)  # type: ignore[no-untyped-call]
+_apart: Callable[..., Tensor] = torch.compiler.disable(_now)
 
 
 class Radii:

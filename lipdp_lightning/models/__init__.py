@@ -1,4 +1,4 @@
-"""Plain torch networks of layers that the certificate knows."""
+"""Provides plain torch networks made of layers that the certificate knows."""
 
 from .convnet import ConvNet, PublishedConvNet, ShallowVGG
 from .frozen_features import FrozenNetwork, ScatteringHead, TimmHead

@@ -1,4 +1,4 @@
-"""What several networks are made of: activations, pooling and residual blocks."""
+"""Defines the parts that several networks share: activations, pooling and residual blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def activation(name: str) -> nn.Module:
 
 
 def pooling(name: str, size: int) -> nn.Module:
-    """Windows that do not overlap: Lipschitz 1 for max and l2, 1/size for average."""
+    """Returns a pooling with windows that do not overlap: Lipschitz 1 for max and l2, 1/size for average."""
     if name not in POOLINGS:
         raise ValueError(f"pooling={name!r} is unknown. HINT: one of {', '.join(POOLINGS)}.")
     return POOLINGS[name](size)
@@ -29,12 +29,12 @@ def pooling(name: str, size: int) -> nn.Module:
 def image_shape(input_shape: Sequence[int], network: str) -> tuple[int, int, int]:
     shape = tuple(int(n) for n in input_shape)
     if len(shape) != 3 or min(shape) < 1:
-        raise ValueError(f"{network}: input_shape={shape} is no image. HINT: (channels, height, width).")
+        raise ValueError(f"{network}: input_shape={shape} is not an image. HINT: (channels, height, width).")
     return shape[0], shape[1], shape[2]
 
 
 def feature_shape(layers: nn.Module, input_shape: Sequence[int], network: str) -> tuple[int, ...]:
-    """Shape of one example behind ``layers``."""
+    """Returns the shape of one example behind ``layers``."""
     try:
         with torch.no_grad():
             return tuple(layers(torch.zeros(1, *input_shape)).shape[1:])
@@ -49,7 +49,9 @@ def convolution_stage(
     before: int, after: int, kernel_size: int, activation_name: str, norm_groups: int, norm_alpha: float,
     bias: bool = True, stride: int = 1, padding: int | None = None,
 ) -> list[nn.Module]:  # fmt: skip
-    """Convolution, group normalisation with a floored divisor unless norm_groups is 0, activation."""
+    """Returns a convolution, a group normalisation with a floored divisor unless norm_groups is 0, and an
+    activation.
+    """
     padding = kernel_size // 2 if padding is None else padding
     layers: list[nn.Module] = [nn.Conv2d(before, after, kernel_size, stride, padding, bias=bias)]
     if norm_groups:
@@ -60,7 +62,7 @@ def convolution_stage(
 def residual_block(
     before: int, after: int, stride: int, norm_groups: int, norm_alpha: float, activation_name: str = "relu"
 ) -> nn.Module:
-    """Pre-activation block; the halves of body and shortcut keep a non-expansive body non-expansive."""
+    """Returns a pre-activation block; averaging body and shortcut keeps a non-expansive body non-expansive."""
     body: list[nn.Module] = []
     for channels, step in ((before, stride), (after, 1)):
         if norm_groups:

@@ -1,4 +1,4 @@
-"""Convolutional networks: one with strided convolutions, those of the papers, and a shallow VGG."""
+"""Defines convolutional networks: one with strided convolutions, those of the papers, and a shallow VGG."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .mlp import MLP
 
 
 class ConvNet(nn.Module):
-    """Convolutions of the given widths, each halving the image, then global flattening and a linear head.
+    """A network of strided convolutions that each halve the image, followed by flattening and a linear head.
 
     Args:
         input_shape: (channels, height, width) of one example.
         outputs: number of logits.
         widths: channels of the convolutions.
-        kernel_size: odd, so that padding keeps the grid.
+        kernel_size: side of the kernels, odd so that padding keeps the grid.
         activation_name: relu, tanh or maxmin.
-        norm_groups: group normalisation with a floored divisor after each convolution; 0 for none.
-        norm_alpha: its floor.
-        bias: whether the layers have one.
+        norm_groups: groups of a group normalisation with a floored divisor after each convolution; 0 for none.
+        norm_alpha: the floor of the normalisation's divisor.
+        bias: whether the layers have a bias.
         hidden: widths of dense layers between the convolutions and the logits.
     """
 
@@ -104,7 +104,7 @@ class PublishedConvNet(nn.Module):
     ) -> None:
         super().__init__()
         if name not in PUBLISHED:
-            raise ValueError(f"name={name!r} is no network of the papers. HINT: one of {', '.join(PUBLISHED)}.")
+            raise ValueError(f"name={name!r} is not a network of the papers. HINT: one of {', '.join(PUBLISHED)}.")
         channels, *_ = image_shape(input_shape, "PublishedConvNet")
         layers: list[nn.Module] = []
         for width, kernel, padding, pool in PUBLISHED[name].convolutions:
@@ -132,17 +132,17 @@ PUBLISHED = {
 class ShallowVGG(nn.Module):
     """Stages of one 3 x 3 convolution and one pooling, the last pooling global, then a linear layer.
 
-    With the defaults on 32 x 32 colour images it has 131,466 parameters, the count that table 4 of 000 prints
-    for its ShallowVGG, whose layers are not given.
+    With the defaults on 32 x 32 colour images it has 131,466 parameters, the count that table 4 of 000 prints for its
+    ShallowVGG, whose layers are not given.
 
     Args:
         input_shape: (channels, height, width) of one example.
         outputs: number of logits.
         widths: channels of the stages.
         activation_name: relu, tanh or maxmin.
-        pooling_name: max, average or l2, between stages; the global one is an average.
-        norm_groups: group normalisation with a floored divisor after each convolution; 0 for none.
-        norm_alpha: its floor.
+        pooling_name: max, average or l2, between stages; the global pooling is an average.
+        norm_groups: groups of a group normalisation with a floored divisor after each convolution; 0 for none.
+        norm_alpha: the floor of the normalisation's divisor.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Fixed features inside the network, and a small trained head."""
+"""Defines networks of fixed features and a small trained head."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from .mlp import MLP
 
 
 class FrozenNetwork(nn.Module):
-    """A frozen extractor, its features brought into a ball, and a trained head.
+    """A frozen extractor, a projection of its features into a ball, and a trained head.
 
-    The head is an ``MLP`` or a ``ConvNet`` of this package. To train it on features that were computed once, train
-    that network by itself on them (``data_modules.Features``, with the same bound and mode as the input's) and
-    load its state_dict into ``head``: both compute the same.
+    The head is an ``MLP`` or a ``ConvNet`` of this package. To train it on features that were computed once, train that
+    network by itself on them (``data_modules.Features``, with the same bound and mode as the input's) and load its
+    state_dict into ``head``: both compute the same.
 
     Args:
-        extractor: of ``lipdp_lightning.features``, or a frozen module in evaluation mode with a feature_shape.
+        extractor: an extractor of ``lipdp_lightning.features``, or a frozen module in evaluation mode with a
+            feature_shape.
         outputs: number of logits.
         bound: radius of the ball that holds the features of every example.
-        mode: 'normalize' onto its sphere, or 'clip'.
+        mode: 'normalize' maps onto its sphere, 'clip' into it.
         hidden: widths of hidden dense layers; none for a linear head.
         widths: channels of strided convolutions before them, for features that are images.
-        kernel_size: of these convolutions.
+        kernel_size: side of the kernels of these convolutions.
         activation_name: relu, tanh or maxmin.
-        bias: whether the head's layers have one.
-        zero_init: start a dense head's last layer at zero.
-        norm_groups: normalise every group of feature channels by itself, behind the ball; 0 for none.
+        bias: whether the head's layers have a bias.
+        zero_init: whether a dense head's last layer starts at zero.
+        norm_groups: number of groups of feature channels, each normalised by itself behind the ball; 0 for none.
         norm_alpha: the floor of that normalisation's divisor.
     """
 
@@ -64,15 +65,15 @@ class FrozenNetwork(nn.Module):
 
 
 class ScatteringHead(FrozenNetwork):
-    """Wavelet scattering of the image, then a linear, dense or shallow convolutional head.
+    """Wavelet scattering of the image, followed by a linear, dense or shallow convolutional head.
 
     Args:
         input_shape: (channels, height, width) of one image.
         outputs: number of logits.
-        J: scales; features are images smaller by 2^J.
-        L: angles.
-        log_offset: logarithm of the coefficients; without the mean removed, which only precomputed features
-            allow, it hurts.
+        J: number of scales; features are images smaller by 2^J.
+        L: number of angles.
+        log_offset: the offset of a logarithm of the coefficients. It hurts unless the mean is removed, which only
+            precomputed features allow.
         bound, mode, hidden, widths, kernel_size, activation_name, bias, zero_init, norm_groups, norm_alpha: as in
             FrozenNetwork.
     """
@@ -102,10 +103,10 @@ class ScatteringHead(FrozenNetwork):
 
 
 class TimmHead(FrozenNetwork):
-    """The pooled features of a frozen timm backbone, brought into a ball, then a linear or dense head.
+    """The pooled features of a frozen timm backbone, projected into a ball, followed by a linear or dense head.
 
-    ``input_bound`` of the module should be the norm of the brightest image, so that images reach the backbone
-    unscaled: the bound that counts is ``bound``, of the features.
+    ``input_bound`` of the module should be the norm of the brightest image, so that images reach the backbone unscaled:
+    the bound that matters is ``bound``, on the features.
 
     Args:
         name, pretrained, input_shape, input_range, image_size, checkpoint_path: as in TimmFeatures.

@@ -1,4 +1,4 @@
-"""Convolutions that start from Gabor filters, for images that are trained on from the first layer."""
+"""Defines a convolutional network that starts from Gabor filters and is trained from the first layer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from .blocks import activation, feature_shape, image_shape
 
 
 def gabor_filters(count: int, size: int, channels: int = 1) -> Tensor:
-    """(count, channels, size, size): edges and bars in eight orientations, at one and two waves across the window.
+    """Returns (count, channels, size, size): edges and bars in eight orientations, at one and two waves across the
+    window.
 
-    Public: they depend on their shape alone. Every filter has mean 0 and norm 1, and weighs all channels alike.
+    The filters are public, since they depend on their shape alone. Every filter has mean 0 and norm 1, and weighs all
+    channels alike.
     """
     line = torch.linspace(-1, 1, size, dtype=torch.float64)
     down, across = torch.meshgrid(line, line, indexing="ij")
@@ -32,22 +34,22 @@ def gabor_filters(count: int, size: int, channels: int = 1) -> Tensor:
 
 
 class GaborNet(nn.Module):
-    """Centred images, a convolution that starts from Gabor filters, group normalisation, a linear head.
+    """Centring of the image, a convolution that starts from Gabor filters, group normalisation, and a linear head.
 
     Args:
         input_shape: (channels, height, width) of one example.
         outputs: number of logits.
-        width: filters of the first convolution.
-        kernel_size: their size.
-        stride: of the first convolution.
-        padding: of the first convolution.
+        width: number of filters of the first convolution.
+        kernel_size: side of these filters.
+        stride: stride of the first convolution.
+        padding: padding of the first convolution.
         activation_name: relu, tanh or maxmin.
-        pool: average pooling windows behind every convolution but the last; 1 for none.
+        pool: window of the average pooling behind every convolution but the last; 1 for none.
         deeper: widths of further 3 x 3 convolutions, each with activation, normalisation and pooling.
         norm_groups: groups of the normalisation behind each activation; 0 for none.
-        norm_alpha: floor of its divisor.
-        bias: whether the layers have one.
-        zero_init: start the head at zero.
+        norm_alpha: the floor of the normalisation's divisor.
+        bias: whether the layers have a bias.
+        zero_init: whether the head starts at zero.
     """
 
     def __init__(

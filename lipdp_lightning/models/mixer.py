@@ -1,4 +1,4 @@
-"""MLP-Mixer (Tolstikhin et al. 2021) of layers that the certificate knows."""
+"""Defines MLP-Mixer (Tolstikhin et al. 2021), made of layers that the certificate knows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .blocks import activation, image_shape
 
 
 class MLPMixer(nn.Module):
-    """Patches become tokens; blocks mix the tokens of each channel, then the channels of each token.
+    """Turns patches into tokens; blocks mix the tokens of each channel, then the channels of each token.
 
-    Activations have shape (batch, channels, tokens) throughout, so no block transposes: the token mixer is a
-    linear layer on the last dimension, the channel mixer a convolution of kernel 1. Both see the example through a
-    normalisation with a floored divisor (Lipschitz 1/alpha) and sit in a residual block with halves.
+    Activations have shape (batch, channels, tokens) throughout, so no block transposes: the token mixer is a linear
+    layer on the last dimension, the channel mixer a convolution of kernel 1. Both see the example through a
+    normalisation with a floored divisor (Lipschitz 1/alpha), inside a residual block that averages body and shortcut.
 
     Args:
         input_shape: (channels, height, width); the patch size divides height and width.
@@ -26,8 +26,8 @@ class MLPMixer(nn.Module):
         channel_width: hidden width of the channel mixers.
         depth: number of blocks.
         activation_name: relu, tanh or maxmin; maxmin pairs channels.
-        norm_alpha: the floor; 0 leaves the normalisation out.
-        bias: whether the layers have one.
+        norm_alpha: the floor of the normalisation's divisor; 0 leaves the normalisation out.
+        bias: whether the layers have a bias.
     """
 
     def __init__(

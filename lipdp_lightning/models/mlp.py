@@ -1,4 +1,4 @@
-"""Linear models and multi-layer perceptrons."""
+"""Defines linear models and multi-layer perceptrons."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .blocks import activation
 
 
 class MLP(nn.Module):
-    """Flattens its input; ``hidden`` lists the widths of the hidden layers.
+    """A multi-layer perceptron on the flattened input.
 
     Args:
-        input_shape: of one example.
+        input_shape: the shape of one example.
         outputs: number of logits.
-        hidden: widths; empty for a linear model.
+        hidden: widths of the hidden layers; empty for a linear model.
         activation_name: relu, tanh or maxmin.
-        bias: whether the layers have one; a bias enters every later forward bound.
-        zero_init: start the last layer at zero, so the first steps see no noise in earlier layers.
+        bias: whether the layers have a bias; a bias enters every later forward bound.
+        zero_init: whether the last layer starts at zero, so that the first steps add no noise to earlier layers.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class MLP(nn.Module):
 
 
 class Linear(MLP):
-    """One layer from the flattened input to the logits: its bound does not depend on its weights."""
+    """One layer from the flattened input to the logits, whose bound does not depend on its weights."""
 
     def __init__(self, input_shape: Sequence[int], outputs: int, bias: bool = True, zero_init: bool = True) -> None:
         super().__init__(input_shape, outputs, bias=bias, zero_init=zero_init)

@@ -1,11 +1,11 @@
-"""Gradient-norm-preserving networks (section 3.1 of paper 001): cotangents reach every layer unshortened.
+"""Defines gradient-norm-preserving networks (section 3.1 of paper 001), in which cotangents keep their norm.
 
 Layers start orthogonal and stay so under ``projection: bjorck`` with ``max_norm: 1``. A convolution is orthogonal
-exactly where its windows do not overlap (kernel = stride, kappa = 1), so these are the only ones here. A layer may
-not have more outputs than inputs per window: its transpose, which carries the cotangent, could not preserve norms.
-Activations sort (GroupSort), pooling takes the l2 norm of a window; none of them shortens a cotangent.
+exactly if its windows do not overlap (kernel = stride, kappa = 1), so these are the only ones here. A layer may not
+have more outputs than inputs per window, because its transpose, which carries the cotangent, could not preserve norms.
+Activations sort (GroupSort), and pooling takes the l2 norm of a window; neither shortens a cotangent.
 
-The logits of such a network move by at most the input bound, so the loss wants a temperature well below 1.
+The logits of such a network move by at most the input bound, so the loss needs a temperature well below 1.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def _dense(widths: Sequence[int], group_size: int) -> list[nn.Module]:
 
 
 class NormPreservingMLP(nn.Module):
-    """Orthogonal dense layers without bias, GroupSort between them. To be trained with ``projection: bjorck``.
+    """Orthogonal dense layers without bias, with GroupSort between them, to be trained with ``projection: bjorck``.
 
     Args:
-        input_shape: of one example.
+        input_shape: the shape of one example.
         outputs: number of logits.
         hidden: widths that do not increase, multiples of group_size.
-        group_size: of GroupSort; 2 is MaxMin.
+        group_size: the group size of GroupSort; 2 is MaxMin.
     """
 
     def __init__(
@@ -61,16 +61,17 @@ class NormPreservingMLP(nn.Module):
 
 
 class NormPreservingConvNet(nn.Module):
-    """Convolutions with kernel = stride, GroupSort, l2 pooling, dense layers. To be trained with bjorck.
+    """Convolutions with kernel = stride, GroupSort, l2 pooling and dense layers, to be trained with ``projection:
+    bjorck``.
 
     Args:
-        input_shape: (channels, height, width); what the strides and the pool do not cover is cropped by torch.
+        input_shape: (channels, height, width); torch crops what the strides and the pool do not cover.
         outputs: number of logits.
         widths: channels of the convolutions, at most kernel^2 times the channels before; multiples of group_size.
         kernel_sizes: kernel and stride of each convolution.
         pool: window of the l2 pooling behind the convolutions; 1 for none.
         hidden: widths of dense layers before the logits.
-        group_size: of GroupSort; 2 is MaxMin.
+        group_size: the group size of GroupSort; 2 is MaxMin.
     """
 
     def __init__(

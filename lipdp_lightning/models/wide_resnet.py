@@ -1,4 +1,4 @@
-"""Residual networks with a floored group normalisation in place of batch normalisation, or with none."""
+"""Defines residual networks with a floored group normalisation in place of batch normalisation, or with none."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .blocks import activation, image_shape, residual_block
 
 
 class ResNet(nn.Module):
-    """A small residual network: a stem, stages of pre-activation blocks, global average, linear head.
+    """A small residual network: a stem, stages of pre-activation blocks, a global average, and a linear head.
 
-    Without normalisation (the default) every block is non-expansive once the convolutions are projected to
-    norm 1, so that bounds do not grow with depth; the logits then want a temperature below 1.
+    Without normalisation (the default) every block is non-expansive once the convolutions are projected to norm 1, so
+    that bounds do not grow with depth; the logits then need a temperature below 1.
 
     Args:
         input_shape: (channels, height, width) of one example.
@@ -22,8 +22,8 @@ class ResNet(nn.Module):
         widths: channels of the stages; every stage but the first halves the image.
         blocks: blocks per stage.
         activation_name: relu, tanh or maxmin.
-        norm_groups: group normalisation with a floored divisor before each activation; 0 for none.
-        norm_alpha: its floor.
+        norm_groups: groups of a group normalisation with a floored divisor before each activation; 0 for none.
+        norm_alpha: the floor of the normalisation's divisor.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if not widths or blocks < 1:
-            raise ValueError(f"widths={tuple(widths)}, blocks={blocks}: no block. HINT: (16, 32, 64) and 1.")
+            raise ValueError(f"widths={tuple(widths)}, blocks={blocks} leave no block. HINT: (16, 32, 64) and 1.")
         channels = widths[0]
         layers: list[nn.Module] = [nn.Conv2d(image_shape(input_shape, "ResNet")[0], channels, 3, padding=1)]
         for stage, after in enumerate(widths):

@@ -1,7 +1,7 @@
-"""Files that are either complete or not there.
+"""Writes files that are either complete or absent.
 
-A file is written under a temporary name in its own directory, flushed to the disk, and renamed over the
-target. A reader, or a job killed at any moment, finds the old file or the new one, never a part of one.
+A file is written under a temporary name in its own directory, flushed to the disk, and renamed over the target. A
+reader, or a job killed at any moment, finds the old file or the new one, never a part of one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _open_new(path: Path) -> TextIO:
 
 @contextmanager
 def atomic_writer(path: str | Path) -> Iterator[TextIO]:
-    """A text stream whose content becomes ``path`` when the block ends, and vanishes if it raises."""
+    """Yields a text stream whose content becomes ``path`` when the block ends, and vanishes if it raises."""
     target = Path(path)
     temporary = temporary_name(target)
     with naming(target):
@@ -48,14 +48,14 @@ def _forget(temporary: Path) -> None:
 
 
 def write_atomically(path: str | Path, content: str) -> Path:
-    """Write ``content`` to ``path`` in one rename."""
+    """Writes ``content`` to ``path`` in one rename."""
     with atomic_writer(path) as stream:
         stream.write(content)
     return Path(path)
 
 
 def write_all_atomically(directory: str | Path, contents: Mapping[str, str]) -> dict[str, Path]:
-    """Write several files of one directory; no target is touched before all of them are on the disk.
+    """Writes several files of one directory; no target is touched before all of them are on the disk.
 
     A full disk or a bad name therefore leaves the old set of files, not a mixture of old and new ones.
     """

@@ -1,4 +1,4 @@
-"""The calibration of a model as tables and words; a result is what `callbacks.CalibrationMetrics` measured."""
+"""Renders the calibration of a model, as measured by `callbacks.CalibrationMetrics`, as tables and words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCORES = ("nll", "ece", "mce", "brier")
 
 
 def class_table(result: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows: all classes together and each by itself, or nominal and empirical coverage by level."""
+    """Returns columns and rows: all classes together and each by itself, or nominal and empirical coverage by level."""
     scores, source = result["scores"], result["computed_on"]
     if result["task"] == "regression":
         columns = ["level", "coverage", "half width", "computed on"]
@@ -39,13 +39,13 @@ def class_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def result_table(result: Mapping[str, Any]) -> Table:
-    """The same for a report, where the heading says on which rows."""
+    """Returns :func:`class_table` for a report, whose heading names the rows it was measured on."""
     columns, rows = class_table(result)
     return make_table(columns[:-1], [row[:-1] for row in rows])
 
 
 def calibration_words(result: Mapping[str, Any], certified: bool = True) -> str:
-    """Under the heading: which rows, which model, which temperature."""
+    """Returns the sentences under the heading: on which rows, of which model, and at which temperature."""
     scores = result["scores"]
     text = f"Measured exactly on {scores['rows']} {result['stage']} rows"
     text += f": {result['computed_on']}." if certified else "."

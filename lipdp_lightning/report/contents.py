@@ -1,4 +1,4 @@
-"""The tables of a report as text, shared by the Markdown and the HTML page."""
+"""Holds the tables of a report as text, shared by the Markdown and the HTML page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Table:
 
 
 def make_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """Values as text; a column is numeric if all it holds are numbers."""
+    """Returns a table of values as text; a column is numeric if all its values are numbers."""
 
     def numeric(index: int) -> bool:
         present = [row[index] for row in rows if row[index] is not None]
@@ -48,12 +48,12 @@ def make_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
 
 
 def plan_facts_table(facts: RunFacts) -> Table:
-    """The privacy plan."""
+    """Returns the table of the privacy plan."""
     return Table(("quantity", "value"), tuple(plan_rows(plan_facts(facts))), (False, True))
 
 
 def metric_table(facts: RunFacts) -> Table:
-    """Each metric, its value, and on which data it was computed."""
+    """Returns each metric, its value, and the data that it was computed on."""
     rows = tuple(
         (clean_text(name), clean_text(format_metric(name, value)), source_words(facts, name))
         for name, value in facts.metrics.items()
@@ -62,7 +62,7 @@ def metric_table(facts: RunFacts) -> Table:
 
 
 def layer_table(facts: RunFacts) -> Table:
-    """The certificate per layer, and where it is defined each layer's share of a step's privacy budget."""
+    """Returns the certificate per layer and, where it is defined, each layer's share of a step's privacy budget."""
     columns = certificate_columns(facts.groups)
     rows: list[list[Any]] = [[group.get(key) for key, _ in columns] for group in facts.groups]
     headers = [header for _, header in columns]
@@ -78,14 +78,14 @@ def layer_table(facts: RunFacts) -> Table:
 
 
 def ledger_table(facts: RunFacts) -> Table:
-    """The mechanisms that touched the private data, in order."""
+    """Returns the mechanisms that accessed the private data, in order."""
     keys = list(dict.fromkeys(str(key) for entry in facts.ledger for key in entry))
     rows = [[_cost(key, _get(entry, key)) for key in keys] for entry in facts.ledger]
     return make_table([key.replace("_", " ") for key in keys], rows)
 
 
 def _cost(key: str, value: Any) -> Any:
-    """An epsilon or a delta as text that is not below it; any other value as it is."""
+    """Returns an epsilon or a delta as text that is not below it, and any other value unchanged."""
     return format_bound(value) if (key == "delta" or "epsilon" in key) and is_number(value) else value
 
 
@@ -94,7 +94,7 @@ def _get(entry: Mapping[Any, Any], key: str) -> Any:
 
 
 def release_table(facts: RunFacts) -> Table:
-    """What was released without privacy, and why."""
+    """Returns what was released without privacy, and why."""
     rows = []
     for item in facts.released_without_privacy():
         name, _, why = clean_text(item).partition(":")
@@ -103,6 +103,6 @@ def release_table(facts: RunFacts) -> Table:
 
 
 def version_table(facts: RunFacts) -> Table:
-    """The software the run used."""
+    """Returns the software that the run used."""
     rows = tuple((clean_text(name), clean_text(value)) for name, value in facts.versions.items())
     return Table(("software", "version"), rows, (False, False))

@@ -1,7 +1,7 @@
-"""The look of every plot, and how a figure becomes an image or inline SVG.
+"""Defines the look of every plot, and turns a figure into an image or inline SVG.
 
-Figures are made with matplotlib's object interface: nothing is registered with pyplot and no global setting
-is changed, so a training process may draw them at any time and they are freed like any other object.
+Figures are made with matplotlib's object interface: nothing is registered with pyplot and no global setting is changed.
+A training process may draw them at any time, and they are freed like any other object.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Colours:
     soft: str
 
 
-# In a page each value is replaced by a CSS variable named after its role, so the values must differ.
+# A page replaces each value by a CSS variable named after its role, so the values must differ.
 COLOURS = Colours(
     ink="#1b2230",
     muted="#5a6478",
@@ -68,7 +68,7 @@ FONT_SIZE = 9.5
 
 
 def plain(text: Any, value: str | None = None) -> Any:
-    """Switch off mathematical markup: a dollar sign in a layer's name is a dollar sign."""
+    """Switches off mathematical markup, so that a dollar sign in a layer's name remains a dollar sign."""
     text.set_parse_math(False)
     if value is not None:
         text.set_text(value)
@@ -76,7 +76,7 @@ def plain(text: Any, value: str | None = None) -> Any:
 
 
 def shorten(name: Any, limit: int = 24) -> str:
-    """A long module path with its middle left out."""
+    """Returns a long module path without its middle."""
     text = "".join(char if char.isprintable() else " " for char in str(name))
     if len(text) <= limit:
         return text
@@ -85,7 +85,7 @@ def shorten(name: Any, limit: int = 24) -> str:
 
 
 def new_figure(title: str, *, height: float = 3.2, grid_axis: str | None = "both") -> tuple[Figure, Axes]:
-    """A figure with one set of axes, in the style of the report."""
+    """Returns a figure with one set of axes, in the style of the report."""
     figure, ((axes,),) = new_axes_grid(title, (1, 1), height=height, grid_axis=grid_axis)
     return figure, axes
 
@@ -98,16 +98,17 @@ def new_axes_grid(
     width: float = WIDTH,
     height_ratios: tuple[float, ...] | None = None,
     grid_axis: str | None = "both",
-    **shared: bool,
+    sharex: bool = False,
+    sharey: bool = False,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with rows and columns of axes, in the style of the report."""
+    """Returns a figure with rows and columns of axes, in the style of the report."""
     figure = Figure(
         figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06), facecolor=COLOURS.surface
     )
     FigureCanvasAgg(figure)
     head = figure.suptitle(title, x=0.012, ha="left", fontsize=FONT_SIZE + 1.5, fontweight="bold")
     plain(head).set_color(COLOURS.ink)
-    grid = figure.subplots(*shape, squeeze=False, height_ratios=height_ratios, **shared)
+    grid = figure.subplots(*shape, squeeze=False, height_ratios=height_ratios, sharex=sharex, sharey=sharey)
     for axes in grid.flat:
         _style(axes, grid_axis)
     return figure, grid.tolist()
@@ -127,21 +128,21 @@ def _style(axes: Axes, grid_axis: str | None) -> None:
 
 
 def label_axes(axes: Axes, x: str, y: str = "") -> None:
-    """Axis labels in the report's style."""
+    """Sets axis labels in the report's style."""
     plain(axes.set_xlabel(x, fontsize=FONT_SIZE, color=COLOURS.ink))
     if y:
         plain(axes.set_ylabel(y, fontsize=FONT_SIZE, color=COLOURS.ink))
 
 
 def note(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
-    """A short text at a point, offset in points by ``offset``."""
+    """Writes a short text at a point, shifted by ``offset`` in points."""
     offset = options.pop("offset", (0, 0))
     style: dict[str, Any] = {"fontsize": FONT_SIZE, "color": COLOURS.ink, "ha": "left", "va": "center"} | options
     plain(axes.annotate(text, (x, y), xytext=offset, textcoords="offset points", **style))
 
 
 def legend(axes: Axes, *, columns: int = 2) -> None:
-    """A legend under the axes, without a frame."""
+    """Adds a legend under the axes, without a frame."""
     box = axes.figure.legend(
         loc="outside lower left", ncols=columns, frameon=False, fontsize=FONT_SIZE, labelcolor=COLOURS.ink
     )
@@ -150,7 +151,7 @@ def legend(axes: Axes, *, columns: int = 2) -> None:
 
 
 def empty_figure(title: str, message: str) -> Figure:
-    """A figure that says why there is nothing to see."""
+    """Returns a figure that says why there is nothing to see."""
     figure, axes = new_figure(title, height=1.8, grid_axis=None)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -162,21 +163,22 @@ def empty_figure(title: str, message: str) -> Figure:
 
 
 def figure_to_png(figure: Figure, *, dots_per_inch: int = 150) -> bytes:
-    """The figure as a PNG image."""
+    """Returns the figure as a PNG image."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dots_per_inch, facecolor=COLOURS.surface)
     return buffer.getvalue()
 
 
 def _rewrite_tags(svg: str, rewrite: Callable[[str], str]) -> str:
-    # Tags only: a layer's name that happens to look like an attribute or a colour is left alone.
+    # Only tags are rewritten; a layer's name that looks like an attribute or a colour is left alone.
     return re.sub(r"<[^>]*>", lambda match: rewrite(match.group()), svg)
 
 
 def figure_to_svg(figure: Figure, *, name: str, alt: str) -> str:
-    """The figure as inline SVG: no address in it, identifiers of its own, colours as variables of the page.
+    """Returns the figure as inline SVG, without addresses, with identifiers of its own, and with the page's colour
+    variables.
 
-    The same figure gives the same text, so a report of unchanged facts is unchanged.
+    The same figure gives the same text, so the report of unchanged facts does not change.
     """
     buffer = io.StringIO()
     # matplotlib reads these two settings from its global table only; the context restores them.

@@ -1,4 +1,4 @@
-"""How numbers and cells are written, in the terminal, in Markdown and in HTML alike."""
+"""Writes numbers and cells in one way for the terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ NO_BREAK_SPACES = "\u00a0\u202f"
 
 
 def plain_value(value: Any) -> Any:
-    """A zero-dimensional array or tensor as the Python number it holds; anything else as it is."""
+    """Returns the Python number that a zero-dimensional array or tensor holds, and anything else unchanged."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
     return value
 
 
 def is_number(value: Any) -> bool:
-    """Whether the value is an int or a float (a bool is neither here)."""
+    """Returns whether the value is an int or a float; a bool counts as neither."""
     return isinstance(plain_value(value), (int, float)) and not isinstance(plain_value(value), bool)
 
 
 def format_number(value: Any, digits: int = 4) -> str:
-    """A number with so many significant digits; integers in full."""
+    """Returns a number with ``digits`` significant digits; integers are written in full."""
     number = plain_value(value)
     if isinstance(number, int):
         return str(number)
@@ -46,17 +46,17 @@ def format_bound(value: Any, digits: int = 4) -> str:
 
 
 def clean_text(value: Any) -> str:
-    """One line of printable text: control characters (line breaks, terminal escapes) become spaces."""
+    """Returns one line of printable text; control characters (line breaks, terminal escapes) become spaces."""
     return "".join(char if char.isprintable() or char in NO_BREAK_SPACES else " " for char in str(value))
 
 
 def clean_lines(value: Any) -> str:
-    """Printable text of any number of lines: what :func:`clean_text` does to each of them."""
+    """Applies :func:`clean_text` to each line of a text."""
     return "\n".join(clean_text(line) for line in str(value).split("\n"))
 
 
 def format_cell(value: Any) -> str:
-    """Any value of a table as one line of text."""
+    """Returns any value of a table as one line of text."""
     value = plain_value(value)
     if value is None:
         return MISSING

@@ -1,4 +1,4 @@
-"""The facts of one run, checked against each other, and the JSON report made of them."""
+"""Holds the facts of one run, checks them against each other, and makes the JSON report of them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ __all__ = ["METRIC_SOURCES", "RunFacts", "json_ready", "report_dict", "report_js
 ADJACENCIES = ("add_remove", "replace_one")
 METRIC_SOURCES = ("public", "validation", "private")
 NONPRIVATE_PREFIX = "nonprivate/"
-# How many undefined numbers a report lists one by one; a diverged run has one per step.
+# The number of undefined values that a report lists one by one; a diverged run has one per step.
 LISTED_NONFINITE = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Plain data about one training run; everything the reports say comes from here.
+    """Plain data about one training run, from which every statement of the reports is derived.
 
-    ``epsilon`` is the guarantee: the upper end of the accountant's bracket for the PLANNED steps. The epsilon
-    of the steps taken is a separate number, because a run may have been stopped in view of what it released.
-    Facts that contradict the guarantee are refused, all of them at once.
+    ``epsilon`` is the guarantee: the upper end of the accountant's bracket for the PLANNED steps. The epsilon of the
+    steps taken is a separate number, because a run may have been stopped in view of what it released. Facts that
+    contradict the guarantee are refused, all of them at once.
 
     Each group is a dict with ``name, parameters, delta, noise_std, lipschitz, input_bound, cotangent_bound,
-    weight_norm, max_norm, on_boundary`` and optionally ``signal``, the root mean square per coordinate of the
-    released sum; ``delta`` and ``noise_std`` belong to the same step. ``averaged_groups`` are bounds of averaged
-    weights, where those are what is evaluated and released. ``metric_sources`` says for each metric
-    on which data it was computed: "public", "validation" (held-out records, outside the guarantee) or
-    "private". A metric without a source counts as private. ``history`` rows hold ``step``, ``epsilon`` and
-    whatever was measured there; a key that starts with ``nonprivate/`` is reported as such. ``calibration`` holds the
-    scores and diagrams of evaluations on held-out records (`callbacks.CalibrationMetrics`).
+    weight_norm, max_norm, on_boundary`` and optionally ``signal``, the root mean square per coordinate of the released
+    sum; ``delta`` and ``noise_std`` belong to the same step. ``averaged_groups`` are bounds of averaged weights, if
+    those are evaluated and released. ``metric_sources`` says for each metric which data it was computed on: "public",
+    "validation" (held-out records, outside the guarantee) or "private". A metric without a source counts as private.
+    ``history`` rows hold ``step``, ``epsilon`` and whatever was measured there; a key that starts with ``nonprivate/``
+    is reported as such. ``calibration`` holds the scores and diagrams of evaluations on held-out records
+    (`callbacks.CalibrationMetrics`).
+
+    Raises:
+        ValueError: lists every contradiction between the facts.
     """
 
     certified: bool
@@ -86,7 +89,7 @@ class RunFacts:
 
     @classmethod
     def from_dict(cls, report: Mapping[str, Any]) -> RunFacts:
-        """The facts behind a JSON report; keys that are derived or unknown are left out."""
+        """Returns the facts behind a JSON report; derived and unknown keys are left out."""
         known = {item.name for item in dataclasses.fields(cls)}
         return cls(**{key: value for key, value in report.items() if key in known})
 
@@ -95,7 +98,7 @@ class RunFacts:
         return self.steps_taken < self.steps_planned
 
     def released_without_privacy(self) -> list[str]:
-        """``nonprivate_released``, completed by what the other facts show to be released without privacy."""
+        """Returns ``nonprivate_released``, completed by what the other facts show to be released without privacy."""
         items = list(self.nonprivate_released)
         mentioned = {item.partition(":")[0].strip() for item in items}
 
@@ -120,13 +123,13 @@ class RunFacts:
         return items
 
     def metric_source(self, name: str) -> str:
-        """On which data a metric was computed."""
+        """Returns the kind of data that a metric was computed on."""
         if name.startswith(NONPRIVATE_PREFIX):
             return "private"
         return self.metric_sources.get(name, "private")
 
     def public(self) -> RunFacts:
-        """The facts a page may show: without a certificate, the same facts with no epsilon in them."""
+        """Returns the facts that a page may show: without a certificate, there is no epsilon among them."""
         if self.certified:
             return self
         changes: dict[str, Any] = {name: None for name in _EPSILONS}
@@ -143,7 +146,7 @@ def _finite(value: float | None) -> TypeGuard[float]:
 
 
 def _contradictions(facts: RunFacts) -> list[str]:
-    """Everything in the facts that makes the guarantee they state untrue or meaningless."""
+    """Returns everything in the facts that makes the guarantee they state untrue or meaningless."""
     problems = []
     if facts.adjacency not in ADJACENCIES:
         problems.append(f"adjacency {facts.adjacency!r} is unknown.\n  HINT: one of {', '.join(ADJACENCIES)}")
@@ -196,7 +199,7 @@ def _is_epsilon(key: Any) -> bool:
 
 
 def _without_epsilon(value: Any, *, rename: bool) -> Any:
-    """Drop every entry named epsilon; with ``rename``, keep plain ones under the name of a mere claim."""
+    """Drops every entry named epsilon; with ``rename``, plain ones are kept under the name of a mere claim."""
     if isinstance(value, Mapping):
         kept = {key: _without_epsilon(item, rename=rename) for key, item in value.items() if not _is_epsilon(key)}
         for name in ("epsilon_claimed_by_paper", "epsilon"):
@@ -209,7 +212,7 @@ def _without_epsilon(value: Any, *, rename: bool) -> Any:
 
 
 def json_ready(value: Any, nonfinite: list[str], path: str = "") -> Any:
-    """Plain JSON data. JSON has no infinity: such a number becomes null and is named in ``nonfinite``."""
+    """Returns plain JSON data. JSON has no infinity: such a number becomes null and is listed in ``nonfinite``."""
     value = plain_value(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
@@ -233,7 +236,7 @@ def json_ready(value: Any, nonfinite: list[str], path: str = "") -> Any:
 
 
 def report_dict(facts: RunFacts) -> dict[str, Any]:
-    """The content of ``privacy_report.json``.
+    """Returns the content of ``privacy_report.json``.
 
     Without a certificate ``epsilon`` is null, and what the original paper would have claimed stands under
     ``epsilon_claimed_by_paper`` only.
@@ -255,6 +258,6 @@ def report_dict(facts: RunFacts) -> dict[str, Any]:
 
 
 def report_json(facts: RunFacts) -> str:
-    """``privacy_report.json``: strict JSON, no NaN and no Infinity; what is not visible is escaped."""
+    """Returns ``privacy_report.json`` as strict JSON, without NaN and Infinity; invisible characters are escaped."""
     text = json.dumps(report_dict(facts), indent=2, allow_nan=False, ensure_ascii=False)
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text) + "\n"

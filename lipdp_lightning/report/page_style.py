@@ -1,4 +1,4 @@
-"""The style sheet of the HTML report: light and dark, one column on a telephone, printable."""
+"""Holds the style sheet of the HTML report: light and dark, one column on a telephone, printable."""
 
 from __future__ import annotations
 

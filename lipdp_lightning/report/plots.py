@@ -1,6 +1,6 @@
-"""The plots of a report: functions from a run's facts to a matplotlib figure, and their list.
+"""Draws the plots of a report: functions from a run's facts to a matplotlib figure, and the list of them.
 
-Each works with any history, an empty one too, and can be logged as an image as it is.
+Each function works with any history, including an empty one, and its figure can be logged as an image.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = [
     "metric_against_epsilon",
 ]
 
-# Enough for any curve of this size; a page must not grow with the number of steps.
+# This is enough for a curve of this size; a page must not grow with the number of steps.
 MOST_POINTS = 400
 MOST_CURVES = 5
 SIGNAL_KEY = "gradient_to_noise"
 
 
 def _series(facts: RunFacts, x: str, y: str) -> list[tuple[float, float]]:
-    """The finite (x, y) pairs of the history, thinned to MOST_POINTS with both ends kept."""
+    """Returns the finite (x, y) pairs of the history, thinned to MOST_POINTS with both ends kept."""
     points = []
     for row in facts.history:
         pair = (plain_value(row.get(x)), plain_value(row.get(y)))
@@ -64,7 +64,7 @@ def _final_point(facts: RunFacts, metric: str, by_epsilon: bool) -> list[tuple[f
 
 
 def metric_points(facts: RunFacts, metric: str) -> tuple[list[tuple[float, float]], bool]:
-    """The metric's curve, and whether it is against epsilon (against steps where no epsilon may be shown)."""
+    """Returns the metric's curve, and whether it is against epsilon (steps are used where no epsilon may be shown)."""
     if facts.certified:
         points = _series(facts, "epsilon", metric)
         if points:
@@ -76,7 +76,7 @@ def metric_points(facts: RunFacts, metric: str) -> tuple[list[tuple[float, float
 
 
 def metric_against_epsilon(facts: RunFacts, metric: str | None = None) -> Figure:
-    """What accuracy (or loss) each amount of privacy bought. Against steps if the run is not certified."""
+    """Plots the accuracy (or loss) that each amount of privacy bought; against steps if the run is not certified."""
     facts = facts.public()
     metric = metric or find_primary_metric(facts)
     if metric is None:
@@ -113,7 +113,7 @@ def metric_against_epsilon(facts: RunFacts, metric: str | None = None) -> Figure
 
 
 def epsilon_against_steps(facts: RunFacts) -> Figure:
-    """How the privacy budget was spent, and the guarantee the plan holds to."""
+    """Plots how the privacy budget was spent, and the guarantee of the plan."""
     title = "Epsilon against steps"
     if not facts.certified or facts.epsilon is None:
         return empty_figure(title, "certified: false. There is no epsilon to show.")
@@ -123,7 +123,7 @@ def epsilon_against_steps(facts: RunFacts) -> Figure:
         points.append((float(facts.steps_taken), float(facts.epsilon_taken)))
     if points:
         xs, ys = zip(*points, strict=True)
-        # Two points do not show the shape of the curve: no line is drawn between them.
+        # Two points do not show the shape of the curve, so no line is drawn between them.
         line, marker = "-" if len(points) > 2 else "none", "o" if len(points) <= 40 else ""
         axes.plot(xs, ys, color=COLOURS.first, linewidth=2, markersize=5, linestyle=line, marker=marker)
         axes.plot(xs[-1], ys[-1], "o", color=COLOURS.first, markersize=6, label="taken", zorder=4)
@@ -153,7 +153,7 @@ def epsilon_against_steps(facts: RunFacts) -> Figure:
 
 
 def gradient_to_noise(facts: RunFacts) -> Figure | None:
-    """The ratio of released gradient to noise over the run; None if it was not recorded."""
+    """Plots the ratio of released gradient to noise over the run; returns None if it was not recorded."""
     keys = list(dict.fromkeys(key for row in facts.history for key in row if str(key).startswith(SIGNAL_KEY)))
     curves = [(key, _series(facts, "step", key)) for key in keys]
     curves = [(key, points) for key, points in curves if points][:MOST_CURVES]
@@ -199,7 +199,7 @@ def _epsilon_alt(facts: RunFacts) -> str:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot, what it shows in words for those who cannot see it, and how to read it.
+    """A plot, a description for readers who cannot see it, and a caption that tells how to read it.
 
     ``uncertified`` replaces the caption where nothing is certified.
     """
@@ -261,7 +261,7 @@ LAYER_PLOTS = (
 
 
 def all_figures(facts: RunFacts) -> dict[str, Figure]:
-    """Every plot that has something to say, by name; to be logged as images."""
+    """Returns every plot that has something to show, by name, to be logged as images."""
     facts = facts.public()
     drawn = {plot.name: plot.draw(facts) for plot in (*TRAINING_PLOTS, *LAYER_PLOTS)}
     return {name: figure for name, figure in drawn.items() if figure is not None}

@@ -1,4 +1,4 @@
-"""Reliability diagrams, confidence histograms and coverage, drawn from what `callbacks.CalibrationMetrics` measured."""
+"""Draws reliability diagrams, confidence histograms and coverage, as measured by `callbacks.CalibrationMetrics`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["calibration_alt", "calibration_figures", "class_diagrams", "coverage
 Bins = Mapping[str, Sequence[Any]]  # rows, predicted and observed, by bin
 MOST_CLASSES = 20
 _COLUMNS = 5
-_FEW = 20  # rows of a bin, below which its bar is drawn pale
+_FEW = 20  # bins with fewer rows are drawn pale
 
 
 def calibration_figures(result: Mapping[str, Any]) -> dict[str, Figure]:
-    """Every figure of a result, by name."""
+    """Returns every figure of a result, by name."""
     if result["task"] == "regression":
         return {"coverage": coverage_diagram(result)}
     figures = {"reliability": reliability_diagram(result)}
@@ -34,7 +34,7 @@ def calibration_figures(result: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def reliability_diagram(result: Mapping[str, Any]) -> Figure:
-    """Accuracy per bin of confidence with its gap to the diagonal, and below how many rows have that confidence."""
+    """Plots accuracy per bin of confidence with its gap to the diagonal, above the number of rows in each bin."""
     scores = result["scores"]
     title = f"Reliability, {result['stage']} rows\n{_errors(scores)}"
     words = ("confidence", "confidence", "accuracy")
@@ -42,7 +42,7 @@ def reliability_diagram(result: Mapping[str, Any]) -> Figure:
 
 
 def positives_diagram(result: Mapping[str, Any]) -> Figure:
-    """Of two classes: the predicted probability of class 1, and how often it was class 1."""
+    """Plots, for two classes, the predicted probability of class 1 and the share of rows that were class 1."""
     scores = result["scores"]["per_class"][1]
     title = f"Class 1, {result['stage']} rows\n{_errors(scores)}"
     words = ("probability of class 1", "probability", "share of class 1")
@@ -71,7 +71,7 @@ def _diagram_figure(diagram: Bins, title: str, words: tuple[str, str, str], resu
 
 
 def _filled(diagram: Bins) -> Iterator[tuple[int, int, float, float]]:
-    """Index, rows, predicted mean and observed share of the bins that hold rows."""
+    """Yields index, rows, predicted mean and observed share of each bin that holds rows."""
     for index, n in enumerate(diagram["rows"]):
         if n:
             yield index, n, diagram["predicted"][index], diagram["observed"][index]
@@ -83,8 +83,9 @@ def _mean(diagram: Bins, name: str) -> float:
 
 
 def _draw_bars(axes: Axes, diagram: Bins) -> None:
-    """A bar up to the share that happened; the part between it and the predicted mean is hatched, and filled where more
-    happened than was predicted."""
+    """Draws a bar up to the observed share; the part between it and the predicted mean is hatched, and filled where the
+    observed share is larger.
+    """
     width = 1 / len(diagram["rows"])
     axes.plot([0, 1], [0, 1], color=COLOURS.ink, linewidth=1.1, linestyle=":", label="perfect calibration", zorder=4)
     for index, n, mean, share in _filled(diagram):
@@ -113,7 +114,7 @@ def _draw_histogram(axes: Axes, diagram: Bins) -> None:
 
 
 def class_diagrams(result: Mapping[str, Any]) -> Figure:
-    """One small diagram per class against the rest; of many classes, those of the largest ECE."""
+    """Plots one small diagram per class against the rest; if there are many classes, those of the largest ECE."""
     every = list(enumerate(result["scores"]["per_class"]))
     every.sort(key=lambda pair: -_value(pair[1]["ece"]))
     shown = sorted(every[:MOST_CLASSES], key=lambda pair: pair[0])
@@ -145,7 +146,7 @@ def class_diagrams(result: Mapping[str, Any]) -> Figure:
 
 
 def coverage_diagram(result: Mapping[str, Any]) -> Figure:
-    """Share of targets inside the central interval of each level."""
+    """Plots the share of targets inside the central interval of each level."""
     scores = result["scores"]
     error, largest = _percent(scores["mean_error"]), _percent(scores["maximum_error"])
     title = f"Coverage, {result['stage']} rows\nmean error {error}, largest {largest}"
@@ -166,7 +167,7 @@ def coverage_diagram(result: Mapping[str, Any]) -> Figure:
 
 
 def calibration_alt(name: str, result: Mapping[str, Any]) -> str:
-    """A figure in words, for those who cannot see it."""
+    """Returns a description of a figure for readers who cannot see it."""
     scores = result["scores"]
     if result["task"] == "regression":
         pairs = zip(scores["levels"], scores["coverage"], strict=True)

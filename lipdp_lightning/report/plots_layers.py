@@ -1,4 +1,4 @@
-"""Plots with one row per layer: sensitivities, noise against signal, weight norms against their bound."""
+"""Draws plots with one row per layer: sensitivities, noise against signal, weight norms against their bound."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lipdp_lightning.report.model import RunFacts
 
 __all__ = ["noise_and_signal", "sensitivities", "weight_norms"]
 
-# More rows than this cannot be read in one figure; the table of the report has all of them.
+# One figure cannot show more rows than this legibly; the table of the report has all of them.
 MOST_ROWS = 60
 # Axes stay within what a float can hold, whatever a diverged run reports.
 LARGEST_EXPONENT = 200
@@ -37,7 +37,7 @@ def _finite(group: dict[str, Any], key: str) -> float | None:
 
 
 def _rows(facts: RunFacts, key: str) -> list[dict[str, Any]]:
-    """The groups with a value under ``key``, in model order, at most MOST_ROWS of them."""
+    """Returns the groups with a value under ``key``, in model order, at most MOST_ROWS of them."""
     return [group for group in facts.groups if _finite(group, key) is not None][:MOST_ROWS]
 
 
@@ -56,7 +56,7 @@ def _figure(title: str, rows: list[dict[str, Any]], facts: RunFacts) -> tuple[Fi
 
 
 def _log_axis(axes: Axes, values: list[float], *, room_right: float) -> float:
-    """A logarithmic x axis around positive values; returns its left end."""
+    """Sets a logarithmic x axis around positive values and returns its left end."""
     first = max(math.floor(math.log10(min(values)) - 0.3), -LARGEST_EXPONENT)
     last = math.log10(max(values))
     low, high = 10.0**first, 10.0 ** min(last + room_right * (last - first), LARGEST_EXPONENT)
@@ -70,7 +70,7 @@ def _log_axis(axes: Axes, values: list[float], *, room_right: float) -> float:
 
 
 def sensitivities(facts: RunFacts) -> Figure:
-    """Delta per layer as horizontal bars on a logarithmic axis."""
+    """Plots Delta per layer as horizontal bars on a logarithmic axis."""
     title = "Sensitivity per layer" if facts.certified else "Sensitivity per layer: NOT certified"
     rows = _rows(facts, "delta")
     values = [_finite(group, "delta") or 0.0 for group in rows]
@@ -89,7 +89,7 @@ def sensitivities(facts: RunFacts) -> Figure:
 
 
 def largest_signal(group: dict[str, Any], facts: RunFacts) -> float | None:
-    """B Delta / sqrt(d): the released sum per coordinate if all examples of a batch pull the same way."""
+    """Returns B Delta / sqrt(d), the released sum per coordinate if all examples of a batch pull the same way."""
     delta, count = _finite(group, "delta"), _finite(group, "parameters")
     if delta is None or not count:
         return None
@@ -98,7 +98,7 @@ def largest_signal(group: dict[str, Any], facts: RunFacts) -> float | None:
 
 
 def noise_and_signal(facts: RunFacts) -> Figure:
-    """Noise per coordinate of each layer, next to the signal it hides."""
+    """Plots the noise per coordinate of each layer, next to the signal that it hides."""
     title = "Noise and signal per layer"
     rows = [group for group in _rows(facts, "noise_std") if (_finite(group, "noise_std") or 0.0) > 0]
     if not rows:
@@ -123,7 +123,7 @@ def noise_and_signal(facts: RunFacts) -> Figure:
 
 
 def weight_norms(facts: RunFacts) -> Figure:
-    """Each layer's norm, the bound it is held to, and which layers sit on it."""
+    """Plots each layer's norm with its bound, and marks the layers that are on the bound."""
     rows = _rows(facts, "weight_norm")
     if not rows:
         return empty_figure("Weight norms", "no weight norms were recorded")

@@ -1,4 +1,4 @@
-"""``report.html``: one file with its style and its plots inside, that loads nothing and runs nothing."""
+"""Renders ``report.html``, one file with its style and plots inside, which loads nothing and runs nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CALIBRATION_CAPTIONS = {
     "classes": "The same for the predicted probability of each class by itself.",
     "coverage": "Points below the diagonal: intervals that are too narrow.",
 }
-# The browser itself refuses whatever a string that escaped our escaping might try to load or run.
+# If a string slips through the escaping, the browser still refuses to load or run anything.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -95,7 +95,7 @@ def _metric_fact(facts: RunFacts) -> str:
 
 
 def _meter(facts: RunFacts) -> str:
-    """The layman's number as a bar: how often a bet on one record can be won, between 50 and 100 percent."""
+    """Returns a bar for the layman's number: how often a bet on one record can be won, between 50 and 100 percent."""
     assert facts.epsilon is not None and facts.delta is not None
     bound = guess_bound(facts.epsilon, facts.delta)
     width = max(0.0, min(100.0, 200 * (bound - 0.5)))
@@ -141,7 +141,7 @@ def _figure(plot: Plot, facts: RunFacts) -> str:
 
 
 def _calibration(facts: RunFacts) -> str:
-    """Diagrams and tables of every evaluation that measured calibration."""
+    """Returns diagrams and tables of every evaluation that measured calibration."""
     parts = []
     for result in facts.calibration:
         stage = result["stage"]
@@ -199,7 +199,7 @@ def _footer(facts: RunFacts) -> str:
 
 
 def render_html(facts: RunFacts) -> str:
-    """The whole page; without a certificate it says so first and last and shows no value of epsilon."""
+    """Returns the whole page; without a certificate it says so first and last and shows no value of epsilon."""
     facts = facts.public()
     shown = [plot for plot in TRAINING_PLOTS if facts.certified or plot.draw is not epsilon_against_steps]
     plots = "".join(_figure(plot, facts) for plot in shown)

@@ -1,4 +1,4 @@
-"""``privacy_report.md``: the report as a text file, readable as it is."""
+"""Renders ``privacy_report.md``, the report as a text file that is readable as it is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONFIG_NOTE = "A value of epsilon in a configuration is a target, not a guarante
 
 
 def escape_markdown(value: Any) -> str:
-    """One line of text in which no character is Markdown or HTML."""
+    """Returns one line of text in which no character is Markdown or HTML."""
     text = clean_text(value)
     text = re.sub(r"([\\`*\[\]|#~])", r"\\\1", text)
     # an underscore inside a word, as in most parameter names, is not emphasis
@@ -73,7 +73,7 @@ def _headline(facts: RunFacts) -> list[str]:
 
 
 def render_markdown(facts: RunFacts) -> str:
-    """The whole report; without a certificate it says so first and last and shows no value of epsilon."""
+    """Returns the whole report; without a certificate it says so first and last and shows no value of epsilon."""
     facts = facts.public()
     blocks = [f"# {escape_markdown(facts.title)}", *_headline(facts)]
     if facts.created:
@@ -98,5 +98,5 @@ def render_markdown(facts: RunFacts) -> str:
     section("Versions", version_table(facts))
     if not facts.certified:
         blocks.append(f"**{NO_GUARANTEE}**")
-    # as a whole: the configuration is quoted as it is, and a terminal or an editor may show this file
+    # the whole text is cleaned, since it quotes the configuration and a terminal or an editor may show the file
     return clean_lines("\n\n".join(blocks)) + "\n"

@@ -1,4 +1,4 @@
-"""How text that holds names from files, columns and configurations reaches the terminal."""
+"""Writes text that may hold names from files, columns and configurations to the terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["show"]
 
 
 def show(text: object, stream: TextIO | None = None) -> None:
-    """Write text to standard output, or another stream, without the control characters that a name may hold.
+    """Writes text to standard output, or another stream, without the control characters that a name may hold.
 
-    Line breaks stay. Terminal escapes, marks that turn the writing direction, and bytes of a file name that are no
+    Line breaks stay. Terminal escapes, marks that change the writing direction, and bytes of a file name that are not
     text become spaces.
     """
     target = sys.stdout if stream is None else stream

@@ -1,4 +1,4 @@
-"""Aligned plain-text tables for the terminal: the plan before training, the certificate of the layers."""
+"""Prints aligned plain-text tables in the terminal: the plan before training, and the certificate of the layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ADJACENCY_NOTES = {
     "add_remove": "add_remove (one {unit} more or less)",
     "replace_one": "replace_one (one {unit} exchanged)",
 }
-# Values that must never be printed smaller than they are.
+# These values must never be printed smaller than they are.
 ROUNDED_UP = {"epsilon", "epsilon_upper", "epsilon_taken", "delta"}
 NOT_PRIVATE = "NOT PRIVATE: certified: false"
 
@@ -64,7 +64,7 @@ GROUP_COLUMNS = {
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal the text takes: wide letters two, combining marks none."""
+    """Returns the columns of a terminal that the text takes: two for wide letters, none for combining marks."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )
@@ -87,11 +87,11 @@ def render_table(
     title: str | None = None,
     right: Sequence[bool] | None = None,
 ) -> str:
-    """An aligned table without a trailing line break.
+    """Returns an aligned table without a trailing line break.
 
-    Columns of numbers are right-aligned and have four significant digits (integers are written in full);
-    ``right`` overrides the alignment. Control characters in cells are removed, so a layer's or a file's name
-    cannot break the table or send commands to the terminal.
+    Columns of numbers are right-aligned and have four significant digits (integers are written in full); ``right``
+    overrides the alignment. Control characters in cells are removed, so the name of a layer or a file cannot break the
+    table or send commands to the terminal.
     """
     for row in rows:
         if len(row) != len(headers):
@@ -116,7 +116,7 @@ def _is_certified(plan: Mapping[str, Any]) -> bool:
 
 
 def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Label and value of each known fact of the plan, then of any other; no epsilon without a certificate."""
+    """Returns label and value of each known fact of the plan, then of any other; no epsilon without a certificate."""
     keys = [key for key in PLAN_LABELS if key in plan]
     keys += [key for key in plan if key not in PLAN_LABELS and key != "certified"]
     certified = _is_certified(plan)
@@ -138,13 +138,13 @@ def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def plan_table(plan: Mapping[str, Any], *, title: str = "Privacy plan") -> str:
-    """The plan as it is printed before training; epsilon and delta are rounded up."""
+    """Returns the plan as it is printed before training; epsilon and delta are rounded up."""
     table = render_table(("quantity", "value"), plan_rows(plan), title=title, right=(False, True))
     return table if _is_certified(plan) else f"{NOT_PRIVATE}\n\n{table}\n\n{NOT_PRIVATE}"
 
 
 def certificate_columns(groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Key and header of the columns for which at least one group has a value."""
+    """Returns key and header of the columns for which at least one group has a value."""
     return [
         (key, header)
         for key, header in GROUP_COLUMNS.items()
@@ -153,7 +153,7 @@ def certificate_columns(groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
 
 
 def certificate_table(groups: Sequence[Mapping[str, Any]], *, title: str = "Certificate per layer") -> str:
-    """One line per parameter group, and the total number of parameters."""
+    """Returns one line per parameter group, and the total number of parameters."""
     columns = certificate_columns(groups)
     rows = [[group.get(key) for key, _ in columns] for group in groups]
     counts = [group.get("parameters") for group in groups]

@@ -1,4 +1,4 @@
-"""What a report says in sentences, written once for the Markdown and the HTML page."""
+"""Writes the sentences of a report, once for both the Markdown and the HTML page."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ NOT_METRICS = ("step", "epoch", "gradient_to_noise", "epsilon", "eps", "delta", 
 
 
 def adjacency_words(facts: RunFacts) -> str:
-    """Between which data sets the guarantee holds."""
+    """Returns a description of the data sets between which the guarantee holds."""
     if facts.adjacency == "add_remove":
         return f"one {facts.unit} added to or removed from the training data"
     return f"one {facts.unit} of the training data replaced by another"
 
 
 def guess_bound(epsilon: float, delta: float) -> float:
-    """The best probability of guessing right, at even odds, which of two neighbouring data sets was used.
+    """Returns the best probability of guessing, at even odds, which of two neighbouring data sets was used.
 
-    Under (epsilon, delta) the two error rates satisfy a + e^epsilon b >= 1 - delta and the same with a and b
-    exchanged, so (a + b) / 2 >= (1 - delta) / (1 + e^epsilon).
+    Under (epsilon, delta) the two error rates satisfy a + e^epsilon b >= 1 - delta, also with a and b exchanged, so (a
+    + b) / 2 >= (1 - delta) / (1 + e^epsilon).
     """
     odds_of_error = math.exp(-epsilon) / (1 + math.exp(-epsilon))
     return 1 - (1 - delta) * odds_of_error
 
 
 def percent_at_most(probability: float) -> str:
-    """In percent, rounded up to one decimal."""
+    """Returns a probability in percent, rounded up to one decimal."""
     return f"{math.ceil(round(probability * 1000, 6)) / 10:g}\u00a0%"
 
 
 def guarantee_sentence(facts: RunFacts) -> str:
-    """What the number means, for someone who has never heard of epsilon."""
+    """Explains epsilon to a reader who has never heard of it."""
     if not facts.certified or facts.epsilon is None or facts.delta is None:
         return (
             "This run gives no privacy guarantee. Anyone who sees this model may learn about the records it "
@@ -95,7 +95,7 @@ def guarantee_sentence(facts: RunFacts) -> str:
 
 
 def uncertified_reason(facts: RunFacts) -> str:
-    """Why there is no certificate."""
+    """Returns why there is no certificate."""
     if facts.not_certified_because:
         return facts.not_certified_because
     if facts.scaling == "batch_max":
@@ -109,9 +109,9 @@ def uncertified_reason(facts: RunFacts) -> str:
 
 
 def budget_shares(facts: RunFacts) -> list[float] | None:
-    """(Delta_k / sigma_k)^2 sigma^2 per group, the part of the step's budget each layer uses.
+    """Returns (Delta_k / sigma_k)^2 sigma^2 per group, the part of the step's budget that each layer uses.
 
-    None where the scaling bounds all layers together, so that there are no parts, or where facts are missing.
+    Returns None if the scaling bounds all layers together, so that there are no parts, or if facts are missing.
     """
     if facts.scaling not in SEPARATE_BOUNDS or not facts.groups or not facts.noise_multiplier:
         return None
@@ -128,7 +128,7 @@ def budget_shares(facts: RunFacts) -> list[float] | None:
 
 
 def _multiplier_of_the_layers(facts: RunFacts) -> float | None:
-    """The noise multiplier the layers' noise amounts to, if it is below the plan's."""
+    """Returns the noise multiplier that the layers' noise amounts to, if it is below the plan's."""
     shares = budget_shares(facts)
     if shares is None or facts.noise_multiplier is None or sum(shares) <= 1 + 1e-6:
         return None
@@ -136,12 +136,12 @@ def _multiplier_of_the_layers(facts: RunFacts) -> float | None:
 
 
 def is_doubtful(facts: RunFacts) -> bool:
-    """Whether something in the run takes the guarantee back, against some or against all."""
+    """Returns whether something in the run revokes the guarantee, against some observers or against all."""
     return facts.secret_fixed or _multiplier_of_the_layers(facts) is not None
 
 
 def cautions(facts: RunFacts) -> list[str]:
-    """What a reader must know before believing the headline."""
+    """Returns what a reader must know before believing the headline."""
     if not facts.certified or facts.epsilon is None or facts.delta is None:
         return [_fixed_secret()] if facts.secret_fixed else []
     found = []
@@ -193,7 +193,7 @@ def _stopped_early(facts: RunFacts) -> str:
 
 
 def plan_facts(facts: RunFacts) -> dict[str, Any]:
-    """The facts that make up the plan table."""
+    """Returns the facts that make up the plan table."""
     names = (
         *(
             "certified",
@@ -235,7 +235,7 @@ def _metric_names(facts: RunFacts) -> list[str]:
 
 
 def find_primary_metric(facts: RunFacts) -> str | None:
-    """The metric of the headline and of the first plot: the declared one, else the likeliest by name."""
+    """Returns the metric of the headline and of the first plot: the declared one, else the likeliest by name."""
     if facts.primary_metric is not None:
         return facts.primary_metric
     names = _metric_names(facts)
@@ -248,13 +248,13 @@ def find_primary_metric(facts: RunFacts) -> str | None:
 
 
 def is_fraction(name: str, values: Mapping[int, float] | list[float]) -> bool:
-    """Whether a metric reads best in percent."""
+    """Returns whether a metric reads best in percent."""
     numbers = list(values.values()) if isinstance(values, Mapping) else values
     return "acc" in name.lower() and all(0 <= value <= 1 for value in numbers)
 
 
 def format_metric(name: str, value: Any) -> str:
-    """A metric's value, an accuracy in percent."""
+    """Returns a metric's value as text, an accuracy in percent."""
     if not is_number(value):
         return "-" if value is None else str(value)
     number = float(plain_value(value))
@@ -264,13 +264,13 @@ def format_metric(name: str, value: Any) -> str:
 
 
 def metric_label(name: str) -> str:
-    """A metric's name in words."""
+    """Returns a metric's name in words."""
     words = re.split(r"[_/\s]+", name)
     full = {"val": "validation", "acc": "accuracy", "nonprivate": "non-private", "train": "training"}
     return " ".join(full.get(word.lower(), word) for word in words if word)
 
 
 def source_words(facts: RunFacts, name: str) -> str:
-    """On which data a metric was computed, and what follows from it."""
+    """Returns on which data a metric was computed, and what follows from it."""
     source = facts.metric_source(name)
     return "held-out records" if source == "validation" and not facts.certified else SOURCES[source]

@@ -1,4 +1,4 @@
-"""The report files of a run directory."""
+"""Writes the report files of a run directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HTML_NAME = "report.html"
 
 
 def write_report(directory: str | Path, facts: RunFacts) -> dict[str, Path]:
-    """Write the JSON, Markdown and HTML reports; returns their paths by file name.
+    """Writes the JSON, Markdown and HTML reports, and returns their paths by file name.
 
     All three are rendered before anything is written, so an error leaves the directory as it was.
     """

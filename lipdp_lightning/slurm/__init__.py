@@ -1,1 +1,3 @@
-"""Batch jobs on Slurm: what a process can know of its job, the signals it gets, and the scripts that start it."""
+"""Supports batch jobs on Slurm: what a process can know of its job, the signals it gets, and the scripts
+that start it.
+"""

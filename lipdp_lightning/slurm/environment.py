@@ -1,4 +1,4 @@
-"""What a process can know of the Slurm job that it is part of, and what it may ask of the controller."""
+"""Reads what a process can know of its Slurm job, and sends requests to the controller."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import shutil
 import subprocess
 from typing import Literal
 
-# sysexits.h, EX_TEMPFAIL: saved, and the batch script is to requeue the job because this process cannot
+# EX_TEMPFAIL of sysexits.h: the run is saved, and the batch script must requeue the job because this process cannot
 EXIT_REQUEUE = 75
 
 Fate = Literal["requeue", "requeued", "end"]
 
 
 def job_id() -> str | None:
-    """The job's name for scontrol, ARRAY_TASK for a task of an array; None outside Slurm."""
+    """Returns the job's name for scontrol, ARRAY_TASK for a task of an array; None outside Slurm."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID")
 
 
 def in_step() -> bool:
-    """Whether srun has started this process."""
+    """Returns whether srun has started this process."""
     return "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ and "SLURM_JOB_ID" in os.environ
 
 
 def restarted() -> bool:
-    """Whether the job runs again, after a requeue or because a node failed."""
+    """Returns whether the job runs again, after a requeue or because a node failed."""
     return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def task_problems(devices: int | None = None, nodes: int | None = None) -> list[str]:
-    """Reasons why srun's processes and the trainer's cannot be the same ones."""
+    """Returns the reasons why srun's processes and the trainer's cannot be the same."""
     if not in_step() or os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive"):
         return []
     tasks, per_node = os.environ.get("SLURM_NTASKS", "1"), os.environ.get("SLURM_NTASKS_PER_NODE")
@@ -59,7 +59,7 @@ def task_problems(devices: int | None = None, nodes: int | None = None) -> list[
 
 
 def _scontrol(*words: str) -> str:
-    """Its output; RuntimeError with its complaint."""
+    """Returns the output of scontrol; raises RuntimeError with its error message."""
     try:
         result = subprocess.run(["scontrol", *words], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -70,21 +70,21 @@ def _scontrol(*words: str) -> str:
 
 
 def can_requeue() -> bool:
-    """Whether scontrol can be called; in a container it usually cannot."""
+    """Returns whether scontrol can be called; in a container it usually cannot."""
     return shutil.which("scontrol") is not None
 
 
 def requeue(job: str) -> None:
-    """Put the job back into the queue; RuntimeError if the controller refuses."""
+    """Puts the job back into the queue; raises RuntimeError if the controller refuses."""
     assert re.fullmatch(r"\d+(_\d+)?", job), job
     _scontrol("requeue", job)
 
 
 def fate_after_sigterm(job: str) -> Fate:
-    """What SIGTERM means for the job: it makes way and comes back, it has been requeued, or it was ended.
+    """Returns what SIGTERM means for the job: it must requeue itself, it has been requeued, or it was ended.
 
-    A job that is preempted within a grace period is still RUNNING and has a preemption time. It would end
-    for good if it exited now, so it has to requeue itself. A job that a user has cancelled must not come back.
+    A job that is preempted within a grace period is still RUNNING and has a preemption time. It would end for good if
+    it exited now, so it has to requeue itself. A job that a user has cancelled must not come back.
     """
     try:
         text = _scontrol("--oneliner", "show", "job", job)

@@ -1,4 +1,4 @@
-"""The sbatch script of a training job."""
+"""Writes the sbatch script of a training job."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Array:
 
 @dataclass(frozen=True)
 class Job:
-    """What a job needs; ``render`` writes it down.
+    """The requirements of a job, which ``render`` writes as a script.
 
-    ``options`` are further lines for sbatch without ``#SBATCH``; ``setup`` are shell lines before srun.
-    ``container`` is an image, run by ``container_command``; ``extra`` goes to `lipdp fit`.
+    ``options`` are further lines for sbatch without ``#SBATCH``; ``setup`` are shell lines before srun. ``container``
+    is an image, run by ``container_command``; ``extra`` is passed to `lipdp fit`.
     """
 
     config: str
@@ -75,12 +75,12 @@ class Job:
 
     @property
     def log(self) -> str:
-        """Beside the run directory, which is not there yet; % is sbatch's own."""
+        """The log file beside the run directory, which does not exist yet; % is sbatch's own."""
         folder = str(PurePath(self.run_dir).parent).replace("%", "%%")
         return f"{folder}/{self.name}-{'%A_%a' if self.array else '%j'}.out"
 
     def checked(self) -> Job:
-        """Itself; ValueError for what cannot be written into a script."""
+        """Returns the job; raises ValueError for texts that cannot be written into a script."""
         texts = [self.config, self.run_dir, self.container or "", *self.options, *self.extra]
         broken = [text for text in texts if not text.isprintable()]
         if broken:
@@ -90,7 +90,7 @@ class Job:
         return self
 
     def runs(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Each run's directory, and the arguments of `lipdp fit` for it."""
+        """Returns each run's directory, and the arguments of `lipdp fit` for it."""
         job = self.checked()
         if self.array is None:
             return [(self.run_dir, job._arguments())]
@@ -106,7 +106,7 @@ class Job:
 
 
 def render(job: Job, header: str = "") -> str:
-    """The script; ``header`` becomes its first comment."""
+    """Returns the script; ``header`` becomes its first comment."""
     job = job.checked()
     lines = ["#!/bin/bash", *(f"# {line}" for line in header.splitlines())]
     lines += [f"#SBATCH {shlex.quote(option)}" for option in _sbatch(job)]
@@ -146,7 +146,7 @@ def _sbatch(job: Job) -> list[str]:
 
 
 def _srun(job: Job) -> list[str]:
-    """The command and its arguments, one line each; newer sruns do not take --cpus-per-task from the job."""
+    """Returns the command and its arguments, one line each; newer sruns do not take --cpus-per-task from the job."""
     lines = [f"srun --cpus-per-task={job.cpus_per_task} --kill-on-bad-exit=1"]
     if job.container is not None:
         binds = '--bind "$PWD" ${LIPDP_DATA:+--bind "$LIPDP_DATA"}'

@@ -1,4 +1,4 @@
-"""Signals as flags: the handler remembers, and the training loop acts at the next step boundary."""
+"""Turns signals into flags: the handler remembers, and the training loop acts at the next step boundary."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class SignalFlag:
-    """A signal handler that does nothing but remember.
+    """Handles a signal by remembering it.
 
-    Weights in the middle of an update are no checkpoint, and a collective in a handler meets whatever
-    collective the other ranks are in, so nothing is saved or agreed on here.
+    Weights in the middle of an update are not a checkpoint, and a collective in a handler meets whatever collective the
+    other ranks are in, so nothing is saved or agreed on here.
     """
 
     def __init__(self) -> None:
@@ -28,10 +28,10 @@ class SignalFlag:
 
 
 def listen(numbers: Iterable[int]) -> tuple[SignalFlag, dict[int, Any]]:
-    """Install a SignalFlag for the signals, and say what was there before.
+    """Installs a SignalFlag for the signals, and returns it with the previous handlers.
 
-    A flag that already listens, because the command was told to before its imports, is taken over with what
-    it has received. Outside the main thread no handler can be installed, and the flag stays down.
+    A flag that already listens, because the command was told to before its imports, is taken over with what it has
+    received. Outside the main thread no handler can be installed, and the flag stays down.
     """
     numbers = list(numbers)
     present = [signal.getsignal(number) for number in numbers]
@@ -44,7 +44,7 @@ def listen(numbers: Iterable[int]) -> tuple[SignalFlag, dict[int, Any]]:
 
 
 def restore(handlers: dict[int, Any]) -> None:
-    """Put back what :func:`listen` has found, unless that was a flag too: it goes on listening."""
+    """Restores the handlers that :func:`listen` has found, unless one was a flag, which keeps listening."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number, handler in handlers.items():
@@ -53,10 +53,10 @@ def restore(handlers: dict[int, Any]) -> None:
 
 
 def ignore(number: int) -> None:
-    """For the rest of the process: what is left of it needs no warning.
+    """Ignores a signal for the rest of the process, which needs no warning any more.
 
-    Before it ends, the interpreter gives every signal that has a handler of Python its default back, which for SIGUSR1
-    is to end the process as a failed one. What is ignored stays so.
+    Before it ends, the interpreter restores the default of every signal that has a Python handler, which for SIGUSR1 is
+    to end the process as a failed one. An ignored signal stays ignored.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(number, signal.SIG_IGN)

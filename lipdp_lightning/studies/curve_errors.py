@@ -1,4 +1,4 @@
-"""Errors and running times of the mechanisms, measured: the numbers of docs/curves.md.
+"""Measures errors and running times of the mechanisms, for docs/curves.md.
 
 The data set is the thesis's (6.6.2 a): every cell of the grid holds a Poisson number of records.
 """
@@ -17,14 +17,14 @@ from lipdp_lightning.curves.smooth import smooth
 
 
 def poisson_values(levels: int, mean: float, seed: int = 0) -> FloatArray:
-    """Values on the points of Grid(0, 1, levels)."""
+    """Returns values on the points of Grid(0, 1, levels)."""
     counts = np.random.default_rng(seed).poisson(mean, 1 << levels)
     return np.repeat(Grid(0.0, 1.0, levels).points, counts)
 
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """Mean squared error of F over the points, times n^2: measured, and as the mechanism's formula says."""
+    """The mean squared error of F over the points, times n^2: measured, and from the mechanism's formula."""
 
     mechanism: str
     delta: float
@@ -35,12 +35,12 @@ class ErrorRow:
 
 
 def thesis_error(levels: int, epsilon: float) -> float:
-    """n^2 times the error of theorem 6.3.1: 2 (L + 1)^3 / epsilon^2, under replace-one."""
+    """Returns n^2 times the error of theorem 6.3.1: 2 (L + 1)^3 / epsilon^2, under replace-one."""
     return 2 * (levels + 1) ** 3 / epsilon**2
 
 
 def measured_error(mechanism: CurveMechanism, repeats: int, source: NoiseSource | None = None) -> float:
-    """Of whole releases of the Poisson data set, with the noise of real ones."""
+    """Returns the mean squared error of whole releases of the Poisson data set, with the noise of real ones."""
     grid = Grid(0.0, 1.0, mechanism.levels)
     histogram = grid.histogram(poisson_values(mechanism.levels, 3.0))
     truth = np.cumsum(histogram)
@@ -51,7 +51,7 @@ def measured_error(mechanism: CurveMechanism, repeats: int, source: NoiseSource 
 
 
 def compare_errors(levels: int, epsilon: float, delta: float, repeats: int) -> list[ErrorRow]:
-    """All mechanisms under both relations at one epsilon; delta for those that need one."""
+    """Compares all mechanisms under both relations at one epsilon; delta is for those that need one."""
     rows = []
     for adjacency in ("replace_one", "add_remove"):
         for name, chosen in (("laplace", 0.0), ("factorization", 0.0), ("gaussian", delta), ("factorization", delta)):
@@ -65,7 +65,7 @@ def compare_errors(levels: int, epsilon: float, delta: float, repeats: int) -> l
 
 @dataclass(frozen=True)
 class SmoothingRow:
-    """Processor seconds of one smoothing, and the squared error after it as a share of that before: means."""
+    """Mean processor seconds of one smoothing, and the squared error after it as a share of that before."""
 
     levels: int
     p: int
@@ -75,7 +75,7 @@ class SmoothingRow:
 
 
 def compare_smoothing(levels: int, epsilon: float, repeats: int = 20) -> list[SmoothingRow]:
-    """Every way to smooth releases of the Poisson data set."""
+    """Compares every way to smooth releases of the Poisson data set."""
     mechanism = curve_mechanism("laplace", levels, epsilon)
     histogram = Grid(0.0, 1.0, levels).histogram(poisson_values(levels, 3.0))
     truth = np.cumsum(histogram).astype(np.float64)

@@ -1,9 +1,9 @@
-"""What exact norms cost: one private step under each scaling, side by side, as ratios to the step without scaling.
+"""Measures the cost of exact norms: one private step under each scaling, as ratios to the step without scaling.
 
     python -m lipdp_lightning.studies.exact_cost [--rows 256] [--repeats 5]
 
-Every repeat times each scaling once, in turn; a ratio is that of the smallest processor times. Memory is of the tensors
-that the scaling holds from the backward pass to the release, in units of the inputs of all trained layers.
+Every repeat times each scaling once, in turn; a ratio is that of the smallest processor times. Memory is that of the
+tensors that the scaling holds from the backward pass to the release, in units of the inputs of all trained layers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCALINGS = ("worst_case", "layerwise", "exact", "gradients of every example")
 
 
 class Step:
-    """Forward and backward of one batch with random images and labels, and the release."""
+    """The forward and backward pass of one batch with random images and labels, and the release."""
 
     def __init__(self, network: str, scaling: str, rows: int) -> None:
         torch.manual_seed(0)
@@ -53,7 +53,9 @@ class Step:
             self._mechanism = Mechanism(self._model, certifier, plan, bytes(16))
 
     def __call__(self) -> float:
-        """Processor seconds of forward, backward and sums; certificate and noise, the same for all, are left out."""
+        """Returns processor seconds of forward, backward and sums; certificate and noise, the same for all, are left
+        out.
+        """
         self._model.zero_grad(set_to_none=True)
         if self._mechanism is not None:
             self._mechanism.scaling.begin(self._mechanism.numbers())
@@ -66,7 +68,7 @@ class Step:
         return time.process_time() - start
 
     def _by_example(self) -> None:
-        """Clipped sums from torch.func's gradients of every example, a few at a time."""
+        """Computes clipped sums from torch.func's gradients of every example, a few at a time."""
         parameters = {n: p.detach() for n, p in self._model.named_parameters()}
 
         def loss(values: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -81,7 +83,7 @@ class Step:
                 torch.tensordot(1 / norms.clamp_min(1.0), gradient, dims=1)
 
     def held(self) -> float:
-        """Numbers held for the sums, over those of the inputs of all trained layers."""
+        """Returns the numbers held for the sums, over those of the inputs of all trained layers."""
         assert self._mechanism is not None
         self._mechanism.scaling.begin(self._mechanism.numbers())
         self._loss.per_example(self._model(self._x), self._y).sum().backward()
@@ -105,8 +107,8 @@ def measure(rows: int, repeats: int) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=256, help="batch size")
+    parser.add_argument("--repeats", type=int, default=5, help="timings of each scaling")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")

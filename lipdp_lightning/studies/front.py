@@ -1,15 +1,15 @@
-"""Trained convolutions: exact norms and bounds against flat clipping, on one network and equally tuned.
+"""Compares exact norms and bounds with flat clipping on trained convolutions, on one network and equally tuned.
 
     python -m lipdp_lightning.studies.front --output front.jsonl [--methods exact flat bounds]
     python -m lipdp_lightning.studies.front --slack
 
 Every method gets four settings on the network, data, budget and epochs of configs/fashion_mnist_conv_eps2.yaml. One is
 chosen by the mean accuracy of two runs on rows held out from the training set, by a hash of each row; it is then
-trained with further seeds on all training rows, and judged on the published test rows. The search is not part of
-the accounted budget. Finished trainings are read from the output file, so that an interrupted run goes on.
+trained with further seeds on all training rows, and judged on the published test rows. The search is not part of the
+accounted budget. Finished trainings are read from the output file, so that an interrupted run can continue.
 
 ``--slack`` trains nothing: it prints how far ||d|| n, which bounds an example's gradient in a layer, is above its norm,
-for the network as it starts.
+for the network at its initialisation.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from ..report.tables import render_table
 
 CONFIG = "configs/fashion_mnist_conv_eps2.yaml"
 RATE = "optimizer.init_args.lr"
-SEARCH_SEEDS = (0, 100)  # two, as one run tells settings half a point apart from each other by chance
+SEARCH_SEEDS = (0, 100)  # two seeds, since with one run settings half a point apart are ranked by chance
 
 Setting = dict[str, Any]
 
 
 def grid(**choices: list[Setting]) -> list[Setting]:
-    """All combinations of one setting from each list."""
+    """Returns all combinations of one setting from each list."""
     return [{k: v for part in parts for k, v in part.items()} for parts in itertools.product(*choices.values())]
 
 
@@ -51,16 +51,16 @@ def rates(*values: float) -> list[Setting]:
 
 
 def shares(*values: float) -> list[Setting]:
-    """Share of the budget that goes to the convolution."""
+    """Returns settings that give a share of the budget to the convolution."""
     return [
         {"privacy.allocation": "custom", "privacy.group_weights": {"features*": share, "head": 1 - share}}
         for share in values
     ]
 
 
-# flat clipping by opacus, in its two passes that hold no gradient per example
+# flat clipping by opacus in two passes, which hold no per-example gradients
 FLAT = {"privacy.method": "dpsgd_ghost", "privacy.radius": None}
-# bounds alone, on the network that suits them: a normalisation behind the convolution multiplies its bound
+# bounds alone, without the normalisation behind the convolution, which would multiply its bound
 BOUNDS = {"privacy.scaling": "joint", "privacy.radius": None, "model.network.init_args.norm_groups": 0}
 METHODS: dict[str, tuple[Setting, list[Setting]]] = {
     "exact": ({}, grid(rate=rates(0.01, 0.02), share=shares(0.3, 0.5))),
@@ -73,7 +73,9 @@ METHODS: dict[str, tuple[Setting, list[Setting]]] = {
 
 
 def train(setting: Mapping[str, Any], seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Held-out accuracy of one run in per cent: of validation rows for the search, of test rows for the others."""
+    """Returns the held-out accuracy of one run in per cent: of validation rows for the search, of test rows
+    otherwise.
+    """
     held_out = 0.1 if seed in SEARCH_SEEDS else 0.0
     overrides = {
         **setting,
@@ -82,7 +84,7 @@ def train(setting: Mapping[str, Any], seed: int, options: argparse.Namespace) ->
         "privacy.epochs": options.epochs,
         "privacy.epsilon": options.epsilon,
     }
-    # the data are public, and the run can be repeated
+    # the data are public, and a fixed secret makes the run repeatable
     secret = blake2b(f"front {seed}".encode(), digest_size=16).digest()
     result = run_once(options.config, overrides, secret=secret)
     stage = "validation/accuracy" if held_out else "test/accuracy"
@@ -91,7 +93,7 @@ def train(setting: Mapping[str, Any], seed: int, options: argparse.Namespace) ->
 
 
 class Log:
-    """One line per finished training, found again by everything that decides its result."""
+    """Keeps one line per finished training, found again by everything that decides its result."""
 
     def __init__(self, path: Path, options: argparse.Namespace) -> None:
         self._path, self._options = path, options
@@ -128,7 +130,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def slack(config: str, rows: int = 1024) -> dict[str, float]:
-    """Median over published test images of ||d|| n / ||g||, by trained layer."""
+    """Returns the median over published test images of ||d|| n / ||g||, by trained layer."""
     experiment = parse_experiment(["--config", config], None, "off")
     module, (x, y) = experiment.model, experiment.datamodule.load_test()
     kept: dict[str, Contribution] = {}
@@ -148,13 +150,13 @@ def slack(config: str, rows: int = 1024) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", help="JSON lines: one per training, kept for the next call")
-    parser.add_argument("--slack", action="store_true", help="how loose the bounds are, and no training")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--config", default=CONFIG)
-    parser.add_argument("--epochs", type=float, default=15)
-    parser.add_argument("--epsilon", type=float, default=2.0)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--output", help="file of JSON lines, one per training, kept for the next call")
+    parser.add_argument("--slack", action="store_true", help="print how loose the bounds are, and train nothing")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), help="methods")
+    parser.add_argument("--config", default=CONFIG, help="the experiment's YAML file")
+    parser.add_argument("--epochs", type=float, default=15, help="epochs of each run")
+    parser.add_argument("--epsilon", type=float, default=2.0, help="epsilon of each run")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds of the final runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -163,7 +165,7 @@ def main() -> None:
         sys.stdout.write(render_table(["layer", "bound / norm"], ratios) + "\n")
         return
     if options.output is None:
-        parser.error("--output is needed: the file that finished trainings are kept in")
+        parser.error("--output is needed; it names the file that finished trainings are kept in")
     numbers = ("validation", "test", "standard_error")
     cells = [[r["method"], *(f"{r[n]:.2f}" for n in numbers), json.dumps(r["chosen"])] for r in compare(options)]
     sys.stdout.write(render_table(["method", "validation", "test", "standard error", "chosen"], cells) + "\n")

@@ -1,9 +1,9 @@
-"""A paper estimate of private steps on GPUs, from counts and from assumed rates. Nothing here was run on a GPU.
+"""Estimates private steps on GPUs on paper, from counts and from assumed rates. Nothing here was run on a GPU.
 
     python -m lipdp_lightning.studies.gpu_estimate [--model wrn-40-4] [--batch-size 4096]
 
-What is counted: parameters, operations, bytes, launches and waits of the certificate. What is measured: float64 normals
-per second on one core of this machine. All else is an assumption, and printed with the result.
+Parameters, operations, bytes, launches and waits of the certificate are counted. float64 normals per second on one core
+of this machine are measured. Everything else is an assumption, and printed with the result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UPDATE_SIZE = 0.002
 
 @dataclass(frozen=True)
 class Assumed:
-    """Rates per GPU unless said otherwise; bytes and operations per second, seconds."""
+    """Assumed rates per GPU unless said otherwise; bytes and operations per second, seconds."""
 
     operations: float = 20e12
     memory: float = 1.5e12
@@ -68,7 +68,9 @@ class Step:
 
     @property
     def heaviest(self) -> str:
-        """What privacy adds most with: the sum counts for what float64 adds to the float32 of plain training."""
+        """The part by which privacy adds most; the sum counts for what float64 adds to the float32 of plain
+        training.
+        """
         added = {
             "noise": max(0.0, self.noise - self.passes), "copy of the noise": self.copy,
             "certificate": self.certificate, "release": self.release, "sum over GPUs": self.sum_over_gpus / 2,
@@ -77,18 +79,18 @@ class Step:
 
     @property
     def plain(self) -> float:
-        """The same passes and a sum of float32."""
+        """The time of the same passes and a sum of float32."""
         return self.passes + self.sum_over_gpus / 2
 
 
 def estimate(
     counts: Counts, certificate: CertificateCounts, per_normal: float, batch_size: int, gpus: int, assumed: Assumed
 ) -> Step:
-    """``per_normal``: seconds that one core takes for a float64 normal."""
+    """Returns the estimate; ``per_normal`` is the time in seconds that one core takes for a float64 normal."""
     buffer = FLOAT64 * counts.parameters
     nodes = -(-gpus // assumed.gpus_per_node)
     local = min(gpus, assumed.gpus_per_node)
-    sent = 2 * buffer * (gpus - 1) / gpus  # of a ring
+    sent = 2 * buffer * (gpus - 1) / gpus  # by a ring
     within, between = (
         2 * buffer * (local - 1) / local / assumed.link,
         2 * buffer * (nodes - 1) / nodes / assumed.network,
@@ -107,7 +109,7 @@ def estimate(
 
 
 def seconds_per_normal(total: int = 2**21, repeats: int = 5) -> float:
-    """On one core of this machine, the fastest of several draws."""
+    """Returns the time on one core of this machine, the fastest of several draws."""
     best = float("inf")
     for key in range(repeats):
         start = time.perf_counter()
@@ -134,7 +136,7 @@ def lines(steps: Sequence[Step]) -> list[list[str]]:
 
 
 def markdown(model: str, batch_size: int, gpus: Sequence[int], assumed: Assumed | None = None) -> str:
-    """The estimate with all that it rests on."""
+    """Returns the estimate with everything that it rests on."""
     from ..bench.comparison_files import markdown_table
 
     assumed = assumed or Assumed()
@@ -160,9 +162,9 @@ def markdown(model: str, batch_size: int, gpus: Sequence[int], assumed: Assumed 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="wrn-40-4")
-    parser.add_argument("--batch-size", type=int, default=4096)
-    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--model", default="wrn-40-4", help="network")
+    parser.add_argument("--batch-size", type=int, default=4096, help="expected batch size")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64], help="numbers of GPUs")
     options = parser.parse_args()
     sys.stdout.write(markdown(options.model, options.batch_size, options.gpus))
 

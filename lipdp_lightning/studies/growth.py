@@ -1,4 +1,4 @@
-"""How the cost of a step grows with batch size, depth and parameters: exponents of power laws.
+"""Fits how the cost of a step grows with batch size, depth and parameters: exponents of power laws.
 
 Each series changes one of them. An exponent is the slope of the least-squares line through the logarithms; R^2 says how
 much of their variance the line explains. A cost that does not depend on what changes has exponent 0.
@@ -19,12 +19,12 @@ from ..bench.step_parts import ORDER, REST
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_IDLE = 2e-5  # seconds: a part that takes less somewhere is noise of the clock
+_IDLE = 2e-5  # seconds; a part that takes less is dominated by the clock's noise
 
 
 @dataclass(frozen=True)
 class Series:
-    """Cells that differ in one thing, and how much of it a row has."""
+    """Cells that differ in one quantity, and the amount of it that a row has."""
 
     name: str
     cells: tuple[tuple[str, int], ...]
@@ -54,7 +54,7 @@ SERIES = (
 
 @dataclass(frozen=True)
 class Law:
-    """seconds = c size^exponent, fitted from ``points`` of (size, seconds)."""
+    """The power law seconds = c size^exponent, fitted from ``points`` of (size, seconds)."""
 
     series: str
     quantity: str
@@ -64,7 +64,7 @@ class Law:
 
 
 def fit(series: str, quantity: str, points: Sequence[tuple[float, float]]) -> Law:
-    """Least squares in the logarithms; needs two different sizes and positive values."""
+    """Fits least squares in the logarithms; it needs two different sizes and positive values."""
     xs, ys = [math.log(size) for size, _ in points], [math.log(value) for _, value in points]
     x_mean, y_mean = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
     variance = math.fsum((x - x_mean) ** 2 for x in xs)
@@ -75,7 +75,9 @@ def fit(series: str, quantity: str, points: Sequence[tuple[float, float]]) -> La
 
 
 def laws_of(series: Series, rows: Sequence[Row]) -> list[Law]:
-    """Of the steps of both contenders, and of every part of ours that is measurable at all sizes."""
+    """Returns the laws of the steps of both contenders, and of every part of our step that is measurable at
+    all sizes.
+    """
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if row.seconds is None:
@@ -112,7 +114,7 @@ def lines(laws: Sequence[Law]) -> list[tuple[str, ...]]:
 
 
 def figure_of(laws: Sequence[Law], series: Series) -> Figure:
-    """Every quantity of a series against its size, both logarithmic."""
+    """Plots every quantity of a series against its size, both logarithmic."""
     import matplotlib
 
     from ..report.figure_style import label_axes, legend, new_figure

@@ -1,11 +1,11 @@
-"""Per layer: Delta, signal and noise of a step, and which factors of the bound are slack.
+"""Prints per layer Delta, signal and noise of a step, and which factors of the bound are slack.
 
     python -m lipdp_lightning.studies.layer_signal --config configs/digits_wide_resnet.yaml [--examples 256]
         [--untrained] [--format text|markdown|json] [options of lipdp fit]
 
-Measured at the initial, projected weights and again after the configuration's private training, on held-out rows:
-rows that were trained on are never read outside a step. Gradients of held-out rows are printed without noise, so use
-data whose held-out part is public.
+It measures at the initial, projected weights and again after the configuration's private training, on held-out rows,
+since rows that were trained on are never read outside a step. Gradients of held-out rows are printed without noise, so
+use data whose held-out part is public.
 
 For example i and layer k the certificate says ||g_ik|| <= Delta_k = sum over uses of l n, with l the cotangent bound
 and n the bound of the gradient's factor. The three shares multiply to mean ||g_ik|| / Delta_k:
@@ -50,7 +50,7 @@ Calls = dict[str, list[tuple[Tensor, Tensor]]]
 
 @contextmanager
 def recorded(network: nn.Module) -> Iterator[Calls]:
-    """Inputs and outputs of every call of a scaled layer; outputs keep their gradient."""
+    """Yields inputs and outputs of every call of a scaled layer; outputs keep their gradient."""
     calls: Calls = defaultdict(list)
 
     def keep(path: str) -> Any:
@@ -83,7 +83,7 @@ class Measurement:
         self._count = 0
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """One example, a batch of one: its own gradient without scaling, then as a step would scale it."""
+        """Adds one example as a batch of one: its own gradient without scaling, then as a step would scale it."""
         self._count += 1
         self._mechanism.scaling.detach(self._network)
         with recorded(self._network) as calls:
@@ -102,7 +102,7 @@ class Measurement:
         self._network.zero_grad(set_to_none=True)
         logits = self._module(x)
         factor = self._mechanism.scaling.example_factor(1, logits.device)
-        # a factor without measured norms, where the scaling is detached, is no factor
+        # where the scaling is detached, there are no measured norms and hence no factor
         if factor is not None and self._attached():
             logits = scale_cotangent(logits, factor)
         self._module.loss.per_example(logits, y).sum().backward()
@@ -164,7 +164,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def measure(module: Any, data: Any, plan: Any, examples: int) -> list[dict[str, Any]]:
-    """One row per parameter group, for the module's weights after projection."""
+    """Returns one row per parameter group, for the module's weights after projection."""
     clips = matching_modules(module.network, plan.cotangent_clip)
     certifier = Certifier(
         module.network, data.input_shape, module.input_bound, module.loss,
@@ -209,7 +209,7 @@ def _cell(value: Any) -> str:
 
 
 def study(arguments: Sequence[str], examples: int, untrained: bool) -> dict[str, list[dict[str, Any]]]:
-    """Rows at initialisation and, unless ``untrained``, after training as the configuration says."""
+    """Returns rows at initialisation and, unless ``untrained``, after training as the configuration says."""
     from ..experiment.experiment import parse_experiment
     from ..experiment.quiet import quiet
 
@@ -226,9 +226,9 @@ def study(arguments: Sequence[str], examples: int, untrained: bool) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", type=int, default=256, help="held-out rows to measure on")
-    parser.add_argument("--untrained", action="store_true", help="at initialisation only")
-    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    parser.add_argument("--examples", type=int, default=256, help="number of held-out rows to measure on (default 256)")
+    parser.add_argument("--untrained", action="store_true", help="measure at initialisation only")
+    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text", help="format of the table")
     own, rest = parser.parse_known_args()
     if own.examples < 1:
         raise SystemExit("--examples must be positive. HINT: 256")

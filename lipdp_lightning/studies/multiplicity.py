@@ -1,7 +1,7 @@
-"""What K views of an example cost: a step with views beside steps of as many rows, of one row, and of loaded rows.
+"""Measures the cost of K views of an example: a step with views beside steps of as many rows, and of one row.
 
-``python -m lipdp_lightning.studies.multiplicity`` prints the table. The cases take turns on one thread, and all that is
-said is a ratio within one run.
+``python -m lipdp_lightning.studies.multiplicity`` prints the table. The cases take turns on one thread, and every
+number is a ratio within one run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from ..augmentations import HorizontalFlip, ShiftedCrop
-from ..bench.weak_scaling import RandomImages
+from ..bench.trained import RandomRows
 from ..models import ConvNet
 from ..privacy.plan import PrivacyPlan
 from ..training import PrivateModule, PrivateStrategy
@@ -33,7 +33,9 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class ViewCost:
-    """``over_rows``: a step with views over one of as many examples; ``over_passes``: over K steps without views."""
+    """The cost of a step with views: ``over_rows`` over a step of as many examples, ``over_passes`` over K steps
+    without views.
+    """
 
     views: int
     examples: int
@@ -60,9 +62,9 @@ class _Cost(Callback):
 
 
 def _steps(views: int, examples: int, steps: int) -> list[float]:
-    """Seconds of some steps; the samples are of fixed size, since every row is in each."""
+    """Returns the seconds of some steps; the samples are of fixed size, since every row is in each."""
     torch.manual_seed(0)
-    data, cost = RandomImages(SHAPE, examples), _Cost(views)
+    data, cost = RandomRows(SHAPE, examples), _Cost(views)
     plan = PrivacyPlan(
         dataset_size=examples, expected_batch_size=examples, noise_multiplier=1.0, delta=1e-6, steps=steps + WARM_UP,
         accountant="rdp", scaling="joint", allocation="global",
@@ -78,7 +80,7 @@ def _steps(views: int, examples: int, steps: int) -> list[float]:
 
 
 def measure(views: int, examples: int, steps: int = 6, turns: int = 3) -> ViewCost:
-    """Medians over the steps of all turns."""
+    """Returns medians over the steps of all turns."""
     cases = {"views": (views, examples), "rows": (1, views * examples), "one": (1, examples)}
     found: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(turns):
@@ -92,10 +94,10 @@ def measure(views: int, examples: int, steps: int = 6, turns: int = 3) -> ViewCo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lipdp_lightning.studies.multiplicity", description=__doc__)
-    parser.add_argument("--views", type=int, nargs="+", default=[4, 16])
-    parser.add_argument("--examples", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--views", type=int, nargs="+", default=[4, 16], help="numbers of views")
+    parser.add_argument("--examples", type=int, default=32, help="batch size")
+    parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each case")
     own = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")

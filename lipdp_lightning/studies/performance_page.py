@@ -1,4 +1,4 @@
-"""docs/performance.md: its prose stays, and what lies between two markers is replaced by what was measured.
+"""Updates docs/performance.md: its prose stays, and the text between two markers is replaced by measurements.
 
 <!-- bench: NAME -->
 ...
@@ -29,7 +29,7 @@ def sections_of(page: str) -> list[str]:
 
 
 def replaced(page: str, contents: Mapping[str, str]) -> str:
-    """The page with the named sections replaced; a section that the page lacks is a mistake of the caller."""
+    """Returns the page with the named sections replaced; a section that the page lacks raises ValueError."""
     missing = sorted(set(contents) - set(sections_of(page)))
     if missing:
         raise ValueError(
@@ -51,7 +51,7 @@ def update(page: Path, contents: Mapping[str, str]) -> None:
 
 
 def growth_section(laws: Sequence[Law], figures: Path, prefix: str, machine: dict[str, Any]) -> str:
-    """The table of exponents, and a plot of each series."""
+    """Returns the table of exponents, and a plot of each series."""
     figures.mkdir(parents=True, exist_ok=True)
     text = [markdown_table(HEADERS, lines(laws))]
     for series in SERIES:

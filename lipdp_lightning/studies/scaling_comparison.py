@@ -1,11 +1,11 @@
-"""Which certified scaling and allocation trains best: learning rate on held-out rows, then seeds.
+"""Compares certified scalings and allocations by training: learning rate on held-out rows, then seeds.
 
     python -m lipdp_lightning.studies.scaling_comparison --output scalings.json
         [--networks linear mlp conv] [--scalings exact]
 
-Every combination gets the same budget, network, data and number of learning rates. Rates are chosen on
-rows held out from the training set with seed 0; the accuracy reported is that of other seeds on the
-published test rows. The search is not part of the accounted budget.
+Every combination gets the same budget, network, data and number of learning rates. Rates are chosen on rows held out
+from the training set with seed 0; the accuracy reported is that of other seeds on the published test rows. The search
+is not part of the accounted budget.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ COMBINATIONS = (
     ("joint", "equal"), ("joint", "global"), ("joint", "optimal"),
     ("exact", "global"), ("exact", "optimal"), ("exact_layerwise", "global"), ("exact_layerwise", "optimal"),
 )  # fmt: skip
-RADIUS = 0.1  # of the exact scalings: most gradients are longer, and end with the same length
-# network, largest layer norm, temperature, learning rates
+RADIUS = 0.1  # radius of the exact scalings; most gradients are longer and end with the same norm
+# (network, largest layer norm, temperature, learning rates)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], float | None, float, tuple[float, ...]]] = {
     "linear": (lambda: MLP(SHAPE, 10, bias=False, zero_init=True), None, 1.0, (0.03, 0.1, 0.3)),
     "mlp": (lambda: MLP(SHAPE, 10, (64,), bias=False), 1.0, 0.03, (0.001, 0.003, 0.009)),
@@ -48,7 +48,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], float | None, float, tuple[fl
 
 
 def train(network: str, scaling: str, allocation: str, rate: float, seed: int, options: argparse.Namespace) -> float:
-    """Held-out accuracy of one run: validation rows for seed 0, test rows for the others."""
+    """Returns the held-out accuracy of one run: validation rows for seed 0, test rows for the others."""
     torch.manual_seed(seed)
     build, max_norm, temperature, _ = NETWORKS[network]
     data = FashionMNIST(validation_fraction=0.1 if seed == 0 else 0.0)
@@ -72,7 +72,7 @@ def train(network: str, scaling: str, allocation: str, rate: float, seed: int, o
     trainer.fit(module, datamodule=data)
     accuracy = float(trainer.validate(module, datamodule=data, verbose=False)[0]["validation/accuracy"])
     del trainer, module, data
-    gc.collect()  # trainer and data refer to each other, and hold the whole data set
+    gc.collect()  # trainer and data refer to each other and hold the whole data set
     return accuracy
 
 
@@ -82,7 +82,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
         rates = NETWORKS[network][3]
         for scaling, allocation in COMBINATIONS:
             if network == "linear" and allocation != "global":
-                continue  # one group: every allocation is the same
+                continue  # with one group, every allocation is the same
             if options.scalings and scaling not in options.scalings:
                 continue
             chosen = max(rates, key=lambda r: train(network, scaling, allocation, r, 0, options))
@@ -93,7 +93,9 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
                 "standard_error": statistics.stdev(found) / len(found) ** 0.5, "seeds": len(found),
             }  # fmt: skip
             rows.append(row)
-            with open(options.output, "w") as file:  # after every row: an interrupted comparison keeps what it has
+            with open(
+                options.output, "w"
+            ) as file:  # written after every row, so that an interrupted comparison keeps its results
                 json.dump({"options": vars(options), "rows": rows}, file, indent=1)
             sys.stderr.write(json.dumps(row) + "\n")
     return rows
@@ -102,12 +104,12 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", required=True, help="JSON file to write")
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS), help="networks")
     parser.add_argument("--scalings", nargs="+", choices=sorted({s for s, _ in COMBINATIONS}), help="all by default")
-    parser.add_argument("--epochs", type=float, default=10)
-    parser.add_argument("--batch-size", type=int, default=4096)
-    parser.add_argument("--epsilon", type=float, default=3.0)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--epochs", type=float, default=10, help="epochs of each run")
+    parser.add_argument("--batch-size", type=int, default=4096, help="expected batch size")
+    parser.add_argument("--epsilon", type=float, default=3.0, help="epsilon of each run")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds of the final runs")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")

@@ -1,1 +1,1 @@
-"""Searches over settings: what is tried, what it costs, and selection that is accounted (docs/tune.md)."""
+"""Searches settings: what is tried, what it costs, and selection that is accounted for (docs/tune.md)."""

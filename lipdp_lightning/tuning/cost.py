@@ -1,4 +1,4 @@
-"""What a search has spent: every trial alone, and all of them together."""
+"""Computes what a search has spent: every trial alone, and all of them together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .search import beside_of, events_of
 
 @dataclass(frozen=True)
 class Cost:
-    """Guarantees of a search, infinite where a trial has none. ``delta`` is that of every trial alone.
+    """Guarantees of a search, infinite if a trial has none; ``delta`` is that of every trial alone.
 
     ``summed`` holds at ``summed_delta``, by basic composition; ``composed`` at ``delta``, by Renyi composition of all
     steps of all trials. Failed trials count with all the steps of their plans.
@@ -29,7 +29,7 @@ class Cost:
 
 
 def bound(events: Sequence[LedgerEntry], plan: PrivacyPlan, accountant: str) -> float:
-    """Epsilon of a ledger under the relation and unit of the plan."""
+    """Returns epsilon of a ledger under the relation and unit of the plan."""
     if any(event.noise_multiplier == 0 for event in events):
         return math.inf
     found = get_accountant(accountant).epsilon(events, plan.delta, plan.adjacency, plan.max_examples_per_unit)
@@ -37,7 +37,9 @@ def bound(events: Sequence[LedgerEntry], plan: PrivacyPlan, accountant: str) -> 
 
 
 def cost_of(trials: Sequence[Any], plan: PrivacyPlan, certified: bool) -> Cost:
-    """Of the trials that had a plan; ``plan`` is any of theirs, for the constants that no trial may change."""
+    """Returns the cost of the trials that had a plan; ``plan`` is any of theirs, for the constants that no trial may
+    change.
+    """
     ledgers = [events for trial in trials if (events := events_of(trial)) is not None]
     if not ledgers:
         return Cost(0, plan.delta, 0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""How many held-out rows a model gets right: a count that one row moves by at most one."""
+"""Counts the held-out rows that a model classifies correctly, a count that one row moves by at most one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..training.predictions import predict_rows
 def correct_rows(module: Any, data: Any) -> int:
     """Returns the number of validation rows that the module classifies correctly, each of them counted once.
 
-    It is counted here, row by row, and not derived from a metric of the trainer: a mean over some of the rows, or a
-    weighted one, or one over rows that are seen several times would move by more than one row's share.
+    It is counted here, row by row, and not derived from a metric of the trainer: a mean over some of the rows, a
+    weighted mean, or one over rows that are seen several times would move by more than one row's share.
 
     Raises:
         ValueError: if the data module does not give every validation row exactly once.

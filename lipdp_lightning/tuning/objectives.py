@@ -1,4 +1,4 @@
-"""What a search optimises: metrics of validation rows, never of test rows, and the guarantee."""
+"""Defines what a search optimises: metrics of validation rows, never of test rows, and the guarantee."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..experiment.short_training import Result
 
 @dataclass(frozen=True)
 class Objective:
-    """A number of a result and which way is better; ``metric`` is None for epsilon."""
+    """A number of a result and the better direction; ``metric`` is None for epsilon."""
 
     name: str
     metric: str | None
@@ -41,7 +41,7 @@ OBJECTIVES = {
 
 
 def read_objectives(text: str, task: str) -> tuple[Objective, ...]:
-    """``accuracy,epsilon`` as objectives; all problems at once."""
+    """Returns ``accuracy,epsilon`` as objectives; one ValueError lists all problems."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     problems = [f"{name!r} is not one of {', '.join(OBJECTIVES)}" for name in names if name not in OBJECTIVES]
     wrong = "accuracy" if task == "regression" else "mae"

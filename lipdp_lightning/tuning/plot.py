@@ -1,4 +1,4 @@
-"""The trials of a search in the plane of two objectives."""
+"""Plots the trials of a search in the plane of two objectives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def front_figure(trials: Sequence[Any], best: Sequence[Any], objectives: Sequence[Objective]) -> Figure:
-    """All trials, and the front as steps: between two of its trials only the worse value of each is reached."""
+    """Plots all trials, and the front as steps: between two of its trials only the worse value of each is reached."""
     from ..report.figure_style import empty_figure, label_axes, legend, new_figure
 
     if not trials:
@@ -38,7 +38,7 @@ def front_figure(trials: Sequence[Any], best: Sequence[Any], objectives: Sequenc
 
 
 def _logarithmic(axes: Axes) -> None:
-    """Powers of two, written as numbers."""
+    """Sets an axis of powers of two, written as numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log", base=2)
@@ -58,7 +58,7 @@ def _axes(objectives: Sequence[Objective]) -> tuple[Objective, Any]:
 
 
 def write_figure(out: Path, name: str, figure: Figure) -> None:
-    """``name``.png and ``name``.svg."""
+    """Writes ``name``.png and ``name``.svg."""
     import matplotlib
 
     from ..report.figure_style import figure_to_png

@@ -1,4 +1,6 @@
-"""``--private-selection``: random settings, a random number of trials, and the best model alone is released."""
+"""Implements ``--private-selection``: random settings, a random number of trials, and a release of the best model
+alone.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,20 @@ from .space import Choice, Range, Space
 
 MOST_PLANS = 64
 _COUNT = "number of trials"
-# ranges of these do not change what a trial's ledger says
+# ranges of these settings do not change the ledger of a trial
 _FREE = ("clip_norm", "loss_clip", "radius", "scaling_floor", "max_norm", "switch_at", "physical_batch_size")
 
 
 @dataclass(frozen=True)
 class PrivateSelection:
-    """How the best trial is chosen: K from ``count``, scores of public rows or with noise of ``score_noise`` rows."""
+    """Chooses the best trial: K from ``count``, scores of public rows or with noise of ``score_noise`` rows."""
 
     count: TrialCount
     objective: Objective
     score_noise: float | None
 
     def problems(self, base: Prepared, space: Space, sampler: str) -> list[str]:
-        """Why the theorem would not hold."""
+        """Returns the reasons why the theorem would not hold."""
         plan, found = base.plan, []
         if sampler != "random":
             found.append(
@@ -69,7 +71,7 @@ class PrivateSelection:
         return found + self._problems_of_counting(base.experiment.trainer)
 
     def _problems_of_counting(self, trainer: Any) -> list[str]:
-        """Options of the trainer under which the rows that are evaluated are not all rows, each once."""
+        """Returns options of the trainer under which the evaluated rows are not all rows, each once."""
         if self.score_noise is None:
             return []
         whole = isinstance(trainer.limit_val_batches, float) and trainer.limit_val_batches == 1.0
@@ -85,7 +87,9 @@ class PrivateSelection:
         ]
 
     def ledgers(self, config: Mapping[str, Any], space: Space) -> list[tuple[LedgerEntry, ...]]:
-        """What any trial may spend, with its score: one ledger for each combination of listed privacy settings."""
+        """Returns what any trial may spend, with its score: one ledger for each combination of listed
+        privacy settings.
+        """
         lists = {k: e.values for k, e in space.items() if k.startswith("privacy.") and isinstance(e, Choice)}
         combinations = list(itertools.product(*lists.values()))
         if len(combinations) > MOST_PLANS:
@@ -103,14 +107,16 @@ class PrivateSelection:
         return [(*plan.events(), *score) for plan in plans]
 
     def number_of_trials(self, study: Any) -> int:
-        """Drawn once for a study; a function of nothing but the distribution."""
+        """Returns the number of trials, drawn once for a study as a function of nothing but the distribution."""
         if _COUNT not in study.user_attrs:
             stream = CounterStream(derive_key(new_secret(), "number of trials"))
             study.set_user_attr(_COUNT, self.count.draw(stream))
         return int(study.user_attrs[_COUNT])
 
     def score(self, result: Result, data: Any) -> float:
-        """What trials are compared by; larger is better. With noise, it is a count that one row moves by at most 1."""
+        """Returns the number that trials are compared by, larger is better; with noise, one row moves the count by at
+        most 1.
+        """
         if self.score_noise is None:
             value = self.objective.value(result)
             return value if self.objective.direction == "maximize" else -value
@@ -120,26 +126,28 @@ class PrivateSelection:
 
 
 class BestTrial:
-    """The best trial so far, with its model, in a file that is no part of the release.
+    """The best trial so far, with its model, in a file that is not part of the release.
 
     A trial is proposed, then recorded in the study as ended, then compared. Whenever the process is killed, a trial
     that was compared has ended: it is not tried again, and no setting has two draws of training and noise. A trial that
-    was proposed and is not on record is forgotten, and tried again.
+    was proposed and is not on record is forgotten and tried again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._candidate = path.with_name(f"candidate-{path.name}")
-        for kept in (self.path, self._candidate):  # a damaged file is refused before anything is trained
+        for kept in (self.path, self._candidate):  # a damaged file is refused before any training
             if kept.exists():
                 _read(kept)
 
     def content(self) -> dict[str, Any]:
-        """Score, settings and model; ValueError if the file holds anything else. No code that it names is run."""
+        """Returns score, settings and model; ValueError if the file holds anything else. No code that it
+        names is run.
+        """
         return _read(self.path)
 
     def propose(self, trial: int, score: float, result: Result, params: Mapping[str, Any]) -> None:
-        """Keep the trial's model and score, without comparing them to anything."""
+        """Keeps the trial's model and score, without comparing them to anything."""
         strategy: Any = result.module.trainer.strategy
         model: dict[str, Any] = {"state_dict": result.module.state_dict()}
         if strategy.statistics.values:
@@ -148,7 +156,7 @@ class BestTrial:
         write_bytes_atomically(self._candidate, _saved(found), OWNER_ONLY)
 
     def settle(self, ended: Callable[[int], bool]) -> None:
-        """Compare what was proposed last, if it was and its trial is on record as ended."""
+        """Compares the last proposed trial, if there is one and it is on record as ended."""
         if not self._candidate.exists():
             return
         found = _read(self._candidate)
@@ -172,7 +180,7 @@ def _read(path: Path) -> dict[str, Any]:
             raise ValueError("it holds no trial")
         kept = {name: found[name] for name in ("trial", "score", "params")}
         return {**kept, "model": dict(found["model"])}
-    except Exception as error:  # the unpickler can raise almost anything
+    except Exception as error:  # the unpickler can raise almost any error
         reason = str(error).partition("\n")[0][:120]
         raise ValueError(
             f"{path} cannot be read ({reason}). HINT: it is the best trial so far; restore it from a backup, "
@@ -181,7 +189,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def select(search: Search, selection: PrivateSelection, best: BestTrial, data: Any) -> None:
-    """Run all K trials; nothing ends the search early."""
+    """Runs all K trials; nothing ends the search early."""
     number = selection.number_of_trials(search.study)
     best.settle(search.has_ended)
 
@@ -196,7 +204,7 @@ def write_selection(
     out: Path, search: Search, selection: PrivateSelection, best: BestTrial, title: str, delta: float,
     ledgers: list[tuple[LedgerEntry, ...]],
 ) -> float:  # fmt: skip
-    """The model, its settings and its guarantee; nothing about the other trials. The guarantee."""
+    """Writes the model, its settings and its guarantee, and nothing about the other trials; returns the guarantee."""
     if not best.path.exists():
         raise ValueError("every trial of the search failed, so that there is no model. HINT: try a smaller space.")
     epsilon, found = selection_epsilon(ledgers, selection.count, delta), best.content()

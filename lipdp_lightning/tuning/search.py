@@ -1,4 +1,4 @@
-"""The search itself: ask for settings, train, tell what came out; and go on where an earlier session stopped."""
+"""Runs the search: asks for settings, trains, reports the result, and continues where an earlier session stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .objectives import Objective
 from .space import Choice, Range, Space
 from .storage import optuna
 
-# what settings that do not work raise; anything else is a bug and ends the search
+# settings that do not work raise these errors; any other is a bug and ends the search
 _UNSTABLE = (ValueError, ArithmeticError, RuntimeError, FileNotFoundError)
 _EVENTS, _ERROR, _METRICS, _CERTIFIED, _VALUES, _BESIDE = (
     *("events", "error", "metrics", "certified", "values", "beside training"),
@@ -24,8 +24,8 @@ _EVENTS, _ERROR, _METRICS, _CERTIFIED, _VALUES, _BESIDE = (
 class Search:
     """Trials of a configuration, recorded in a study.
 
-    A trial that raises is recorded as failed, with the reason, and counts: it may have released steps. So are
-    trials of a session that was killed; their settings are tried again.
+    A trial that raises is recorded as failed, with the reason, and counts, because it may have released steps. The same
+    holds for trials of a session that was killed; their settings are tried again.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Search:
 
     @property
     def finished(self) -> list[Any]:
-        """Trials that ended, well or not, in order."""
+        """The trials that ended, successfully or not, in order."""
         states = optuna().trial.TrialState
         ended: list[Any] = self.study.get_trials(deepcopy=False, states=(states.COMPLETE, states.FAIL))
         return ended
@@ -48,19 +48,19 @@ class Search:
         return [t for t in self.finished if t.state == optuna().trial.TrialState.COMPLETE]
 
     def has_ended(self, number: int) -> bool:
-        """Whether the result of a trial is on record, so that it is not tried again."""
+        """Returns whether the result of a trial is on record, so that it is not tried again."""
         trial = self.study.get_trials(deepcopy=False)[number]
         return trial.state == optuna().trial.TrialState.COMPLETE or _VALUES in trial.user_attrs
 
     def take_back_interrupted(self) -> int:
-        """Trials that a killed session left running count as failed, and their settings wait for another try.
+        """Counts trials that a killed session left running as failed, and queues their settings for another try.
 
-        Those whose result is on record have ended, and are not tried again. Returns the number of the others.
+        Trials whose result is on record have ended and are not tried again. Returns the number of the others.
         """
         running = optuna().trial.TrialState.RUNNING
-        known, left = [], []
-        for trial in self.study.get_trials(deepcopy=False, states=(running,)):
-            (known if _VALUES in trial.user_attrs else left).append(trial)
+        trials = self.study.get_trials(deepcopy=False, states=(running,))
+        known = [trial for trial in trials if _VALUES in trial.user_attrs]
+        left = [trial for trial in trials if _VALUES not in trial.user_attrs]
         for trial in known:
             self.study.tell(trial.number, trial.user_attrs[_VALUES])
         for trial in left:
@@ -76,9 +76,9 @@ class Search:
         keep: Callable[[int, Result], None] = lambda number, result: None,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """Until so many trials have ended, or been interrupted.
+        """Runs until ``trials`` trials have ended; interrupted trials do not count.
 
-        ``keep`` sees every result before it is on record, and ``settle`` is called once it is: whatever depends on the
+        ``keep`` sees every result before it is on record, and ``settle`` is called once it is. Whatever depends on the
         result beyond its trial belongs there, so that no killed session has looked at a trial that is tried again.
         """
         while len([t for t in self.finished if t.user_attrs.get(_ERROR) != "interrupted"]) < trials:
@@ -86,7 +86,7 @@ class Search:
 
     def _trial(self, keep: Callable[[int, Result], None], settle: Callable[[], None]) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # advice of samplers to their programmers
+            warnings.simplefilter("ignore")  # samplers warn about advice to programmers
             trial = self.study.ask(self._distributions)
         settings = f"trial {trial.number:<4}{_settings(trial.params)}"
         try:
@@ -113,7 +113,7 @@ class Search:
 
     @staticmethod
     def _record_plan(trial: Any, prepared: Prepared) -> None:
-        """Before the first step: what a trial that fails has released is then on record."""
+        """Records the plan before the first step, so that the releases of a failing trial are on record."""
         events = [dataclasses.asdict(event) for event in prepared.plan.events()]
         trial.set_user_attr(_EVENTS, events)
         trial.set_user_attr(_BESIDE, beside_training(prepared.experiment.trainer))
@@ -138,13 +138,13 @@ def _distribution(entry: Range | Choice) -> Any:
 
 
 def events_of(trial: Any) -> tuple[LedgerEntry, ...] | None:
-    """The ledger of a trial, whatever became of it; None if it never had a plan, and released nothing."""
+    """Returns the ledger of a trial, however it ended; None if it never had a plan, and released nothing."""
     events = trial.user_attrs.get(_EVENTS)
     return None if events is None else tuple(LedgerEntry(**event) for event in events)
 
 
 def beside_of(trial: Any) -> float:
-    """The epsilon of a trial's releases that no ledger holds, of delta 0."""
+    """Returns the epsilon of a trial's releases that no ledger holds, at delta 0."""
     return float(trial.user_attrs.get(_BESIDE, 0.0))
 
 
@@ -157,7 +157,7 @@ def is_certified(trial: Any) -> bool:
 
 
 def front(study: Any, objectives: Sequence[Objective]) -> list[Any]:
-    """The trials that no other beats in every objective, best in the first objective first."""
+    """Returns the trials that no other beats in every objective, the best in the first objective first."""
     states = optuna().trial.TrialState
     done = study.get_trials(deepcopy=False, states=(states.COMPLETE,))
     signs = [1 if o.direction == "minimize" else -1 for o in objectives]

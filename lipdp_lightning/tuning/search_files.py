@@ -1,4 +1,4 @@
-"""What a search leaves behind: tables, the Pareto front as a plot and as configurations, and what all of it cost."""
+"""Writes the results of a search: tables, the Pareto front as a plot and as configurations, and the total cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .sweep import sweep_yaml
 def write_outputs(
     out: Path, search: Search, cost: Cost, title: str, validation: str, overrides: Mapping[str, Any], sampler: str
 ) -> list[Any]:
-    """Write all files, each complete or not at all; the trials of the front."""
+    """Writes all files, each complete or not at all, and returns the trials of the front."""
     best = front(search.study, search.objectives)
     names = list(search.space)
     page = _page(title, search, best, cost, validation)
@@ -91,7 +91,7 @@ def _page(title: str, search: Search, best: Sequence[Any], cost: Cost, validatio
 
 
 def cost_sentences(cost: Cost, validation: str) -> list[str]:
-    """What may be claimed of a search, and what may not."""
+    """Returns what may be claimed about a search, and what may not."""
     if not math.isfinite(cost.composed):
         alone = "Some trials have no guarantee: whoever sees what came of this search may learn about any record."
     else:

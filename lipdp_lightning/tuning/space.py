@@ -1,4 +1,4 @@
-"""What is searched: dotted keys of a configuration, each with a range or a list of values."""
+"""Declares what is searched: dotted keys of a configuration, each with a range or a list of values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-# epsilons of trials that differ in these are no epsilons of one relation, and cannot be compared
+# epsilons of trials that differ in these settings belong to different relations and cannot be compared
 FIXED = ("delta", "adjacency", "accountant", "max_examples_per_unit", "allow_noncertified", "secure")
 EXAMPLE = "optimizer.init_args.lr: {low: 0.001, high: 0.1, log: true}"
 _RANGE = {"low", "high", "log", "integer"}
@@ -19,7 +19,7 @@ _RANGE = {"low", "high", "log", "integer"}
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers from low to high, evenly or evenly in the logarithm."""
+    """All numbers from low to high, spaced evenly or evenly in the logarithm."""
 
     low: float
     high: float
@@ -29,7 +29,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the values."""
+    """One value out of a list."""
 
     values: tuple[Any, ...]
 
@@ -38,7 +38,9 @@ Space = dict[str, Range | Choice]
 
 
 def read_space(path: Path, known: Mapping[str, Any]) -> Space:
-    """The space of a YAML file; ``known`` are the keys of the configuration. One line for every problem."""
+    """Returns the space of a YAML file; ``known`` are the keys of the configuration. The error has one line per
+    problem.
+    """
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -63,7 +65,7 @@ def _parameter(key: str, entry: Any, known: Mapping[str, Any]) -> Range | Choice
     if key not in known:
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         raise ValueError(
-            f"{key} is no key of the configuration. HINT: {near[0] if near else 'see lipdp fit --print_config'}"
+            f"{key} is not a key of the configuration. HINT: {near[0] if near else 'see lipdp fit --print_config'}"
         )
     if key.startswith("trainer.") or key in {f"privacy.{name}" for name in FIXED}:
         raise ValueError(f"{key} cannot be searched: trials would not be comparable. HINT: set it in the configuration")
@@ -81,7 +83,7 @@ def _parameter(key: str, entry: Any, known: Mapping[str, Any]) -> Range | Choice
         if flags and whole and low < high and (low > 0 or not log):
             return Range(low, high, log, integer)
     raise ValueError(
-        f"{key}: {entry!r} is no range and no list. HINT: {{low: 0.001, high: 0.1, log: true}}, or [128, 256]"
+        f"{key}: {entry!r} is neither a range nor a list. HINT: {{low: 0.001, high: 0.1, log: true}}, or [128, 256]"
     )
 
 
@@ -92,7 +94,7 @@ def _number(key: str, value: Any) -> float:
 
 
 def flat_keys(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every dotted key of a nested configuration; a mapping has its own key, too."""
+    """Returns every dotted key of a nested configuration; a mapping has its own key as well."""
     found: dict[str, Any] = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
@@ -103,7 +105,9 @@ def flat_keys(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def default_space(known: Mapping[str, Any], dataset_size: int, spends: bool = True) -> Space:
-    """Learning rate and batch size around those of the configuration, and if ``spends`` the budget, or the noise."""
+    """Returns learning rate and batch size around those of the configuration and, if ``spends``, the budget or the
+    noise.
+    """
     space: Space = {}
     if not spends:
         pass
@@ -124,5 +128,5 @@ def default_space(known: Mapping[str, Any], dataset_size: int, spends: bool = Tr
 
 
 def plain(space: Space) -> dict[str, Any]:
-    """As a YAML file says it."""
+    """Returns the space as a YAML file holds it."""
     return {key: list(p.values) if isinstance(p, Choice) else dict(vars(p)) for key, p in space.items()}

@@ -1,4 +1,4 @@
-"""The study on disk: one SQLite file, one search, one process at a time."""
+"""Stores the study on disk: one SQLite file, one search, one process at a time."""
 
 from __future__ import annotations
 
@@ -25,12 +25,18 @@ def optuna() -> Any:
 
 
 def make_sampler(name: str, seed: int | None, trials: int) -> Any:
-    """``seed`` must differ between sessions of a study, or the second repeats the first ones' settings; None is secret:
-    whoever knows the seed reads from a trial's settings how many came before it."""
+    """Returns a sampler of optuna.
+
+    Args:
+        name: tpe, botorch or random.
+        seed: must differ between sessions of a study, or the second session repeats the settings of the first. None is
+            secret: whoever knows the seed can tell from a trial's settings how many came before it.
+        trials: the number of trials.
+    """
     samplers = optuna().samplers
     if name == "random":
         return samplers.RandomSampler(seed=seed)
-    startup = max(2, min(10, trials // 3))  # random trials first, and enough left to make use of them
+    startup = max(2, min(10, trials // 3))  # random trials come first, and leave enough trials to use them
     if name == "tpe":
         return samplers.TPESampler(seed=seed, n_startup_trials=startup)
     try:
@@ -38,18 +44,18 @@ def make_sampler(name: str, seed: int | None, trials: int) -> Any:
     except ImportError as error:
         raise ValueError(f"--sampler botorch needs botorch and optuna-integration. {_NEEDS}.") from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the sampler is experimental
+        warnings.simplefilter("ignore")  # it warns that the sampler is experimental
         return botorch(seed=seed, n_startup_trials=startup)
 
 
 def identity_of(**parts: Any) -> dict[str, str]:
-    """Digests of what makes two searches the same one."""
+    """Returns digests of the parts that make two searches the same one."""
     text = {name: json.dumps(value, sort_keys=True, default=str) for name, value in parts.items()}
     return {name: hashlib.sha256(value.encode()).hexdigest() for name, value in text.items()}
 
 
 def open_study(path: Path, identity: Mapping[str, str], directions: Sequence[str], sampler: Any) -> Any:
-    """The study of this file, or a new one; ValueError if the file holds anything else."""
+    """Returns the study of this file, or a new one; raises ValueError if the file holds anything else."""
     library = optuna()
     library.logging.set_verbosity(library.logging.ERROR)
     existed = path.exists()
@@ -57,7 +63,7 @@ def open_study(path: Path, identity: Mapping[str, str], directions: Sequence[str
     try:
         storage = library.storages.RDBStorage(f"sqlite:///{path}")
         names = library.get_all_study_names(storage)
-    except Exception as error:  # SQLAlchemy and SQLite raise errors of their own
+    except Exception as error:  # SQLAlchemy and SQLite have their own errors
         reason = str(error).splitlines()[0][:120]
         raise ValueError(f"--storage {path} is not the file of a search ({reason}). {hint}") from error
     if existed and NAME not in names:
@@ -77,7 +83,7 @@ def open_study(path: Path, identity: Mapping[str, str], directions: Sequence[str
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process works on a study: a second one would take the first one's trial for an interrupted one."""
+    """Lets one process work on a study; a second one would take the trial of the first for an interrupted one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = open(os.open(f"{path}.lock", os.O_CREAT | os.O_WRONLY, 0o600), "w")  # noqa: SIM115 - held until the end
     try:

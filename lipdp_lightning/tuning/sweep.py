@@ -1,4 +1,4 @@
-"""The same search as a sweep of Weights & Biases, whose agents call ``lipdp fit``."""
+"""Writes the search as a sweep of Weights & Biases, whose agents call ``lipdp fit``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _METHODS = {"tpe": "bayes", "botorch": "bayes", "random": "random"}
 
 
 def sweep_yaml(config: str, overrides: Mapping[str, Any], space: Space, sampler: str, metric: tuple[str, str]) -> str:
-    """What ``wandb sweep`` takes; the metric is one that ``lipdp fit`` logs."""
+    """Returns the input of ``wandb sweep``; the metric is one that ``lipdp fit`` logs."""
     fixed = [
         f"--{key}={yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}" for key, value in overrides.items()
     ]

@@ -71,7 +71,7 @@ def test_measured_with_the_threads_asked_for(threads: int, monkeypatch: pytest.M
         ("--device tpu9", "--device tpu9"),
         ("--device meta", "--device meta: only cpu and cuda"),
         ("--device cuda:64", "--device cuda:64"),
-        ("--page none_such.md", "none_such.md is no file"),
+        ("--page none_such.md", "none_such.md is not a file"),
         ("--growth --page README.md", "lacks the sections estimate, growth"),
         ("--check --device cuda:64", "--device cuda:64"),
     ],

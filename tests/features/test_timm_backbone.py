@@ -122,7 +122,7 @@ def test_dropout_inside_a_backbone_is_gone() -> None:
         ({"name": TINY, "pretrained": False, "input_shape": (5, 16, 16)}, "takes 3 channels.*HINT"),
         ({"name": TINY, "pretrained": False, "input_range": (1, 1)}, "HINT"),
         ({"name": "test_vit", "pretrained": False, "image_size": 50}, r"\(50, 50\).*HINT"),
-        ({"name": TINY, "checkpoint_path": "nowhere.pth"}, "is no file.*HINT"),
+        ({"name": TINY, "checkpoint_path": "nowhere.pth"}, "is not a file.*HINT"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(options: dict[str, object], message: str) -> None:

@@ -45,5 +45,5 @@ def test_unknown_names_and_images_that_do_not_fit_are_refused() -> None:
         PublishedConvNet("mnist_83k", pooling_name="median")
     with pytest.raises(ValueError, match="HINT: larger images"):
         PublishedConvNet("fashion_133k", (1, 8, 8))
-    with pytest.raises(ValueError, match="is no image"):
+    with pytest.raises(ValueError, match="is not an image"):
         ShallowVGG((32, 32))

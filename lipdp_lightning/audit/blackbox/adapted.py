@@ -1,6 +1,6 @@
-"""The black-box idea for bounds in place of clipping: additivity of contributions, and noise over depth.
+"""Applies the black-box idea to bounds in place of clipping: additivity of contributions, and noise over depth.
 
-The third, of sampling, sees the sampler alone: `audit/sampling_checks.py`.
+The third such test, of sampling, needs the sampler alone and is in `audit/sampling_checks.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _TOLERANCE = 1e-2
 
 
 def additivity_finding(implementation: Implementation, hyper: HyperParameters) -> Finding:
-    """The scaling test: a row of zero gradient joins a batch; the sum of the others' contributions must stay the same.
+    """Tests that the sum of the others' contributions stays the same when a row of zero gradient joins a batch.
 
-    One SGD step without noise is -rate / B times the sum. The row's input goes from tiny to four times as large as the
-    others': a factor that looks at the whole batch changes with it.
+    One SGD step without noise changes the weights by -rate / B times the sum. The input of the added row grows from
+    tiny to four times the norm of the others; a factor computed from the whole batch changes with it.
     """
     quiet = hyper.but(noise_multiplier=0.0, steps=1, optimizer="sgd")
     x, y = random_data(6, seed=9)
@@ -44,7 +44,7 @@ def additivity_finding(implementation: Implementation, hyper: HyperParameters) -
     factor = max(changes)
     broken = not factor <= _TOLERANCE
     text = f"A row without a gradient changes the sum of the others by up to {100 * factor:.3g} %; " + (
-        "contributions depend on who else is in the batch." if broken else "contributions are the example's own."
+        "contributions depend on the rest of the batch." if broken else "each contribution depends on its own example."
     )
     plot = PlotData(
         "Others' contributions against the norm of a row that joins", "norm / norm of the others", "relative change",
@@ -61,10 +61,11 @@ def black_box_depth_finding(
     build: Callable[[int], tuple[Implementation, Data]], hyper: HyperParameters, alpha: float,
     depths: tuple[int, ...] = DEPTHS, repeats: int = 12,
 ) -> Finding:  # fmt: skip
-    """The composition test: shift by one example of large gradient, over the noise of repeated runs, for growing depth.
+    """Tests that the shift by one example of large gradient, over the noise of repeated runs, does not grow with depth.
 
-    ``build(depth)`` gives an implementation and that one example. Its effect is measured without noise against the same
-    row with a zero gradient, the noise by checkpoints that differ in their seed. In units of 1 / sigma.
+    ``build(depth)`` returns an implementation and that one example. Its effect is measured without noise against the
+    same row with a zero gradient; the noise is measured on checkpoints that differ in their seed. Factors are in units
+    of 1 / sigma.
     """
     factors: dict[int, float] = {}
     for depth in depths:
@@ -87,7 +88,7 @@ def black_box_depth_finding(
 
 
 def _deviation(checkpoints: list[Checkpoint], name: str, alpha: float) -> float:
-    """Upper confidence bound, from differences of pairs, which cancel what is not noise."""
+    """Returns an upper confidence bound from differences of pairs, which cancel everything but the noise."""
     pairs = zip(checkpoints[::2], checkpoints[1::2], strict=True)
     z = torch.cat([(a.weights[name].double() - b.weights[name].double()).flatten() for a, b in pairs]) / math.sqrt(2)
     return max(deviation_bounds(float(z.square().sum()), z.numel(), alpha)[1], 1e-300)

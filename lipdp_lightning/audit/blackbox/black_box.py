@@ -1,4 +1,6 @@
-"""What a black-box test sees of an implementation: a function from data and hyper-parameters to a checkpoint."""
+"""Defines what a black-box test sees of an implementation: a function from data and hyper-parameters to a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,10 @@ LARGEST_BATCH = 128
 
 @dataclass(frozen=True)
 class HyperParameters:
-    """``bound`` is C: a clipping norm, or whatever public bound the implementation's noise is in proportion to.
+    """Hyper-parameters of one training run.
 
-    All of ``data`` is every step's batch, so that nothing but the noise is random; ``seed`` chooses the noise.
+    ``bound`` is C: a clipping norm, or any public bound that the implementation's noise is in proportion to. Every
+    step's batch is all of ``data``, so that nothing but the noise is random; ``seed`` chooses the noise.
     """
 
     bound: float
@@ -38,7 +41,7 @@ class HyperParameters:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights by name, and the optimizer's state."""
+    """Weights by name, and the state of the optimizer."""
 
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Any] = field(default_factory=dict)
@@ -52,11 +55,13 @@ class Implementation:
     """A training function under test.
 
     Args:
-        train: (data, hyper-parameters, checkpoint to start from or None) -> checkpoint.
-        predict: outputs of a checkpoint under a bound, if that bounds inputs; in float64, since steps may be small.
-        deviations: what it claims as standard deviation of the noise in the sum, by parameter; for the KS test.
-        saturates: whether the claim stops growing where the bound no longer binds, as a certificate does: the noise
-            is then tested below that value of the bound, and in proportion to it, and not above.
+        train: maps (data, hyper-parameters, checkpoint to start from or None) to a checkpoint.
+        predict: returns the outputs of a checkpoint under a bound, if that bounds inputs; in float64, since steps may
+            be small.
+        deviations: returns the claimed standard deviation of the noise in the sum, by parameter, for the
+            Kolmogorov-Smirnov test.
+        saturates: whether the claim stops growing where the bound no longer binds, as a certificate does. The noise is
+            then tested only below that value of the bound, and in proportion to it.
     """
 
     name: str
@@ -66,17 +71,17 @@ class Implementation:
     saturates: bool = False
 
     def loss(self, checkpoint: Checkpoint, data: Data, hyper: HyperParameters) -> float:
-        """Huber, summed: what the implementations of this package train."""
+        """Returns the summed Huber loss, which the implementations of this package train."""
         with torch.no_grad():
             outputs = self.predict(checkpoint, data[0], hyper)
             return float(F.huber_loss(outputs, data[1].to(outputs.dtype), reduction="sum", delta=HUBER))
 
     def resting(self, checkpoint: Checkpoint, x: Tensor, hyper: HyperParameters) -> Data:
-        """Rows whose loss is at its minimum: y = M(x), with gradients of zero."""
+        """Returns rows whose loss is at its minimum, y = M(x), so that their gradients are zero."""
         return x, self.predict(checkpoint, x, hyper).float()
 
     def warmed(self, hyper: HyperParameters, data: Data) -> Checkpoint:
-        """Where tests start: after a few noiseless steps, so that Adam's state is not zero."""
+        """Returns the checkpoint from which tests start, a few noiseless steps in, so that Adam's state is not zero."""
         return self.train(data, hyper.but(noise_multiplier=0.0, steps=WARM_UP[hyper.optimizer]), None)
 
 
@@ -84,14 +89,14 @@ HUBER = 2.0
 
 
 def network() -> nn.Module:
-    """The small network that the implementations of this package train; homogeneous, since it has no biases."""
+    """Returns the small network that the implementations of this package train; it has no biases and is homogeneous."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(FEATURES, 16, bias=False), nn.ReLU(), nn.Linear(16, OUTPUTS, bias=False))
 
 
 def random_data(size: int, seed: int = 0) -> Data:
-    """No real data: inputs of norm 1/2 to 1, targets far from what a network says."""
+    """Returns made-up data: inputs of norm 1/2 to 1, and targets far from the outputs of a network."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(size, FEATURES, generator=generator)
     x = x / x.norm(dim=1, keepdim=True) * (0.5 + 0.5 * torch.rand(size, 1, generator=generator))
@@ -101,10 +106,10 @@ def random_data(size: int, seed: int = 0) -> Data:
 def one_example_among_zeros(
     implementation: Implementation, start: Checkpoint, size: int, hyper: HyperParameters, alpha: float = 10.0
 ) -> Data:
-    """The synthesised batch of paper 002, 3.1: y_B = -alpha M(x_B) for one row, y_i = M(x_i) for all others.
+    """Returns the synthesised batch of paper 002, 3.1: y_B = -alpha M(x_B) for one row, y_i = M(x_i) for all others.
 
-    Where M(x_B) is small alpha is the larger, so that the row's gradient is as large as the loss allows. The rows of
-    zero gradient are the more, the larger the batch; the other one is always the same.
+    Where M(x_B) is small, alpha is increased so that the gradient of the row is as large as the loss allows. Larger
+    batches have more rows of zero gradient; the one other row is always the same.
     """
     x = random_data(LARGEST_BATCH, seed=17)[0][:size]
     outputs = implementation.predict(start, x, hyper)

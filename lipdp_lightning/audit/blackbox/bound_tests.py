@@ -1,4 +1,6 @@
-"""Is there a bound at all, and is it on each example? Tests of paper 002, section 3.1, on changes of the loss."""
+"""Tests whether there is a bound at all, and whether it holds for each example (paper 002, 3.1), by changes of the
+loss.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _INDEPENDENT = 1e-3
 
 
 def slope_p_value(x: Sequence[float], y: Sequence[float]) -> float:
-    """Regression t-test of "the slope is zero"; a constant has p-value 1."""
+    """Returns the p-value of the regression t-test for a slope of zero; a constant has p-value 1."""
     values = np.asarray(y, dtype=float)
     if float(np.ptp(values)) <= 1e-9 * max(1e-300, float(np.abs(values).max())):
         return 1.0
@@ -25,7 +27,7 @@ def slope_p_value(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def bound_finding(implementation: Implementation, hyper: HyperParameters) -> Finding:
-    """One step on one example for bounds from far below to far above its gradient, without noise."""
+    """Trains one noiseless step on one example for bounds from far below to far above its gradient."""
     data = random_data(1, seed=3)
     start = implementation.warmed(hyper.but(bound=max(BOUNDS)), data)
     bounds = [10.0**k for k in np.linspace(-3, 3, 13)]
@@ -55,11 +57,11 @@ def bound_finding(implementation: Implementation, hyper: HyperParameters) -> Fin
 def per_example_finding(
     implementation: Implementation, hyper: HyperParameters, sizes: Sequence[int] = SIZES
 ) -> Finding:
-    """One example among rows of zero gradient: its effect must fall with the batch's size, by which the sum is divided.
+    """Tests that the effect of one example among rows of zero gradient falls with the size of the batch.
 
-    The bound is far below the example's gradient over the largest batch (appendix A). Where the aggregate is bounded,
-    the effect does not depend on the size, and one example has that many times its claimed effect. The p-value is
-    the paper's, of the change of that example's loss; the exponent and the factor are of the weights.
+    The bound is far below the example's gradient over the largest batch (appendix A). Where the aggregate is bounded
+    instead, the effect does not depend on the size, and one example has that many times its claimed effect. The p-value
+    is the paper's, for the change of that example's loss; the exponent and the factor are measured on the weights.
     """
     far_below = choose_bound(implementation, hyper) / (100 * max(sizes))
     # an effect in proportion to the bound would be lost in the rounding of the weights

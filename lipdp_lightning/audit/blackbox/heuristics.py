@@ -1,4 +1,4 @@
-"""Appendix B of paper 002: values of the bound and of the noise multiplier at which the noise can be seen."""
+"""Chooses values of the bound and of the noise multiplier at which the noise is visible (paper 002, appendix B)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from .black_box import Checkpoint, Data, HyperParameters, Implementation, random
 
 BOUNDS = tuple(10.0**k for k in range(-2, 7))
 MULTIPLIERS = tuple(10.0**k for k in range(-8, 2))
-_STABLE = 1e-3  # relative, of a change of the loss
+_STABLE = 1e-3  # relative difference of two changes of the loss
 _VISIBLE = 1e-2
 
 
 def loss_changes(
     implementation: Implementation, start: Checkpoint, hypers: Sequence[HyperParameters], data: Data
 ) -> list[float]:
-    """Change of the loss by one training run from the same checkpoint, for each setting.
+    """Returns the change of the loss by one training run from the same checkpoint, for each setting.
 
-    The loss is always that of the model under the largest bound, so that only the training can differ.
+    The loss is always evaluated under the largest bound, so that the settings differ in their training alone.
     """
     after = [(implementation.train(data, hyper, start), hyper.but(bound=max(BOUNDS))) for hyper in hypers]
     return [implementation.loss(a, data, h) - implementation.loss(start, data, h) for a, h in after]
@@ -27,7 +27,7 @@ def choose_bound(
     implementation: Implementation, hyper: HyperParameters, *, size: int = 16, trials: int = 2,
     bounds: Sequence[float] = BOUNDS,
 ) -> float:  # fmt: skip
-    """C*: beyond it the change of the loss no longer depends on C; the largest over the trials."""
+    """Returns C*, beyond which the change of the loss no longer depends on C; the largest over the trials."""
     chosen = []
     for trial in range(trials):
         data = random_data(size, seed=trial)
@@ -46,7 +46,7 @@ def choose_noise(
     implementation: Implementation, hyper: HyperParameters, bound: float, *, size: int = 16, trials: int = 2,
     multipliers: Sequence[float] = MULTIPLIERS,
 ) -> float:  # fmt: skip
-    """sigma*: from it on the noise changes the loss visibly; the smallest over the trials, 0 if none ever does."""
+    """Returns sigma*, from which the noise changes the loss visibly; the smallest over the trials, 0 if none does."""
     chosen = []
     for trial in range(trials):
         data = random_data(size, seed=trial)

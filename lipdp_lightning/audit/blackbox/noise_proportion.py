@@ -1,4 +1,6 @@
-"""Is the noise in proportion to the bound? Paper 002, section 3.2 and appendix C, on distances between models."""
+"""Tests whether the noise is in proportion to the bound, by distances between models (paper 002, 3.2 and
+appendix C).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ _SIGNIFICANT = 0.01
 def pairwise_distances(
     implementation: Implementation, hyper: HyperParameters, start: Checkpoint, data: Data, models: int
 ) -> list[float]:
+    """Returns the distances between all pairs of models that are trained with different seeds of the noise."""
     flats = [implementation.train(data, hyper.but(seed=1 + seed), start).flat() for seed in range(models)]
     return [float((a - b).norm()) for a, b in itertools.combinations(flats, 2)]
 
@@ -29,10 +32,11 @@ def calibration_finding(
     implementation: Implementation, hyper: HyperParameters, alpha: float, *, models: int = MODELS, steps: int = STEPS,
     values: int = VALUES,
 ) -> Finding:  # fmt: skip
-    """Distances of models that differ in their noise alone, over a decade of bounds; the same without noise; KS test.
+    """Tests the distances of models that differ in their noise alone, over a decade of bounds.
 
-    Violated where the slope is not significantly above zero, or where the noise of plain SGD's first step has not the
-    claimed law (p <= alpha). Without noise all distances must be zero, or the training is random in other ways.
+    The claim is violated where the slope is not significantly above zero, or where the noise of plain SGD's first step
+    does not follow the claimed distribution (a Kolmogorov-Smirnov test with p <= alpha). Without noise all distances
+    must be zero; otherwise the training is random in other ways.
     """
     star = choose_bound(implementation, hyper)
     low = star / 100 if implementation.saturates else star
@@ -57,7 +61,7 @@ def calibration_finding(
     if control > 0:
         problems.append(f"models differ by {control:.2g} without any noise")
     if ks is not None and ks <= alpha:
-        problems.append("the noise has not the claimed deviation")
+        problems.append("the noise does not have the claimed deviation")
     text = (
         f"C* = {star:g}, sigma* = {multiplier:g}: distances between models go with the bound to the power "
         f"{exponent:.2f} (slope: p = {p_value:.2g}); without noise they are at most {control:.2g}"
@@ -84,7 +88,7 @@ def calibration_finding(
 
 
 def _exponent(x: list[float], y: list[float]) -> float:
-    """Of the distances as a power of the bound: 1 in proportion, 0 independent."""
+    """Returns the exponent of the distances as a power of the bound: 1 in proportion, 0 if independent."""
     if min(y) <= 0:
         return 0.0
     return float(stats.linregress(np.log(x), np.log(y)).slope)
@@ -93,7 +97,9 @@ def _exponent(x: list[float], y: list[float]) -> float:
 def ks_p_value(
     implementation: Implementation, hyper: HyperParameters, start: Checkpoint, data: Data, repeats: int = 16
 ) -> float | None:
-    """Appendix C: one SGD step with noise less one without, times B / learning rate, is the noise itself."""
+    """Tests the noise itself: B / learning rate times the difference of one SGD step with noise and one without
+    (appendix C).
+    """
     if implementation.deviations is None:
         return None
     size = len(data[0])

@@ -1,4 +1,4 @@
-"""DP-SGD by opacus, flat clipping, as a training function for the black-box tests."""
+"""Wraps DP-SGD by opacus, with flat clipping, as a training function for the black-box tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from .ours import OPTIMIZERS
 
 
 def opacus_implementation(build: Callable[[], nn.Module] = network) -> Implementation:
-    """C is the clipping norm of each example's whole gradient; noise sigma C on every coordinate of the sum."""
+    """Returns an implementation whose C is the clipping norm of each example's gradient, with noise sigma C per
+    coordinate.
+    """
 
     def train(data: Data, hyper: HyperParameters, start: Checkpoint | None) -> Checkpoint:
         from opacus import GradSampleModule

@@ -1,4 +1,4 @@
-"""This library's own step as a training function for the black-box tests."""
+"""Wraps this library's own step as a training function for the black-box tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .black_box import HUBER, Checkpoint, Data, HyperParameters, Implementation,
 
 WIDE = 4.0  # no input of a test is clipped
 Knob = Literal["input_bound", "loss_clip"]
-# exact scalings: beyond what is clipped in a test of calibration, so that their noise follows the certificate
+# exact scalings: larger than any clipped gradient of a calibration test, so that the noise follows the certificate
 RADIUS = {"radius": 0.7, "exact": 40.0, "exact_layerwise": 40.0}
 
 
@@ -34,11 +34,11 @@ def our_implementation(
     input_shape: tuple[int, ...] | None = None,
     **options: Any,
 ) -> Implementation:
-    """The private step under a scaling; C is ``knob``, to which all noise is in proportion.
+    """Returns the private step under a scaling; C is ``knob``, to which all noise is in proportion.
 
-    ``input_bound`` (of worst_case): inputs are clipped to C, and noise grows with C also where nothing is clipped any
-    more, as in DP-SGD. ``loss_clip`` (of any scaling): gradients at the logits are clipped to C; the certificate is
-    never above the loss's own constant, so that the noise stops growing there.
+    With ``input_bound`` (for worst_case) inputs are clipped to C, and the noise keeps growing with C even where nothing
+    is clipped any more, as in DP-SGD. With ``loss_clip`` (for any scaling) gradients at the logits are clipped to C;
+    the certificate never exceeds the loss's own constant, at which the noise stops growing.
     """
     chosen: Knob = knob or ("input_bound" if scaling == "worst_case" else "loss_clip")
 

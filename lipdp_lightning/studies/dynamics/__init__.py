@@ -1,6 +1,6 @@
-"""Gradient flow of small networks under clipping and under this library's scalings (paper 003, section 4).
+"""Integrates gradient flow of small networks under clipping and under this library's scalings (paper 003, section 4).
 
-A probe on made-up or public rows: nothing here is private, and no training uses it.
+It studies made-up or public rows: nothing here is private, and no training uses it.
 """
 
 from __future__ import annotations

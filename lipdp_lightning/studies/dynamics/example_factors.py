@@ -1,6 +1,6 @@
-"""The factors c_ir of examples and layers: none, those of clipping, and those of this library's scalings.
+"""Computes the factors c_ir of examples and layers: none, those of clipping, and those of this library's scalings.
 
-They come from the functions that training uses: `clipping/factors.py` and the objects of `mechanism/choice.py`.
+They come from the functions that training uses: `clipping/factors.py` and the scalings of `mechanism`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ...privacy.plan import PrivacyPlan
 
 
 class Factors(Protocol):
-    """Gives c_ir from the inputs and the norms of the examples' gradients by layer."""
+    """Returns c_ir from the inputs and the norms of the examples' gradients by layer."""
 
     def __call__(self, x: Tensor, norms: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
 
 
 class Unclipped:
-    """c = 1."""
+    """The factors c = 1."""
 
     def __call__(self, x: Tensor, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {path: torch.ones_like(size) for path, size in norms.items()}
@@ -38,7 +38,7 @@ class Unclipped:
 
 @dataclass(frozen=True)
 class Clipped:
-    """DP-SGD's factors for radius R: of the whole gradient, or of each of K layers with radius R / sqrt(K)."""
+    """The factors of DP-SGD for radius R: of the whole gradient, or of each of K layers with radius R / sqrt(K)."""
 
     clipping: Literal["local", "global", "automatic"]
     radius: float
@@ -54,9 +54,9 @@ class Clipped:
 
 @dataclass
 class Scaled:
-    """Factors of one of the library's scalings, with the certificate of the weights as they are at the call.
+    """The factors of one of the library's scalings, with the certificate of the weights at the time of the call.
 
-    ``network`` is the one whose flow is integrated, of the library's own layers (`layers.make_private`).
+    ``network`` is the one whose flow is integrated; it consists of the library's own layers (`layers.make_private`).
     """
 
     network: nn.Module
@@ -104,7 +104,7 @@ class Scaled:
 
 
 def _noted(seen: dict[str, Tensor], path: str, scaler: Any) -> Any:
-    """The scaler, whose factors are kept; a layer that is called twice would have two."""
+    """Returns the scaler and records its factors; a layer that is called twice would have two."""
 
     def scale(norms: Tensor) -> Tensor | None:
         found: Tensor | None = scaler(norms)

@@ -1,4 +1,6 @@
-"""The gradient flow dw_r/dt = -(1/n) sum_i c_ir g_ir of paper 003 (4.2), by small explicit steps on all rows."""
+"""Integrates the gradient flow dw_r/dt = -(1/n) sum_i c_ir g_ir of paper 003 (4.2), by small explicit steps on all
+rows.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from .kernel import Spectrum, jacobians, layer_kernels, layers_of, spectrum, wei
 
 @dataclass(frozen=True)
 class Moment:
-    """One point of the flow: the mean loss, its rate of decay as the kernel gives it, and the kernel's spectrum.
+    """One point of the flow: the mean loss, its rate of decay by the kernel, and the kernel's spectrum.
 
-    rate: -dL/dt over the rate that the largest eigenvalue alone would give: below zero where the loss rises.
+    Attributes:
+        rate: -dL/dt over the rate of the largest eigenvalue alone; it is below zero where the loss rises.
     """
 
     time: float
@@ -29,13 +32,13 @@ class Moment:
 
 @dataclass(frozen=True)
 class Flow:
-    """Moments of a flow, the first at its start."""
+    """The moments of a flow, the first at its start."""
 
     moments: tuple[Moment, ...]
 
     @property
     def monotone(self) -> bool:
-        """Whether the loss falls at every moment, up to rounding."""
+        """True if the loss falls at every moment, up to rounding."""
         return min(m.rate for m in self.moments) >= -ROUNDING
 
     @property
@@ -44,12 +47,12 @@ class Flow:
         return self.moments[-1].loss / self.moments[0].loss
 
     def worst(self, name: str) -> float:
-        """The largest asymmetry or imaginary part, or the smallest eigenvalue of either kind."""
+        """Returns the largest asymmetry or imaginary part, or the smallest eigenvalue of either kind."""
         values = [getattr(moment.spectrum, name) for moment in self.moments]
         return max(values) if name in ("asymmetry", "imaginary") else min(values)
 
 
-ROUNDING = 1e-9  # of eigenvalues and rates in float64, in units of the largest eigenvalue
+ROUNDING = 1e-9  # rounding of eigenvalues and rates in float64, in units of the largest eigenvalue
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class State:
 
 
 def state_of(network: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> State:
-    """At the present weights."""
+    """Returns the state at the present weights."""
     with torch.no_grad():
         outputs = network(x)
     outputs.requires_grad_()
@@ -82,9 +85,10 @@ def state_of(network: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> State:
 def integrate(
     network: nn.Module, x: Tensor, y: Tensor, loss: Loss, factors: Factors, *, steps: int = 1000, share: float = 0.2
 ) -> Flow:
-    """Follow the flow in place, in float64; a step is ``share`` of 1 / (the largest eigenvalue's rate).
+    """Follows the flow in place, in float64; a step is ``share`` of 1 / (the largest eigenvalue's rate).
 
-    Time is measured so that the mean factor is 1 at the start: a factor common to all examples is the step size's.
+    Time is measured so that the mean factor is 1 at the start, since a factor common to all examples belongs to the
+    step size.
     """
     if x.dtype != torch.float64 or any(p.dtype != torch.float64 for p in network.parameters()):
         raise ValueError("signs of eigenvalues are lost in rounding. HINT: network.double() and x.double().")
@@ -102,7 +106,7 @@ def integrate(
         moment, fastest = _moment(time, state, kernel, chosen)
         moments.append(moment)
         if fastest == 0:
-            break  # every factor is zero: nothing moves any more
+            break  # every factor is zero, so nothing moves any more
         size = share / fastest
         with torch.no_grad():
             for path, names in layers.items():
@@ -114,7 +118,7 @@ def integrate(
 
 
 def _moment(time: float, state: State, kernel: Tensor, factors: Mapping[str, Tensor]) -> tuple[Moment, float]:
-    """The moment, and the largest rate of the flow."""
+    """Returns the moment, and the largest rate of the flow."""
     count = len(state.losses)
     cotangent = state.residuals.flatten() / count
     fastest = float(torch.linalg.eigvals(kernel).abs().max()) / count

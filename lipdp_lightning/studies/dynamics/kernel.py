@@ -1,6 +1,6 @@
-"""The neural tangent kernel of a small network by layers, and what factors of examples make of it.
+"""Computes the neural tangent kernel of a small network by layers, with factors of examples.
 
-With f the outputs of n examples, m each, H_r = (df/dw_r)(df/dw_r)^T is the kernel of layer r, and H = sum_r H_r. Where
+With f the outputs of n examples, m each, H_r = (df/dw_r)(df/dw_r)^T is the kernel of layer r, and H = sum_r H_r. If
 example i's gradient in layer r is multiplied by c_ir, the loss falls along the flow at the rate of paper 003, equations
 4.3 and 4.4:
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 
 def layers_of(network: nn.Module) -> dict[str, list[str]]:
-    """The trained parameters of every layer, by the layer's path: a weight and its bias are one layer."""
+    """Returns the trained parameters of every layer, by the layer's path; a weight and its bias are one layer."""
     layers: dict[str, list[str]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
@@ -30,7 +30,7 @@ def layers_of(network: nn.Module) -> dict[str, list[str]]:
 
 
 def jacobians(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """df_i/dw_r of every example i and layer r, of shape (n, m, parameters of r)."""
+    """Returns df_i/dw_r of every example i and layer r, of shape (n, m, parameters of r)."""
     layers = layers_of(network)
     trained = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
 
@@ -43,7 +43,7 @@ def jacobians(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 def layer_kernels(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """H_r from the Jacobians, of shape (n m, n m)."""
+    """Returns H_r from the Jacobians, of shape (n m, n m)."""
     kernels = {}
     for path, jacobian in found.items():
         rows = jacobian.flatten(0, 1)
@@ -52,7 +52,7 @@ def layer_kernels(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def weighted_kernel(kernels: Mapping[str, Tensor], factors: Mapping[str, Tensor]) -> Tensor:
-    """K = sum_r H_r C_r for one factor per example and layer."""
+    """Returns K = sum_r H_r C_r for one factor per example and layer."""
     total = torch.zeros_like(next(iter(kernels.values())))
     for path, kernel in kernels.items():
         outputs = len(kernel) // len(factors[path])
@@ -62,12 +62,13 @@ def weighted_kernel(kernels: Mapping[str, Tensor], factors: Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What table 1 of paper 003 asks of K, each in units of the largest modulus of an eigenvalue.
+    """The quantities about K in table 1 of paper 003, each in units of the largest modulus of an eigenvalue.
 
-    asymmetry: the largest entry of |K - K^T|, in units of the largest of |K|.
-    quadratic: the smallest eigenvalue of (K + K^T) / 2; below zero, x^T K x < 0 for some x.
-    eigenvalue: the smallest real part of an eigenvalue of K.
-    imaginary: the largest imaginary part.
+    Attributes:
+        asymmetry: the largest entry of |K - K^T|, in units of the largest of |K|.
+        quadratic: the smallest eigenvalue of (K + K^T) / 2; below zero, x^T K x < 0 for some x.
+        eigenvalue: the smallest real part of an eigenvalue of K.
+        imaginary: the largest imaginary part.
     """
 
     asymmetry: float
@@ -77,7 +78,7 @@ class Spectrum:
 
 
 def spectrum(kernel: Tensor) -> Spectrum:
-    """Of a kernel with factors; a kernel of zeros moves nothing and has no spectrum to speak of."""
+    """Returns the spectrum of a kernel with factors; that of a kernel of zeros, which moves nothing, is all zeros."""
     values = torch.linalg.eigvals(kernel)
     scale = float(values.abs().max())
     if scale == 0:

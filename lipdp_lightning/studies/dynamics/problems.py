@@ -1,4 +1,4 @@
-"""Small regressions on which the flows of paper 003's table 1 are told apart: few rows of very unlike norms."""
+"""Defines small regressions that tell the flows of paper 003's table 1 apart: few rows of very different norms."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .example_factors import Clipped, Factors, Scaled, Unclipped
 from .flow import state_of
 
 ROWS, FEATURES, HIDDEN = 5, 10, (16, 16)
-SPREAD = 1.5  # of the logarithm of the rows' norms
-COMMON = 2.5  # length of a direction that all rows share, up to sign, where each one's own has about length 1
-# half the squared error; the balls are far from every output and target here, so that it is the plain one
+SPREAD = 1.5  # standard deviation of the logarithm of the rows' norms
+COMMON = 2.5  # length of the direction that all rows share up to sign; the rest of each row has a length of about 1
+# half the squared error, which the balls leave unchanged, since outputs and targets lie well inside
 LOSS = SquaredError(output_bound=1000.0, target_bound=1000.0)
 
 
@@ -31,7 +31,9 @@ class Problem:
 
 
 def make_problem(seed: int, *, unit_norm: bool = False, hidden: tuple[int, ...] = HIDDEN) -> Problem:
-    """Rows along a shared direction with either sign, of log-normal norms or all of norm 1, and random targets."""
+    """Returns rows along a shared direction with either sign, of log-normal norms or all of norm 1, and
+    random targets.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -50,12 +52,12 @@ def make_problem(seed: int, *, unit_norm: bool = False, hidden: tuple[int, ...] 
 
 
 def median_norm(problem: Problem) -> float:
-    """Of the examples' gradients at the start."""
+    """Returns the median norm of the examples' gradients at the start."""
     norms = state_of(problem.network, problem.x, problem.y, LOSS).norms
     return float(torch.stack(list(norms.values())).square().sum(0).sqrt().median())
 
 
-# method: kernel as in the table of the paper, and how its factors are made
+# maps a method to its kernel in the table of the paper
 METHODS: dict[str, str] = {
     "no clipping": "H",
     "local clipping, large R": "H",
@@ -73,11 +75,14 @@ METHODS: dict[str, str] = {
     "ours: exact": "H C",
     "ours: exact_layerwise": "sum H_r C_r",
 }
-SMALL, LARGE = 0.3, 1e6  # radii in units of the median norm at the start; global clipping's small one is the median
+SMALL, LARGE = (
+    0.3,
+    1e6,
+)  # radii in units of the median norm at the start; the small one of global clipping is the median
 
 
 def make_case(method: str, seed: int) -> tuple[Problem, Factors]:
-    """The problem of a seed, and the factors of a method on it."""
+    """Returns the problem of a seed, and the factors of a method on it."""
     if method not in METHODS:
         raise ValueError(f"method {method!r} is unknown. HINT: one of {', '.join(METHODS)}.")
     alone = method == "ours: joint, one layer, rows of norm 1"

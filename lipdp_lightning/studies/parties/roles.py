@@ -220,7 +220,7 @@ def collect_messages(server: Server, listener: socket.socket) -> Link:
     deadline = time.monotonic() + setting.seconds
     try:
         while time.monotonic() < deadline:
-            waiting = [listener] if callers.analyst is None else [listener, callers.analyst]
+            waiting: list[socket.socket | Link] = [listener] if callers.analyst is None else [listener, callers.analyst]
             ready, _, _ = select.select(waiting, [], [], _TICK)
             if callers.analyst is not None and callers.analyst in ready:
                 callers.analyst.receive(SEAL, most=0)

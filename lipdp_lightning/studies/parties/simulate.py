@@ -1,10 +1,9 @@
-"""``lipdp curves simulate``: what each protocol sends, and the figures of 004, section 6.6.7.
+"""Implements ``lipdp curves simulate``: what each protocol sends, and the figures of 004, section 6.6.7.
 
-Figure 6.6.6(a) varies the number of thresholds |B|, 6.6.6(b) the number of servers m; here also the number of
-parties n and the levels L of the grid. The lengths of messages depend on these public numbers only, so they are
-measured on made-up records: for each configuration the messages of a few parties are made, measured and multiplied
-out to n parties; and one session of each protocol is run between processes over loopback sockets, whose count must
-be the same.
+Figure 6.6.6(a) varies the number of thresholds |B|, 6.6.6(b) the number of servers m; here the number of parties n and
+the levels L of the grid vary as well. The lengths of messages depend on these public numbers only, so they are measured
+on made-up records: for each configuration the messages of a few parties are made, measured and multiplied out to n
+parties; and one session of each protocol is run between processes over loopback sockets, whose count must agree.
 """
 
 from __future__ import annotations
@@ -69,7 +68,9 @@ METHODS = (
 
 @dataclass(frozen=True)
 class Cost:
-    """One row: bits sent by everyone. Handshakes are apart: links may be kept open for further sessions."""
+    """The bits sent by everyone, as one row. Handshakes are apart, since links may be kept open for further
+    sessions.
+    """
 
     figure: str
     method: str
@@ -84,7 +85,7 @@ class Cost:
 
 
 def measure(figure: str, method: Method, parties: int, servers: int, thresholds: int, levels: int) -> Cost:
-    """Make the messages of a few parties, measure them, and count the session's traffic for all."""
+    """Makes the messages of a few parties, measures them, and counts the session's traffic for all."""
     protocol = method.make(servers)
     asked = 1 if method.rounds else thresholds
     points = tuple(np.linspace(0, (1 << levels) - 1, asked).astype(int).tolist())
@@ -103,14 +104,18 @@ def measure(figure: str, method: Method, parties: int, servers: int, thresholds:
 
 
 def model_rows(figure: str, parties: int, servers: int, thresholds: int, levels: int, key_bits: int) -> list[Cost]:
-    """The thesis's leading terms, with our key's length; for m > 2 servers they assume m keys of that length."""
+    """Returns the thesis's leading terms, with our key's length; for m > 2 servers they assume m keys of
+    that length.
+    """
     bits = modelled_bits(parties, servers, thresholds, key_bits)
     shape = (parties, servers, thresholds, levels)
     return [Cost(figure, f"{name}, {MODEL}", MODEL, *shape, key_bits, total, 0) for name, total in bits.items()]
 
 
 def session_counts(processes: int, levels: int = 8) -> list[dict[str, Any]]:
-    """One session per protocol between processes, counted on the sockets, beside the same session counted in memory."""
+    """Runs one session per protocol between processes, counted on the sockets, beside the same session counted in
+    memory.
+    """
     statistic = ThresholdCounts(levels, (0, 1 << (levels - 1)))
     records = np.stack([np.arange(processes) % (1 << levels), np.ones(processes, np.int64)], axis=1)
     rows = []
@@ -133,7 +138,7 @@ def session_counts(processes: int, levels: int = 8) -> list[dict[str, Any]]:
 
 
 def sweep(parties: int, servers: int, thresholds: int, levels: int, axes: dict[str, Sequence[int]]) -> list[Cost]:
-    """All rows: each axis varies one number and keeps the others."""
+    """Returns all rows: each axis varies one number and keeps the others."""
     rows = []
     base = {"parties": parties, "servers": servers, "thresholds": thresholds, "levels": levels}
     for axis, values in axes.items():
@@ -159,7 +164,7 @@ _FILES = {
 
 
 def plot(rows: Iterable[Cost], axis: str) -> Figure:
-    """Bits against one number: measured lines and points, and the thesis's model dashed."""
+    """Plots bits against one number: measured lines and points, and the thesis's model dashed."""
     figure, axes = new_figure(f"Communication by {_FILES[axis][1]}", height=4.6)
     lines: dict[str, list[tuple[int, int]]] = {}
     for row in rows:
@@ -205,13 +210,13 @@ def simulate(
     axes: dict[str, Sequence[int]] | None = None,
     processes: int = 3,
 ) -> list[Path]:
-    """Write costs.csv, sessions.json and a figure per axis to a folder; all of them or none.
+    """Writes costs.csv, sessions.json and a figure per axis to a folder; all of them or none.
 
     Args:
         output: the folder.
-        parties, servers, thresholds, levels: what is kept while another number varies.
+        parties, servers, thresholds, levels: the numbers that are kept while another varies.
         axes: values per axis ("thresholds", "servers", "parties", "levels").
-        processes: parties of the sessions between processes; 0 leaves these out.
+        processes: parties of the sessions between processes; 0 leaves these sessions out.
     """
     chosen = axes or default_axes(servers, thresholds, levels)
     _check(parties, servers, thresholds, levels, chosen, processes)
@@ -260,18 +265,27 @@ def _integers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list such as 2,3,5") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 2,3,5") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder of costs.csv and the figures")
-    parser.add_argument("--parties", type=int, default=BANK_RECORDS, help=f"data owners (default {BANK_RECORDS})")
-    parser.add_argument("--servers", type=int, default=2, help="(default 2)")
-    parser.add_argument("--thresholds", type=int, default=100, help="points asked (default 100)")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for costs.csv and the figures")
+    parser.add_argument(
+        "--parties", type=int, default=BANK_RECORDS, help=f"number of data owners (default {BANK_RECORDS})"
+    )
+    parser.add_argument("--servers", type=int, default=2, help="number of servers (default 2)")
+    parser.add_argument("--thresholds", type=int, default=100, help="number of points to ask for (default 100)")
     parser.add_argument("--levels", type=int, default=12, help="the grid has 2^LEVELS points (default 12)")
     for axis in _FILES:
-        parser.add_argument(f"--vary-{axis}", type=_integers, metavar="N,N,..", help="values of this figure")
-    parser.add_argument("--processes", type=int, default=3, help="parties of the sessions over sockets; 0 for none")
+        parser.add_argument(
+            f"--vary-{axis}", type=_integers, metavar="N,N,..", help="values on the axis of this figure"
+        )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=3,
+        help="number of parties of the sessions over sockets (default 3; 0 for none)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

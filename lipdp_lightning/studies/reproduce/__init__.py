@@ -1,4 +1,4 @@
-"""The papers' tables and figures, made again with certified epsilons (docs/reproduce.md).
+"""Reproduces the papers' tables and figures with certified epsilons (docs/reproduce.md).
 
 An entry is a short module of `lipdp_lightning.studies.reproduce.entries`; nothing else has to know of it.
 """

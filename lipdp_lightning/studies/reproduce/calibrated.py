@@ -1,4 +1,4 @@
-"""Trainings whose predictions are scored for calibration: shared by the entries of paper 003."""
+"""Trains models whose predictions are scored for calibration, for the entries of paper 003."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCORES = ("accuracy", "nll", "ece", "mce", "brier", "confidence")
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method changes: the privacy group, the step size, and the temperature of the loss."""
+    """The settings that a method changes: the privacy group, the step size, and the temperature of the loss."""
 
     privacy: Mapping[str, Any]
     lr: float
@@ -29,12 +29,12 @@ class Setting:
 
 
 def secret_of(cell: Mapping[str, Value]) -> bytes:
-    """Sampling and noise that follow the cell, so that it can be made again; a private run draws its secret."""
+    """Returns a secret that follows from the cell, so that it can be repeated; a private run draws its secret."""
     return hashlib.sha256(repr(sorted(cell.items())).encode()).digest()[:16]
 
 
 def scores_of(prepared: Prepared) -> Any:
-    """`calibration.scores.ClassificationScores` of the test rows under the present weights."""
+    """Returns `calibration.scores.ClassificationScores` of the test rows under the present weights."""
     from lipdp_lightning.calibration.probabilities import log_probabilities
     from lipdp_lightning.calibration.scores import scores_of_sums
     from lipdp_lightning.calibration.sums import binned_sums
@@ -46,7 +46,7 @@ def scores_of(prepared: Prepared) -> Any:
 
 
 def trained(prepared: Prepared, moments: Sequence[int] = ()) -> Row:
-    """Train, and score the test rows: at the end, and as a curve after the steps of ``moments``."""
+    """Trains, and scores the test rows: at the end, and as a curve after the steps of ``moments``."""
     curve: list[tuple[int, Any]] = []
     if moments:
         prepared.experiment.trainer.callbacks.append(_scoring(prepared, set(moments), curve))  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ def trained(prepared: Prepared, moments: Sequence[int] = ()) -> Row:
 
 
 def stated(found: Any) -> dict[str, Value]:
-    """The privacy of a result."""
+    """Returns the privacy of a result."""
     return {
         "noise_multiplier": found.plan.noise_multiplier,
         "certified_epsilon": found.epsilon,
@@ -85,7 +85,7 @@ def _scoring(prepared: Prepared, moments: set[int], curve: list[tuple[int, Any]]
 
 
 def moments_of(steps: int, count: int = 10) -> list[int]:
-    """About ``count`` steps, evenly spread, the last among them."""
+    """Returns about ``count`` steps, evenly spread, the last among them."""
     return sorted({max(1, round(steps * (i + 1) / count)) for i in range(count)})
 
 
@@ -117,7 +117,7 @@ def mean_of(rows: Rows, column: str) -> float:
 
 
 def panels(count: int, title: str, height: float = 2.6) -> tuple[Any, list[Any]]:
-    """A figure with panels side by side, in the style of the report."""
+    """Returns a figure with panels side by side, in the style of the report."""
     from lipdp_lightning.report.figure_style import WIDTH, new_figure
 
     figure, first = new_figure(title, height=height)
@@ -128,7 +128,7 @@ def panels(count: int, title: str, height: float = 2.6) -> tuple[Any, list[Any]]
 
 
 def draw_reliability(axes: Any, text: Value, title: str) -> None:
-    """Observed share against confidence; bars of few rows are pale, and the diagonal is calibration."""
+    """Draws the observed share against confidence; bars of few rows are pale, and the diagonal is calibration."""
     from lipdp_lightning.report.figure_style import COLOURS
 
     bins = diagram_of(text)
@@ -146,7 +146,7 @@ def draw_reliability(axes: Any, text: Value, title: str) -> None:
 
 
 def draw_curves(axes: Any, rows: Rows, column: str, by: str, label: str) -> None:
-    """Means over the seeds along training, one line per value of ``by``."""
+    """Draws means over the seeds along training, one line per value of ``by``."""
     for name in dict.fromkeys(str(row[by]) for row in rows):
         of_name = [row for row in rows if row[by] == name]
         steps = numbers_of(of_name[0]["curve_steps"])

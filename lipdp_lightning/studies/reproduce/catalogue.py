@@ -15,21 +15,21 @@ PACKAGE = "lipdp_lightning.studies.reproduce.entries"
 
 @dataclass(frozen=True)
 class Listed:
-    """An entry and the module that a worker imports to have it too."""
+    """An entry, and the module that a worker imports to have it too."""
 
     entry: Entry
     module: str
 
 
 def entries_of(module: str) -> list[Listed]:
-    """The entries of one module."""
+    """Returns the entries of one module."""
     loaded = importlib.import_module(module)
     found: Iterable[Entry] = getattr(loaded, "ENTRIES", None) or (loaded.ENTRY,)
     return [Listed(entry, module) for entry in found]
 
 
 def catalogue(package: str = PACKAGE) -> dict[str, Listed]:
-    """All entries by name, in the order of their names."""
+    """Returns all entries by name, in the order of their names."""
     paths = importlib.import_module(package).__path__
     found: dict[str, Listed] = {}
     for information in pkgutil.iter_modules(paths, f"{package}."):
@@ -40,7 +40,7 @@ def catalogue(package: str = PACKAGE) -> dict[str, Listed]:
 
 
 def find(name: str, package: str = PACKAGE) -> Listed:
-    """The entry of that name."""
+    """Returns the entry of that name; raises ValueError with the nearest names if there is none."""
     known = catalogue(package)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)

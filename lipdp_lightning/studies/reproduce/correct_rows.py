@@ -1,4 +1,6 @@
-"""Which held-out rows a training classifies right, kept as a text, and the standard error of a difference from them."""
+"""Records as text which held-out rows a training classifies correctly, and computes the error of a difference from
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch import Tensor
 
 
 class CorrectRows(Callback):
-    """Collects, in the order of the loader, whether each held-out row of the last evaluation was classified right."""
+    """Collects, in the order of the loader, whether each held-out row of the last evaluation was classified
+    correctly.
+    """
 
     def __init__(self) -> None:
         self._found: list[Tensor] = []
@@ -35,24 +39,24 @@ class CorrectRows(Callback):
     on_test_batch_end = on_validation_batch_end
 
     def text(self) -> str:
-        """Number of rows, and one bit for each in hexadecimal digits."""
+        """Returns the number of rows, and one bit for each in hexadecimal digits."""
         rows = torch.cat(self._found).numpy()
         return f"{len(rows)}:{np.packbits(rows).tobytes().hex()}"
 
 
 def rows_of(text: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """The reverse of ``CorrectRows.text``."""
+    """Inverts ``CorrectRows.text``."""
     count, digits = text.split(":")
     bits = np.unpackbits(np.frombuffer(bytes.fromhex(digits), dtype=np.uint8))
     return bits[: int(count)].astype(bool)
 
 
 def error_of_difference(first: Sequence[str], second: Sequence[str]) -> float:
-    """Standard error of the difference of two mean accuracies, over seeds and rows, both drawn at random.
+    """Returns the standard error of the difference of two mean accuracies, over random seeds and rows.
 
-    Two trainings of the same seed, on the same rows, are a pair. Of d[seed, row], what a pair differs by on a row, the
-    variance of the mean is Var(seed means) / seeds + Var(row means) / rows - Var(residuals) / (seeds rows): the
-    residuals are in both of the first two.
+    Two trainings of the same seed, on the same rows, are a pair. For d[seed, row], the difference of a pair on a row,
+    the variance of the mean is Var(seed means) / seeds + Var(row means) / rows - Var(residuals) / (seeds rows), since
+    the residuals are in both of the first two.
     """
     differences = np.stack([rows_of(a).astype(float) - rows_of(b) for a, b in zip(first, second, strict=True)])
     seeds, rows = differences.shape

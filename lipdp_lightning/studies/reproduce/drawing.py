@@ -1,4 +1,4 @@
-"""Lines over means of repetitions, in the style of the report."""
+"""Draws lines over means of repetitions, in the style of the report."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lipdp_lightning.studies.reproduce.summary import mean_and_deviation, number
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LONGEST_OF_TWO = 24  # characters of a label that leave room for two columns
+_LONGEST_OF_TWO = 24  # longest label, in characters, that leaves room for two columns
 _STYLES = ("-", "--", ":", "-.")
 
 
 def means_against(rows: Rows, x: str, y: str) -> tuple[list[float], list[float], list[float]]:
-    """Values of x in order, and the mean and deviation of y at each."""
+    """Returns the values of x in order, and the mean and deviation of y at each."""
     places = sorted({number(row[x]) for row in rows})
     found = [mean_and_deviation([number(row[y]) for row in rows if number(row[x]) == place]) for place in places]
     return places, [mean for mean, _ in found], [deviation for _, deviation in found]
@@ -30,7 +30,7 @@ def lines(
     logarithmic: str = "xy",
     level: float | None = None,
 ) -> Figure:
-    """One line per (label, rows, column of x, column of y): means, and a band of one deviation of the runs."""
+    """Draws one line per (label, rows, column of x, column of y): means, and a band of one deviation of the runs."""
     import matplotlib
 
     from lipdp_lightning.report.figure_style import COLOURS, label_axes, legend, new_figure

@@ -1,4 +1,4 @@
-"""What an entry is: a list of cells, how one is computed, and what is said about all of them."""
+"""Defines an entry: a list of cells, how one is computed, and what is said about all of them."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ Cell = Mapping[str, Value]
 Row = Mapping[str, Value]
 Rows = Sequence[Row]
 
-# Columns that every row has. certified_epsilon is a number for a release, inf where there is no guarantee
+# Every row has these columns. certified_epsilon is a number for a release, inf where there is no guarantee
 # (a method without privacy), None where nothing about a record is released (a count of bytes, a running time).
 PRIVACY_COLUMNS = ("certified_epsilon", "delta", "adjacency")
-# Columns that the framework adds.
+# The framework adds these columns.
 MADE_BY, SECONDS, ERROR = "made_by", "cpu_seconds", "error"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command was given. `seeds` is the number of repetitions, None for the entry's own."""
+    """The options of the command. `seeds` is the number of repetitions, None for the entry's own."""
 
     quick: bool = False
     seeds: int | None = None
 
     def seed_range(self, full: int, quick: int = 1) -> range:
-        """The seeds of every cell: `full` of them, `quick` with --quick, or as many as --seeds says."""
+        """Returns the seeds of every cell: `full` of them, `quick` with --quick, or the number given by --seeds."""
         return range(self.seeds if self.seeds is not None else quick if self.quick else full)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A published statement, and the same from our rows; `ours` gets all rows in the order of the cells."""
+    """A published statement, and the corresponding one from our rows; `ours` gets all rows in the order of
+    the cells.
+    """
 
     what: str
     published: str
@@ -50,19 +52,19 @@ class Entry:
     """A table or figure.
 
     Args:
-        name: how the command calls it.
-        title: heading of its page.
+        name: its name on the command line.
+        title: the heading of its page.
         source: paper and table or figure.
-        expected_time: of a full run with one job, for `lipdp reproduce --list`.
-        cells: the cells in the order of the rows. A cell holds everything its result depends on: it is the key by
+        expected_time: the time of a full run with one job, for `lipdp reproduce --list`.
+        cells: the cells in the order of the rows. A cell holds everything that its result depends on: it is the key by
             which a finished one is recognised, and the first columns of its row.
-        run: the remaining columns of a cell's row, in a worker process with one thread; PRIVACY_COLUMNS are among
-            them. Exceptions are recorded, and the other cells go on.
+        run: returns the remaining columns of a cell's row, in a worker process with one thread; PRIVACY_COLUMNS are
+            among them. Exceptions are recorded, and the other cells continue.
         finish: draws figures through its second argument and returns a paragraph (Markdown) from the rows.
         claims: published numbers, shown beside ours.
         data: files below LIPDP_DATA that `run` reads (plain or .gz); they are looked for before anything is run.
-        table: what the page shows of the rows, if not all of them; `summarize` makes one over the seeds.
-        version: to be raised when the same cell gives another result: older files are then refused.
+        table: returns what the page shows of the rows, if not all of them; `summarize` averages over the seeds.
+        version: to be raised when the same cell gives another result; older files are then refused.
     """
 
     name: str
@@ -79,7 +81,7 @@ class Entry:
 
 
 def checked_cells(entry: Entry, options: Options) -> list[Cell]:
-    """The cells, each of them once; what is wrong with them is a mistake of the entry."""
+    """Returns the cells, each of them once; anything wrong with them is a mistake of the entry."""
     cells = list(entry.cells(options))
     if not cells:
         raise ValueError(f"{entry.name} has no cells for these options. HINT: --seeds 1 or more.")
@@ -89,7 +91,7 @@ def checked_cells(entry: Entry, options: Options) -> list[Cell]:
 
 
 def checked_result(cell: Cell, result: Row) -> Row:
-    """A result that can be a row: no column of the cell or of the framework, and a stated privacy."""
+    """Returns a result that can be a row: it has no column of the cell or of the framework, and states its privacy."""
     taken = sorted(set(result) & {*cell, MADE_BY, SECONDS, ERROR})
     if taken:
         raise ValueError(f"the result repeats {', '.join(taken)}. HINT: return the other columns only.")
@@ -102,7 +104,7 @@ def checked_result(cell: Cell, result: Row) -> Row:
 
 
 def text_of(value: Value, name: str = "a value") -> str:
-    """As it stands in the CSV file; floats keep all their digits."""
+    """Returns the value as it stands in the CSV file; floats keep all their digits."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -117,7 +119,7 @@ def text_of(value: Value, name: str = "a value") -> str:
 
 
 def value_of(text: str) -> Value:
-    """The reverse of `text_of`; a text that looks like a number is one."""
+    """Inverts `text_of`; a text that looks like a number becomes one."""
     if text in ("", "true", "false"):
         return None if not text else text == "true"
     for kind in (int, float):
@@ -129,12 +131,12 @@ def value_of(text: str) -> Value:
 
 
 def key_of(cell: Cell) -> tuple[tuple[str, str], ...]:
-    """What tells cells apart."""
+    """Returns the key that tells cells apart."""
     return tuple((name, text_of(value, name)) for name, value in sorted(cell.items()))
 
 
 def describe_epsilon(value: Value) -> str:
-    """For the page: a number, or in words why there is none."""
+    """Returns the text for the page: a number, or in words why there is none."""
     if value is None:
         return "nothing released"
     assert isinstance(value, int | float)

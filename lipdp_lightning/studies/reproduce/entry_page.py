@@ -1,4 +1,4 @@
-"""`NAME.md`: what was run, what it says, published numbers beside ours, and every row with its epsilon."""
+"""Renders `NAME.md`: what was run, its results, published numbers beside ours, and every row with its epsilon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ABOUT_EPSILON = (
 def page(
     entry: Entry, out: Output, rows: Rows, failed: Rows, total: int, paragraph: str, made_by: str, command: str
 ) -> str:
-    """The whole page in Markdown."""
+    """Returns the whole page in Markdown."""
     parts = [f"# {entry.title}", f"Source: {entry.source}. Made by {made_by}:", f"```bash\n{command}\n```"]
     if failed or len(rows) < total:
         parts.append(f"**Not complete: {len(rows)} of {total} cells have a result.** The same command continues.")
@@ -41,7 +41,7 @@ def page(
 
 
 def rows_table(rows: Rows, privacy: bool = True) -> str:
-    """Rows as a table; it must state the privacy of each."""
+    """Returns rows as a table, which must state the privacy of each."""
     names = columns_of(rows)
     missing = [name for name in PRIVACY_COLUMNS if privacy and name not in names]
     assert not missing, f"the table leaves out {', '.join(missing)}"
@@ -49,7 +49,7 @@ def rows_table(rows: Rows, privacy: bool = True) -> str:
 
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     rule = ["---"] * len(heads)
     return "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in [heads, rule, *lines])
 

@@ -1,4 +1,4 @@
-"""One entry from its cells to its page; an interrupted run continues where it was."""
+"""Runs one entry from its cells to its page; an interrupted run continues where it was."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def reproduce(
     jobs: int = 1,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Reproduction:
-    """Run the cells that have no result yet, and write figures and page from all rows.
+    """Runs the cells that have no result yet, and writes figures and page from all rows.
 
-    With a failed cell there are no figures and no paragraph: they would speak of rows that do not exist.
+    If a cell failed, there are no figures and no paragraph, since they would describe rows that do not exist.
     """
     entry, chosen = listed.entry, options or Options()
     check_data([entry])
@@ -67,7 +67,7 @@ def describe(cell: Cell) -> str:
 
 
 def command_of(entry: Entry, options: Options) -> str:
-    """What makes the page again."""
+    """Returns the command that makes the page again."""
     words = ["lipdp reproduce", entry.name]
     if options.quick:
         words.append("--quick")
@@ -77,7 +77,7 @@ def command_of(entry: Entry, options: Options) -> str:
 
 
 def check_data(entries: Sequence[Entry]) -> None:
-    """Every file that an entry reads is there; all that are not are named."""
+    """Checks that every file that an entry reads is there; one error names all missing ones."""
     files = list(dict.fromkeys(file for entry in entries for file in entry.data))
     if not files:
         return

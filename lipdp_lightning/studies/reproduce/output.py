@@ -1,4 +1,4 @@
-"""Where the figures of an entry go, and which there are."""
+"""Writes the figures of an entry, and lists them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Output:
         self.figures: list[tuple[str, str]] = []
 
     def path(self, suffix: str) -> Path:
-        """`<directory>/<name><suffix>`."""
+        """Returns `<directory>/<name><suffix>`."""
         return self.directory / f"{self.name}{suffix}"
 
     def figure(self, figure: Figure, alt: str, part: str = "") -> None:
-        """Write the figure as PNG and SVG; `part` tells several of one entry apart, `alt` says what is seen."""
+        """Writes the figure as PNG and SVG; `part` tells several of one entry apart, `alt` describes it in words."""
         import matplotlib
 
         from lipdp_lightning.files import write_bytes_atomically

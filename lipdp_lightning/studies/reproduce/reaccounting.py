@@ -1,4 +1,4 @@
-"""What the papers' accounting of several layers amounts to.
+"""Computes what the papers' accounting of several layers amounts to.
 
 000 and 004 add noise sigma Delta_k to each of K layers, whose sensitivities are Delta_k, and account for a step as ONE
 Gaussian release of multiplier sigma. An example moves all layers at once, each by a part of its noise: the joint
@@ -19,7 +19,7 @@ MOST_EPOCHS = 500
 
 @dataclass(frozen=True)
 class Reaccounted:
-    """Range of true epsilons over the settings that lead to a published one."""
+    """The range of true epsilons over the settings that lead to a published one."""
 
     lowest: float
     highest: float
@@ -27,10 +27,10 @@ class Reaccounted:
 
 
 def as_published(epsilon: float, rows: int, layers: int = LAYERS) -> Reaccounted:
-    """The true epsilons at delta = 1/rows of runs that the papers' accounting gives `epsilon`.
+    """Returns the true epsilons at delta = 1/rows of runs to which the papers' accounting assigns `epsilon`.
 
     Batch size and noise multiplier are taken from the papers' search space; the number of steps is the largest for
-    which the RDP accountant, as the papers use it, stays at `epsilon`. The truth is by PLD.
+    which the RDP accountant, which the papers use, stays at `epsilon`. The truth is by PLD.
     """
     from lipdp_lightning.privacy.accountants import get_accountant
     from lipdp_lightning.privacy.calibrate import steps_for
@@ -42,10 +42,10 @@ def as_published(epsilon: float, rows: int, layers: int = LAYERS) -> Reaccounted
         for noise in NOISE_MULTIPLIERS:
             try:
                 steps = steps_for(epsilon, delta, rate, noise, "rdp")
-            except ValueError:  # one step spends more
+            except ValueError:  # one step already spends more
                 continue
             if rate >= 1 or steps < 1 / rate or steps > MOST_EPOCHS / rate:
-                continue  # less than an epoch, or longer than anybody trains
+                continue  # less than an epoch, or unrealistically long
             release = LedgerEntry(SUBSAMPLED_GAUSSIAN, noise / math.sqrt(layers), rate, steps)
             found.append(get_accountant("pld").epsilon([release], delta).epsilon)
     if not found:

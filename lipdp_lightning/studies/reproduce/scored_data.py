@@ -1,7 +1,7 @@
-"""Scores of a logistic regression on the published tables of thesis 6.6.2 (b).
+"""Scores the published tables of thesis 6.6.2 (b) by a logistic regression.
 
-The model is fitted by scikit-learn to a fifth of the records, without privacy, and taken as public; what is released is
-about the other four fifths, which it has not seen. The thesis does not say which records its models were fitted to.
+The model is fitted by scikit-learn to a fifth of the records, without privacy, and taken as public; releases are about
+the other four fifths, which it has not seen. The thesis does not say which records its models were fitted to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FITTED_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Table:
-    """Where a table is, its label, and the columns that name a person or are almost always missing."""
+    """The place of a table, its label, and the columns that name a person or are almost always missing."""
 
     file: str
     delimiter: str
@@ -44,7 +44,7 @@ TABLES: Mapping[str, Table] = {
 
 @dataclass(frozen=True)
 class Scored:
-    """Predicted probabilities of the positive class and labels of the records that are evaluated."""
+    """Predicted probabilities of the positive class and labels of the evaluated records."""
 
     scores: npt.NDArray[np.float64]
     labels: npt.NDArray[np.bool_]
@@ -55,7 +55,7 @@ class Scored:
 
 @lru_cache(maxsize=2)
 def scored(name: str, records: int | None = None) -> Scored:
-    """The table's scores; only its first `records` rows if a number is given. The same at every call."""
+    """Returns the table's scores, or those of its first `records` rows; every call returns the same."""
     import numpy as np
     from sklearn.linear_model import LogisticRegression
 
@@ -84,7 +84,9 @@ def _columns(table: Table, records: int | None) -> dict[str, npt.NDArray[np.str_
 
 
 def _encoded(columns: Mapping[str, npt.NDArray[np.str_]], fitted: npt.NDArray[np.int64]) -> csr_array:
-    """Numbers standardised, with the median for missing ones; texts one-hot: all by the fitted records alone."""
+    """Standardises numbers, with the median for missing ones, and one-hot codes texts, all by the fitted
+    records alone.
+    """
     import numpy as np
     from scipy.sparse import csr_array, hstack
     from sklearn.preprocessing import OneHotEncoder

@@ -1,7 +1,7 @@
-"""The CSV file of an entry: what is finished, and nothing else.
+"""Stores the finished cells of an entry in a CSV file.
 
-It is rewritten as a whole, by a rename, whenever a cell finishes: whoever reads it, or continues after a kill at any
-moment, finds complete rows in the order of the cells.
+The file is rewritten as a whole, by a rename, whenever a cell finishes: a reader, or a run that continues after a kill
+at any moment, finds complete rows in the order of the cells.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class Store:
             self._read()
 
     def pending(self) -> list[int]:
-        """Indices of the cells that have no result; those that failed are among them."""
+        """Returns the indices of the cells that have no result; failed cells are among them."""
         return [i for i in range(len(self._cells)) if i not in self._rows or self._rows[i].get(ERROR)]
 
     def add(self, index: int, result: Row, seconds: float) -> None:
-        """Write the result of a cell, in place of an earlier failure."""
-        # as they will be read again: a text that looks like a number is one the first time too
+        """Writes the result of a cell, in place of an earlier failure."""
+        # values as they will be read again, so that a text that looks like a number is one the first time too
         values = {name: value_of(text_of(value, name)) for name, value in result.items()}
         self._rows[index] = {**self._cells[index], **values, SECONDS: round(seconds, 3)}
         self._write()
 
     def fail(self, index: int, error: str, seconds: float) -> None:
-        """Write that a cell failed; it counts as pending."""
+        """Records that a cell failed; it counts as pending."""
         self._rows[index] = {**self._cells[index], ERROR: error, SECONDS: round(seconds, 3)}
         self._write()
 
     def finished(self) -> list[Row]:
-        """Rows of the cells that have a result, in the order of the cells."""
+        """Returns rows of the cells that have a result, in the order of the cells."""
         return [row for _, row in sorted(self._rows.items()) if not row.get(ERROR)]
 
     def failed(self) -> list[Row]:
@@ -66,12 +66,12 @@ class Store:
                 raise self._refusal(f"line {line} is no cell of these options")
             values = {name: value_of(text) for name, text in row.items() if name != MADE_BY and text}
             texts = {ERROR: row[ERROR]} if row.get(ERROR) else {}
-            # an empty field is a None that was written, or a column that only other rows have: None both times
+            # an empty field is a written None, or a column that only other rows have; both are None
             empty = {name: None for name, text in row.items() if name not in _LAST and not text}
             self._rows[index] = {**empty, **values, **texts, **self._cells[index]}
 
     def _cell_of(self, row: dict[str, str]) -> int | None:
-        """Index of the row's cell; the cells of one entry may have different columns."""
+        """Returns the index of the row's cell; the cells of one entry may have different columns."""
         keys = [tuple((name, row.get(name, "")) for name in names) for names in self._shapes]
         return next((self._index[key] for key in keys if key in self._index), None)
 
@@ -83,7 +83,7 @@ class Store:
 
 
 def columns_of(rows: Rows) -> list[str]:
-    """All columns in order of appearance, those of the framework last."""
+    """Returns all columns in order of appearance, those of the framework last."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return [name for name in names if name not in _LAST] + [name for name in _LAST if name in names]
 
@@ -98,7 +98,7 @@ def to_csv(rows: Rows) -> str:
 
 
 def read_csv(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line numbers and fields."""
+    """Yields line numbers and fields."""
     rows = [row for row in csv.reader(io.StringIO(path.read_text(encoding="utf-8"))) if row]
     for line, row in enumerate(rows[1:], start=2):
         if len(row) != len(rows[0]):
@@ -108,7 +108,7 @@ def read_csv(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Nobody else works on the same file; the lock ends with the process."""
+    """Locks a file against other processes; the lock ends with the process."""
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Means over repetitions, for tables and figures."""
+"""Computes means over repetitions, for tables and figures."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from lipdp_lightning.studies.reproduce.entry import Row, Rows, Value, text_of
 
 
 def number(value: Value) -> float:
-    """A cell of a row as a float; nan for an empty one."""
+    """Returns a cell of a row as a float; nan for an empty one."""
     assert not isinstance(value, str), f"{value!r} is no number"
     return math.nan if value is None else float(value)
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and the sample's standard deviation, 0 for a single value."""
+    """Returns the mean and the sample's standard deviation, 0 for a single value."""
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, 0.0
@@ -23,9 +23,9 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
 
 
 def summarize(rows: Rows, by: Sequence[str], values: Sequence[str]) -> list[Row]:
-    """One row per combination of the columns `by`, in order of appearance: its runs, means, and deviations.
+    """Returns one row per combination of the columns `by`, in order of appearance: its runs, means, and deviations.
 
-    `by` must hold the columns of privacy if the result is to be a page's table: rows of different epsilons are
+    `by` must hold the columns of privacy if the result is to be a page's table, since rows of different epsilons are
     never averaged.
     """
     groups: dict[tuple[str, ...], list[Row]] = {}

@@ -1,4 +1,4 @@
-"""The seven tables of paper 000 (tables 1 and 5) and thesis 5.4: data, methods, and one training of each."""
+"""Defines the seven tables of paper 000 (tables 1 and 5) and thesis 5.4: data, methods, and one training of each."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class TabularSet:
     """A table as the papers use it.
 
     Args:
-        name: class in `data_modules`.
+        name: the class in `data_modules`.
         published_rows: n of the papers; delta is 1/n.
-        epsilon: of the papers' row.
+        epsilon: the epsilon of the papers' row.
         claimed: accuracies of DP-SGD, Lip-DP-SGD and Fix-Lip-DP-SGD as published (000 table 1; 004 table 5.4).
         bins, crosses: choices of the search.
-        bias: whether the model has one; a category's one-hot block makes it superfluous.
-        file: below LIPDP_DATA.
+        bias: whether the model has a bias; a category's one-hot block makes it superfluous.
+        file: its place below LIPDP_DATA.
         test: how the test rows were set aside.
-        options: of the data module.
-        outputs: logits.
+        options: options of the data module.
+        outputs: number of logits.
         small: whether the whole table fits a batch.
-        folds: choices of validation rows in the search; the fewer there are, the more.
+        folds: the number of choices of validation rows in the search; there are more if the rows are few.
     """
 
     name: str
@@ -127,7 +127,7 @@ SETS = {
     )
 }
 
-# what each method is called in the table, and the papers' column it answers to
+# the name of each method in the table, after the column of the papers that it corresponds to
 METHODS = {
     "nonprivate": "no privacy",
     "dpsgd": "DP-SGD, flat clipping",
@@ -142,7 +142,7 @@ _LAST_LAYER = "layers.3"
 
 
 def privacy(table: TabularSet, method: str, settings: Settings, dataset_size: int) -> dict[str, Any]:
-    """The privacy group: the papers' budget, and what the method does within it."""
+    """Returns the privacy group: the papers' budget, and what the method does within it."""
     hidden = bool(settings["hidden"])
     common: dict[str, Any] = {
         "delta": table.delta,
@@ -154,7 +154,7 @@ def privacy(table: TabularSet, method: str, settings: Settings, dataset_size: in
         return common | {"method": "nonprivate"}
     common["epsilon"] = table.epsilon
     if method == "dpsgd":
-        # the same release: ghost norms are exact, and cheaper for several layers or outputs
+        # ghost norms give the same release; they are exact, and cheaper for several layers or outputs
         kind = "dpsgd_ghost" if hidden or table.outputs > 1 else "dpsgd_flat"
         return common | {"method": kind, "clip_norm": settings["clip"]}
     if method == "fix_lip":
@@ -162,22 +162,26 @@ def privacy(table: TabularSet, method: str, settings: Settings, dataset_size: in
     if method == "worst_case":
         return common | {"method": "worst_case", "max_norm": settings["radius"], "allocation": "optimal"}
     scaling: dict[str, Any] = {"scaling": "layerwise" if method == "layerwise" else "joint"}
-    # a layer's own norm is in no bound of its own: the last layer is free
+    # a layer's norm does not enter its own bound, so the last layer is free
     scaling |= {"max_norm": settings["radius"], "free_layers": [_LAST_LAYER]} if hidden else {"max_norm": None}
     if method == "joint_clip":
         scaling["loss_clip"] = settings["clip"] / settings["temperature"]
-        if linear(settings) and table.bias:  # of a gradient d (x, 1), whose norm is that of d times the root of two
+        if linear(settings) and table.bias:  # the gradient d (x, 1) has the norm of d times the root of two
             scaling["loss_clip"] /= math.sqrt(2)
     return common | scaling
 
 
 def linear(settings: Settings) -> bool:
-    """Whether DP-SGD with flat clipping and ``joint_clip`` of these settings are one release: inputs have norm 1."""
+    """Returns whether DP-SGD with flat clipping and ``joint_clip`` of these settings are one release, as inputs have
+    norm 1.
+    """
     return not settings["hidden"]
 
 
 def configuration(table: TabularSet, method: str, settings: Settings, seed: int, fold: int | None) -> dict[str, Any]:
-    """One training; with a `fold` the test rows are left alone, and a fifth of the others is held out by its name."""
+    """Returns one training; with a `fold` the test rows are unused, and a fifth of the others is held out by
+    its name.
+    """
     import data_modules
 
     options = dict(table.options) | {"validation_fraction": 0.0}
@@ -190,7 +194,7 @@ def configuration(table: TabularSet, method: str, settings: Settings, seed: int,
         "outputs": table.outputs,
         "hidden": settings["hidden"],
         "bias": table.bias,
-        # a norm that is held fixed cannot start at zero
+        # a fixed norm cannot start at zero
         "zero_init": method != "fix_lip",
     }
     loss = "CrossEntropy" if table.outputs > 1 else "BinaryCrossEntropy"
@@ -217,9 +221,9 @@ def configuration(table: TabularSet, method: str, settings: Settings, seed: int,
 
 
 def trained(table: TabularSet, method: str, settings: Settings, seed: int, fold: int | None = None) -> dict[str, Any]:
-    """Accuracy on held-out rows, and the guarantee; sampling and noise are fixed by the seed, as the data is public.
+    """Returns accuracy on held-out rows, and the guarantee; sampling and noise follow the seed, as the data is public.
 
-    Methods of one seed draw the same examples, so that they are pairs. Their noise differs: its key holds what is
+    Methods of one seed draw the same examples, so that they are pairs. Their noise differs, since its key holds what is
     released.
     """
     from lipdp_lightning.experiment.short_training import prepare
@@ -230,7 +234,7 @@ def trained(table: TabularSet, method: str, settings: Settings, seed: int, fold:
     prepared.experiment.trainer.callbacks.append(correct)  # type: ignore[attr-defined]
     result = prepared.run()
     return {
-        # without validation rows, the test rows are evaluated in their place
+        # without validation rows, the test rows are evaluated instead
         "accuracy": result.score if fold is None else result.metrics["validation/accuracy"],
         "noise_multiplier": result.plan.noise_multiplier if math.isfinite(result.epsilon) else 0.0,
         "certified_epsilon": result.epsilon,
@@ -240,12 +244,12 @@ def trained(table: TabularSet, method: str, settings: Settings, seed: int, fold:
 
 
 def settings_text(settings: Settings) -> str:
-    """As one cell of a CSV file, and back with `json.loads`."""
+    """Returns the settings as one cell of a CSV file, which `json.loads` inverts."""
     return json.dumps(settings, sort_keys=True)
 
 
 def files() -> tuple[str, ...]:
-    """What is read below LIPDP_DATA."""
+    """Returns the files that are read below LIPDP_DATA."""
     return (*(table.file for table in SETS.values()), "tabular/adult/adult.test")
 
 

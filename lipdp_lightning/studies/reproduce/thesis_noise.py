@@ -1,4 +1,5 @@
-"""The mechanisms of chapter 6 with the noise that the thesis states, and with the noise that its epsilon needs.
+"""Provides the mechanisms of chapter 6 with the noise that the thesis states, and with the noise that its epsilon
+needs.
 
 `thesis` adds the thesis's Laplace noise, for the epsilon it claims. Its scales are larger than the least sound ones
 (docs/curves.md), so the certified epsilon of the same noise is smaller than the claimed one:
@@ -27,7 +28,7 @@ METHODS = (THESIS, LAPLACE, FACTORIZATION)
 
 
 def certified_share(method: str, release: str, levels: int) -> float:
-    """Certified over claimed epsilon, for `release` ecdf, roc or hosmer_lemeshow on 2^levels points."""
+    """Returns certified over claimed epsilon, for `release` ecdf, roc or hosmer_lemeshow on 2^levels points."""
     if method != THESIS:
         return 1.0
     pair = 2 * ((levels + 2) // 2)
@@ -40,13 +41,13 @@ def certified_share(method: str, release: str, levels: int) -> float:
 
 
 def privacy(method: str, release: str, levels: int, claimed: float) -> Row:
-    """The columns that state a row's privacy."""
+    """Returns the columns that state a row's privacy."""
     certified = claimed * certified_share(method, release, levels)
     return {"certified_epsilon": certified, "claimed_epsilon": claimed, "delta": 0.0, "adjacency": "replace_one"}
 
 
 def mechanism(method: str, release: str, levels: int, claimed: float) -> CurveMechanism:
-    """Of the distribution function or of the pair of an ROC curve."""
+    """Returns the mechanism of the distribution function or of the pair of an ROC curve."""
     from lipdp_lightning.curves import curve_mechanism
 
     name = FACTORIZATION if method == FACTORIZATION else LAPLACE
@@ -55,7 +56,7 @@ def mechanism(method: str, release: str, levels: int, claimed: float) -> CurveMe
 
 
 def fixed_noise(*parts: object) -> NoiseSource:
-    """Noise that can be repeated, for published data only."""
+    """Returns noise that can be repeated, for published data only."""
     import hashlib
 
     from lipdp_lightning.curves import NoiseSource

@@ -1,4 +1,4 @@
-"""Cells in processes of their own, one thread each; a cell that fails or dies takes nothing else with it."""
+"""Runs cells in processes of their own, one thread each; a cell that fails or dies takes nothing else with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell: a result, or the error in one line."""
+    """The outcome of a cell: a result, or the error in one line."""
 
     index: int
     result: Row | None
@@ -42,7 +42,7 @@ class _Worker:
 def run_cells(
     module: str, name: str, cells: Sequence[Cell], wanted: Sequence[int], jobs: int, log: Path
 ) -> Generator[Outcome, None, None]:
-    """Outcomes of the `wanted` cells as they finish. Leaving the iterator early ends the workers."""
+    """Yields outcomes of the `wanted` cells as they finish. Leaving the iterator early ends the workers."""
     waiting = list(reversed(wanted))
     workers: list[_Worker] = []
     with _one_thread():
@@ -68,7 +68,7 @@ def run_cells(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Processes started within read these variables when they load their libraries."""
+    """Sets variables that processes started within read when they load their libraries."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     try:
@@ -92,7 +92,7 @@ def _start(module: str, name: str, log: Path) -> _Worker:
 
 def _give(worker: _Worker, waiting: list[int], cells: Sequence[Cell]) -> _Worker:
     worker.index, worker.started = waiting.pop(), time.monotonic()
-    with suppress(BrokenPipeError):  # it died already: noticed when it is read
+    with suppress(BrokenPipeError):  # if it has died, reading from it will notice
         worker.connection.send(dict(cells[worker.index]))
     return worker
 
@@ -117,7 +117,7 @@ def _stop(worker: _Worker) -> None:
 
 
 def _serve(module: str, name: str, connection: Connection, log: str) -> None:
-    """A worker's life: cells in, results out, until the other end is closed. What it prints goes to the log."""
+    """Serves cells until the other end is closed; what the worker prints goes to the log."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -1,1 +1,1 @@
-"""One module per table or figure, or per family of figures; each has `ENTRY` or `ENTRIES`."""
+"""Holds one module per table or figure, or per family of figures; each has `ENTRY` or `ENTRIES`."""

@@ -1,4 +1,4 @@
-"""Paper 003, figure 5: a logistic regression on logits and labels tells members, by method and by class."""
+"""Reproduces paper 003, figure 5: a logistic regression on logits and labels tells members, by method and by class."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cells(options: Options) -> list[Cell]:
 
 
 def features(records: int) -> Any:
-    """Gabor features and labels of the first records of CIFAR-10's training rows, in a public random order."""
+    """Returns Gabor features and labels of the first records of CIFAR-10's training rows, in a public random order."""
     import torch
 
     from data_modules import CIFAR10, Features
@@ -68,7 +68,7 @@ def run(cell: Cell) -> Row:
     setting, seed = SETTINGS[str(cell["method"])], int(number(cell["seed"]))
     x, y = features(int(number(cell["records"])))
     mask = masks(len(x), 1, seed)[0]
-    size = len(x) // 2  # declared; how many coins came up is not
+    size = len(x) // 2  # declared, unlike the number of members that the coins choose
 
     class Members(PrivateDataModule):
         input_shape, input_bound, task, num_classes = (x.shape[1],), 1.0, "classification", 10

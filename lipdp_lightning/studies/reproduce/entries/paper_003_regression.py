@@ -1,4 +1,4 @@
-"""Paper 003, figures 11 and 12: squared error on wine quality (DP-GD) and California housing (DP-Adam)."""
+"""Reproduces paper 003, figures 11 and 12: squared error on wine quality (DP-GD) and California housing (DP-Adam)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from lipdp_lightning.studies.reproduce.summary import number, summarize
 
 PLAIN, LOCAL, GLOBAL, OURS = "no privacy", "local clipping", "global clipping", "ours, joint (default)"
 METHODS = (PLAIN, LOCAL, GLOBAL, OURS)
-# module, features, optimizer, expected batch, steps, delta
+# (module, features, optimizer, expected batch, steps, delta)
 DATA: dict[str, tuple[str, int, str, int, int, float]] = {
     "wine quality": ("WineQuality", 11, "SGD", 640, 150, 1e-4),
     "California housing": ("CaliforniaHousing", 8, "Adam", 2048, 150, 1e-5),
 }
 EPSILON, SEEDS, QUICK_STEPS = 2.0, 3, 2
-# of a small grid, the smallest error on a hashed fifth of the training rows
+# the smallest error over a small grid, on a hashed fifth of the training rows
 _GHOST: dict[str, Any] = {"method": "dpsgd_ghost"}
 _LARGE = _GHOST | {"clipping": "global", "clip_norm": 2.0}
 _JOINT: dict[str, Any] = {"scaling": "joint", "allocation": "global"}
@@ -44,7 +44,7 @@ SETTINGS: dict[tuple[str, str], Setting] = {
 
 
 def configuration(data: str, method: str, steps: int, seed: int, validation: float = 0.0) -> dict[str, Any]:
-    """One training of a hidden layer of 32 on rows within the ball of radius 2."""
+    """Returns one training of a hidden layer of 32 on rows within the ball of radius 2."""
     module, features, optimizer, batch, planned, delta = DATA[data]
     setting = SETTINGS[data, method]
     layers = {"input_shape": [features], "outputs": 1, "hidden": [32]}
@@ -99,7 +99,7 @@ def run(cell: Cell) -> Row:
 
 
 def errors(prepared: Any, steps: int) -> dict[str, Any]:
-    """Squared errors on test rows, at the end and along training, and what is certified."""
+    """Returns squared errors on test rows, at the end and along training, and the certified guarantee."""
     import lightning
 
     from lipdp_lightning.studies.reproduce.calibrated import stated

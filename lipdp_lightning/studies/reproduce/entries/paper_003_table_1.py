@@ -1,4 +1,4 @@
-"""Paper 003, table 1: what clipping makes of the neural tangent kernel, with rows for this library's scalings."""
+"""Reproduces paper 003, table 1: the neural tangent kernel under clipping, with rows for this library's scalings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from lipdp_lightning.studies.reproduce.output import Output
 from lipdp_lightning.studies.reproduce.summary import number
 
 SEEDS, STEPS, QUICK_STEPS = 10, 400, 20
-TOLERANCE = 1e-9  # of eigenvalues, in units of the largest, in float64
-ZERO = 0.1  # of the first loss, after the same number of steps for every method
+TOLERANCE = 1e-9  # tolerance on eigenvalues, in units of the largest, in float64
+ZERO = 0.1  # share of the first loss, after the same number of steps for every method
 
 
 def cells(options: Options) -> list[Cell]:
@@ -31,7 +31,7 @@ def run(cell: Cell) -> Row:
 
     problem, factors = make_case(str(cell["method"]), int(number(cell["seed"])))
     flow = integrate(problem.network, problem.x, problem.y, LOSS, factors, steps=int(number(cell["steps"])))
-    # made-up rows and no noise: nothing about a record is released
+    # rows are made up and there is no noise, so nothing about a record is released
     nothing: dict[str, Any] = {"certified_epsilon": None, "delta": None, "adjacency": None}
     return {
         "asymmetry": flow.worst("asymmetry"),
@@ -56,7 +56,7 @@ COLUMNS: dict[str, Callable[[Row], bool]] = {
 
 
 def table(rows: Rows) -> list[Row]:
-    """How many of the problems have each property, along their whole flow."""
+    """Returns how many of the problems have each property, along their whole flow."""
     found: list[Row] = []
     for method in dict.fromkeys(str(row["method"]) for row in rows):
         of_method = [row for row in rows if row["method"] == method]

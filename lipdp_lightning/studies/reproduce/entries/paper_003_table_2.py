@@ -1,4 +1,4 @@
-"""Paper 003, table 2 and figures 6 to 9: calibration of image classifiers at equal epsilon, and along training."""
+"""Reproduces paper 003, table 2 and figures 6 to 9: calibration of image classifiers at equal epsilon."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lipdp_lightning.studies.reproduce.calibrated import (
     select,
     trained,
 )
-from lipdp_lightning.studies.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows
+from lipdp_lightning.studies.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows, Value
 from lipdp_lightning.studies.reproduce.output import Output
 from lipdp_lightning.studies.reproduce.summary import number, summarize
 
-DATA = {"MNIST": 2.32, "FashionMNIST": 2.32, "CIFAR10": 1.96}  # epsilons of the paper; theirs has no Fashion-MNIST
+DATA = {"MNIST": 2.32, "FashionMNIST": 2.32, "CIFAR10": 1.96}  # epsilons of the paper, which has no Fashion-MNIST
 NETWORKS: dict[str, list[int]] = {"linear": [], "hidden 64": [64]}
 PLAIN, LOCAL, GLOBAL, MIXED, OURS = (
     "no privacy", "DP-SGD, local", "DP-SGD, global", "DP-SGD, mix-up", "ours, joint (default)",
@@ -41,7 +41,7 @@ _JOINT: dict[str, Any] = {"scaling": "joint", "allocation": "global"}
 _BOUNDED = _JOINT | {"max_norm": 1.0}
 _BARE: dict[str, Any] = {"method": "nonprivate"}
 _SWITCH: dict[str, Any] = {"switch_at": 0.95, "switch_to": "global"}
-# of a small grid of step sizes, radii and temperatures, the most accurate on a hashed tenth of the training rows;
+# the most accurate over a small grid of step sizes, radii and temperatures, on a hashed tenth of the training rows;
 # the mix-up has the step size of local clipping, and a radius that global clipping trains with
 SETTINGS: dict[tuple[str, str, str], Setting] = {
     ("MNIST", "linear", PLAIN): Setting(_BARE, 0.1),
@@ -78,7 +78,7 @@ SETTINGS: dict[tuple[str, str, str], Setting] = {
 
 
 def configuration(data: str, network: str, method: str, steps: int, seed: int) -> dict[str, Any]:
-    """One training."""
+    """Returns the configuration of one training."""
     setting = SETTINGS[data, network, method]
     shape = [3, 32, 32] if data == "CIFAR10" else [1, 28, 28]
     gabor = {"class_path": "lipdp_lightning.features.Gabor", "init_args": {"input_shape": shape}}
@@ -113,7 +113,7 @@ def cells(options: Options) -> list[Cell]:
             "data": data, "network": network, "method": method, "seed": seed,
             "steps": QUICK_STEPS if options.quick else STEPS,
         }
-        for seed in options.seed_range(SEEDS)  # outermost: an interrupted run has something of everything
+        for seed in options.seed_range(SEEDS)  # outermost, so that an interrupted run has rows of every method
         for data in DATA
         for network in NETWORKS
         for method in METHODS
@@ -135,9 +135,11 @@ def run(cell: Cell) -> Row:
 
 def table(rows: Rows) -> list[Row]:
     by = ["data", "network", "method", "lr", "clip_norm", "temperature", "certified_epsilon", "delta", "adjacency"]
-    found = []
+    found: list[Row] = []
     for row in summarize(rows, by, SCORES):
-        shown = {k: round(number(v), 4) if k in SCORES else v for k, v in row.items() if not k.endswith("(sd)")}
+        shown: dict[str, Value] = {
+            k: round(number(v), 4) if k in SCORES else v for k, v in row.items() if not k.endswith("(sd)")
+        }
         shown["ece (sd)"] = round(number(row.get("ece (sd)")), 4) if "ece (sd)" in row else None
         found.append(shown)
     return found
@@ -163,7 +165,7 @@ def finish(rows: Rows, out: Output) -> str:
 
 
 def verdict(rows: Rows, data: str, network: str, point: float = 0.01) -> str:
-    """The claim for one data set and network, whichever way it falls."""
+    """States whether the claim holds for one data set and network."""
     ours, local = (select(rows, data=data, network=network, method=m) for m in (OURS, LOCAL))
     gap = mean_of(ours, "accuracy") - mean_of(local, "accuracy")
     mine, theirs = mean_of(ours, "ece"), mean_of(local, "ece")

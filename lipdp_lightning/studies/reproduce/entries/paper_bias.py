@@ -1,4 +1,4 @@
-"""Paper 000, appendix E and figure 5: where clipping moves the optimum of a regression, and what scaling does not."""
+"""Reproduces paper 000, appendix E and figure 5: clipping moves the optimum of a regression, and scaling does not."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STEPS, RATE = 20_000, 0.1
 
 
 def _factors() -> dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
-    """c of each example, from its input norm n = |(x, 1)| and its gradient in the output d."""
+    """Returns c of each example, from its input norm n = |(x, 1)| and its gradient d with respect to the output."""
     import numpy as np
 
     return {
         "no clipping": lambda n, d: np.ones_like(n),
         "clipping": lambda n, d: np.minimum(1, RADIUS / np.maximum(n * np.abs(d), 1e-12)),
         "loss_clip": lambda n, d: np.minimum(1, RADIUS / np.maximum(np.abs(d), 1e-12)) / n,
-        # one layer: weight and bias in one group, so joint and layer-wise scaling are the same
+        # weight and bias of the one layer are one group, so joint and layer-wise scaling are the same
         "joint scaling": lambda n, d: 1 / n,
     }
 
@@ -45,7 +45,9 @@ def cells(options: Options) -> list[Cell]:
 
 
 def limit(method: str, start: Sequence[float], points: int) -> tuple[float, float]:
-    """Where following the population's mean scaled gradient leads; x is uniform on [0, 1], the truth is (0, 0)."""
+    """Returns the end of following the population's mean scaled gradient; x is uniform on [0, 1], the truth
+    is (0, 0).
+    """
     import numpy as np
 
     factor = _factors()[method]
@@ -68,7 +70,7 @@ def limit(method: str, start: Sequence[float], points: int) -> tuple[float, floa
 def run(cell: Cell) -> Row:
     start = (number(cell["start_slope"]), number(cell["start_intercept"]))
     slope, intercept = limit(str(cell["method"]), start, int(number(cell["points"])))
-    # gradients of a distribution: no data set is used, and nothing is released
+    # these are gradients of a distribution: no data set is used, and nothing is released
     nothing: dict[str, Any] = {"certified_epsilon": None, "delta": None, "adjacency": None}
     return {
         "slope": round(slope, 5),
@@ -83,7 +85,7 @@ def finish(rows: Rows, out: Output) -> str:
 
     figure, axes = new_figure("Where each method ends, from three starts")
     axes.plot([0], [0], "+", color="black", markersize=18, label="optimum")
-    # two ends coincide with the optimum, and two nearly with each other: hollow marks of several sizes
+    # hollow marks of several sizes, since two ends coincide with the optimum, and two nearly with each other
     for method, marker, size in zip(METHODS, "os^D", (14, 12, 8, 6), strict=True):
         ends = [row for row in rows if row["method"] == method]
         places = [number(row["slope"]) for row in ends], [number(row["intercept"]) for row in ends]

@@ -1,4 +1,4 @@
-"""Paper 000 figure 3: how far the mean clipped gradient is from the mean gradient, along a training with clipping."""
+"""Reproduces paper 000, figure 3: the distance of the mean clipped gradient from the mean gradient along training."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def cells(options: Options) -> list[Cell]:
 
 
 def run(cell: Cell) -> Row:
-    """Train with clipping and without noise up to the iteration, then compare both gradients on fresh instances.
+    """Trains with clipping and without noise up to the iteration, then compares both gradients on fresh instances.
 
-    The radius is the median gradient norm of the first batch: a public choice would do, this one suits any table.
+    The radius is the median gradient norm of the first batch: a public choice would do, but this one suits any table.
     """
     import torch
     from torch import nn
@@ -43,7 +43,7 @@ def run(cell: Cell) -> Row:
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
 
     def gradients(rows: torch.Tensor) -> torch.Tensor:
-        """One flat gradient per row."""
+        """Returns one flat gradient per row."""
         from torch.func import functional_call, grad, vmap
 
         parameters = {name: p.detach() for name, p in network.named_parameters()}
@@ -76,7 +76,7 @@ def run(cell: Cell) -> Row:
         "gradient": float(found.mean(0).norm()),
         "share_clipped": float((found.norm(dim=1) > radius).double().mean()),
         "radius": radius,
-        # trained without noise, to show the gradients themselves
+        # training without noise shows the gradients themselves
         "certified_epsilon": float("inf"),
         "delta": 0.0,
         "adjacency": "add_remove",

@@ -1,4 +1,6 @@
-"""Accuracy against epsilon on images, with one trained layer: paper 000 figures 1 and 4, paper 001 figure 5."""
+"""Reproduces accuracy against epsilon on images, with one trained layer: paper 000 figures 1 and 4, paper
+001 figure 5.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,14 @@ NETWORK = (
 
 
 def configuration(data: str, method: str, epsilon: float, seed: int, **changes: Any) -> dict[str, Any]:
-    """One training of the figures."""
+    """Returns one training of the figures."""
     settings = {"lr": 0.005, "steps": 180, "batch": 4096, "temperature": 1.0, "averaging": False} | changes
     privacy: dict[str, Any] = {
         "epsilon": epsilon, "delta": DELTA, "steps": settings["steps"], "batch_size": settings["batch"],
         "accountant": "pld", "max_norm": None,
     }  # fmt: skip
     if method == METHODS[0]:
-        # flat clipping with ghost norms, which are exact here and hold no gradient per example
+        # flat clipping by ghost norms, which are exact here and hold no per-example gradients
         privacy |= {"method": "dpsgd_ghost", "clip_norm": CLIP}
     elif method == METHODS[1]:
         privacy |= {"scaling": "worst_case"}
@@ -67,13 +69,15 @@ def configuration(data: str, method: str, epsilon: float, seed: int, **changes: 
 
 
 def trained(data: str, method: str, epsilon: float, seed: int, **changes: Any) -> Row:
-    """Test accuracy and guarantee; sampling and noise follow the seed. Methods of one seed draw the same examples."""
+    """Returns test accuracy and guarantee. Sampling and noise follow the seed; methods of one seed draw the same
+    examples.
+    """
     from lipdp_lightning.experiment import run_once
 
     secret = hashlib.sha256(repr((data, epsilon, seed, sorted(changes.items()))).encode()).digest()[:16]
     found = run_once(configuration(data, method, epsilon, seed, **changes), secret=secret)
     return {
-        # the published test images; validation metrics are of them, as no others are held out
+        # validation metrics are on the published test images, since no others are held out
         "accuracy": found.score,
         "certified_epsilon": found.epsilon,
         "delta": found.plan.delta,
@@ -96,7 +100,7 @@ def _means(rows: Rows, by: Sequence[str]) -> list[Row]:
 
 
 def _lines(rows: Rows, by: Sequence[str], out: Output, title: str) -> None:
-    """One panel per data set, one line per combination of `by`."""
+    """Draws one panel per data set and one line per combination of `by`."""
     from lipdp_lightning.report.figure_style import label_axes, new_figure
 
     for data in dict.fromkeys(str(row["data"]) for row in rows):
@@ -113,7 +117,7 @@ def _lines(rows: Rows, by: Sequence[str], out: Output, title: str) -> None:
 
 
 def _at(rows: Rows, epsilon: float, **where: str) -> float:
-    """Mean accuracy of the rows that agree."""
+    """Returns the mean accuracy of the matching rows."""
     found = [r for r in rows if r["epsilon"] == epsilon and all(r[name] == value for name, value in where.items())]
     return mean_and_deviation([number(row["accuracy"]) for row in found])[0]
 
@@ -212,7 +216,7 @@ def pareto_run(cell: Cell) -> Row:
 
 
 def front(rows: Rows) -> list[Row]:
-    """Trainings that no other beats in both epsilon and accuracy."""
+    """Returns the trainings that no other beats in both epsilon and accuracy."""
     best, found = 0.0, []
     for row in sorted(rows, key=lambda r: (number(r["certified_epsilon"]), -number(r["accuracy"]))):
         if number(row["accuracy"]) > best:

@@ -1,4 +1,4 @@
-"""Paper 000 figure 2 and thesis figure 5.3.2: seconds per epoch against the batch size."""
+"""Reproduces paper 000 figure 2 and thesis figure 5.3.2: seconds per epoch against the batch size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "joint scaling": {"scaling": "joint"},
 }
 BATCHES = (64, 256, 1024, 4096)
-# so that memory stays bounded, as in the papers
+# micro-batches keep the memory bounded, as in the papers
 PHYSICAL = 512
 FILES = ("tabular/default_credit_card/UCI_Credit_Card.csv", "MNIST/raw/train-images-idx3-ubyte")
 EPOCHS = 2
@@ -33,7 +33,7 @@ def cells(options: Options) -> list[Cell]:
 
 
 def configuration(data: str, method: str, batch: int, epochs: float) -> dict[str, Any]:
-    """Two layers on the table, two convolutions and a head on the images."""
+    """Returns two layers for the table, and two convolutions and a head for the images."""
     if data == "MNIST":
         shape = {"input_shape": [1, 28, 28], "outputs": 10, "widths": [16, 32]}
         network, loss = {"class_path": "lipdp_lightning.models.ConvNet", "init_args": shape}, "cross_entropy"
@@ -55,9 +55,9 @@ def configuration(data: str, method: str, batch: int, epochs: float) -> dict[str
 
 
 def run(cell: Cell) -> Row:
-    """The time of `epochs` epochs: that of a run with one more, less that of a run of one, so set-up cancels.
+    """Times `epochs` epochs as the difference of a run with one more and a run of one, so that set-up cancels.
 
-    A first run, which reads the data and loads what is loaded once, is not counted.
+    A first run, which reads the data and loads libraries, is not counted.
     """
     from lipdp_lightning.experiment import run_once
 

@@ -1,4 +1,6 @@
-"""Thesis table 5.4, paper 000 tables 1 and 5: accuracy on seven tables at the papers' epsilon, all rows certified."""
+"""Reproduces thesis table 5.4 and paper 000 tables 1 and 5: accuracy on seven tables at the papers' epsilon,
+certified.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ REACCOUNTED = (
 
 
 def chosen() -> dict[str, dict[str, dict[str, Any]]]:
-    """Settings by table and method, as `lipdp reproduce table_5_4_search` found them on validation rows."""
+    """Returns settings by table and method, as `lipdp reproduce table_5_4_search` found them on validation rows."""
     import yaml
 
     content: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(SETTINGS.read_text(encoding="utf-8"))
@@ -79,7 +81,9 @@ def run(cell: Cell) -> Row:
 
 
 def _published(table: TabularSet, column: int) -> Row:
-    """A row of the papers: accuracy and epsilon as claimed, and what the accounting of two layers amounts to."""
+    """Returns a row of the papers: accuracy and epsilon as claimed, and what the accounting of two layers
+    amounts to.
+    """
     row: dict[str, Any] = {"accuracy": table.claimed[column], "delta": table.delta, "adjacency": "add_remove"}
     if column == 0:
         return row | {"certified_epsilon": table.epsilon, "claimed_epsilon": table.epsilon}
@@ -90,7 +94,7 @@ def _published(table: TabularSet, column: int) -> Row:
 
 
 def _of_method(rows: Rows, data: str, method: str) -> Rows:
-    """In the order of the seeds, so that those of two methods are pairs."""
+    """Returns rows in the order of the seeds, so that those of two methods are pairs."""
     found = [row for row in rows if row["data"] == data and row["method"] == method and row.get("accuracy") is not None]
     return sorted(found, key=lambda row: int(row["seed"]))  # type: ignore[arg-type]
 
@@ -100,7 +104,9 @@ def accuracies(rows: Rows, data: str, method: str) -> list[float]:
 
 
 def signed_rank(first: Sequence[float], second: Sequence[float]) -> float:
-    """p of Wilcoxon's signed-rank test on pairs of the same seed; 1 where all pairs are equal or there are too few."""
+    """Returns p of Wilcoxon's signed-rank test on pairs of the same seed; 1 if all pairs are equal or there are too
+    few.
+    """
     from scipy.stats import wilcoxon
 
     differences = [a - b for a, b in zip(first, second, strict=True)]
@@ -122,7 +128,9 @@ def present(rows: Rows) -> list[str]:
 
 
 def table(rows: Rows) -> list[Row]:
-    """A line per table and method: mean and standard error over seeds, and the test against the best private method."""
+    """Returns a line per table and method: mean and standard error over seeds, and the test against the best private
+    method.
+    """
     lines: list[Row] = []
     for data in present(rows):
         private = [method for method in METHODS if method != "nonprivate"]
@@ -194,9 +202,9 @@ def _error_over_rows(rows: Rows, data: str) -> float:
 
 
 def _same_release(rows: Rows, data: str) -> bool:
-    """Whether DP-SGD and joint scaling with `loss_clip` trained one linear model with the same settings.
+    """Returns whether DP-SGD and joint scaling with `loss_clip` trained one linear model with the same settings.
 
-    `radius` is of other methods.
+    `radius` belongs to other methods and is ignored.
     """
     found = [
         {**json.loads(str(row["settings"])), "radius": None}

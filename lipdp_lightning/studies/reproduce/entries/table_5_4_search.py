@@ -1,4 +1,4 @@
-"""The search for the settings of table 5.4, on validation rows: the same random trials for every method."""
+"""Searches the settings of table 5.4 on validation rows, with the same random trials for every method."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from lipdp_lightning.studies.reproduce.tabular import (
 )
 
 TRIALS = 16
-# layer-wise scaling takes the settings of joint scaling: on one layer they are the same
+# layer-wise scaling takes the settings of joint scaling, since on one layer they are the same
 SEARCHED = tuple(method for method in METHODS if method != "layerwise")
-ONE_RELEASE = ("dpsgd", "joint_clip")  # of a linear model
+ONE_RELEASE = ("dpsgd", "joint_clip")  # these are one release for a linear model
 
 
 def drawn(table: TabularSet, trial: int) -> dict[str, Any]:
-    """The settings of a trial; every method takes from them what it has."""
+    """Returns the settings of a trial; every method uses those that it has."""
     dice = random.Random(f"table 5.4, {table.name}, {trial}")
     hidden = [32] if dice.random() < 0.25 else []
     low, high = (0.01, 0.1) if hidden else (0.05, 0.5)
@@ -64,7 +64,7 @@ def run(cell: Cell) -> Row:
 
 
 def scores(rows: Rows) -> list[float]:
-    """Validation accuracy of each row: of what is one release, the mean over both methods that have it."""
+    """Returns the validation accuracy of each row; if two methods are one release, it is the mean over both."""
     pooled: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         pooled.setdefault(_release(row), []).append(float(row["accuracy"]))  # type: ignore[arg-type]
@@ -72,13 +72,13 @@ def scores(rows: Rows) -> list[float]:
 
 
 def _release(row: Row) -> tuple[str, str]:
-    """What a trial releases: table, method and trial, and of one release by two methods table and trial."""
+    """Returns the key of a release: table, method and trial; for one release by two methods, table and trial."""
     same = str(row["method"]) in ONE_RELEASE and linear(json.loads(str(row["settings"])))
     return str(row["data"]), f"{' and '.join(ONE_RELEASE) if same else row['method']} {row['trial']}"
 
 
 def best(rows: Rows) -> dict[str, dict[str, Row]]:
-    """Of each table and method, the trial with the highest score."""
+    """Returns for each table and method the trial with the highest score."""
     found: dict[str, dict[str, tuple[float, Row]]] = {}
     for row, score in zip(rows, scores(rows), strict=True):
         of_table = found.setdefault(str(row["data"]), {})
@@ -89,7 +89,7 @@ def best(rows: Rows) -> dict[str, dict[str, Row]]:
 
 
 def as_yaml(chosen: Mapping[str, Mapping[str, Any]]) -> str:
-    """One line per method; JSON is YAML."""
+    """Returns one line per method; JSON is YAML."""
     lines = ["# Best validation accuracy of each method among the trials of `lipdp reproduce table_5_4_search`."]
     for data, methods in chosen.items():
         lines += [f"{data}:", *(f"  {method}: {settings_text(settings)}" for method, settings in methods.items())]

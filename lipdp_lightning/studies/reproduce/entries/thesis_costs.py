@@ -1,4 +1,4 @@
-"""Thesis figures 6.6.6 (communication of a distributed ROC curve) and 6.6.7 (running time of smoothing)."""
+"""Reproduces thesis figures 6.6.6 (communication of a distributed ROC curve) and 6.6.7 (running time of smoothing)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def traffic_cells(options: Options) -> list[Cell]:
 
 
 def traffic_run(cell: Cell) -> Row:
-    """Bits that everybody sends, from the lengths of messages that are really made; and the thesis's formula."""
+    """Returns the bits that everybody sends, from the lengths of messages that are really made, and the thesis's
+    formula.
+    """
     from lipdp_lightning.studies.parties.costs import modelled_bits
     from lipdp_lightning.studies.parties.simulate import METHODS, measure
 
@@ -99,7 +101,7 @@ def time_cells(options: Options) -> list[Cell]:
 
 
 def time_run(cell: Cell) -> Row:
-    """The least processor time of three, on the Poisson data."""
+    """Returns the least processor time of three runs, on the Poisson data."""
     import time
 
     import numpy as np

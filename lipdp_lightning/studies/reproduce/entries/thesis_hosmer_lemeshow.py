@@ -1,4 +1,4 @@
-"""Thesis figure 6.6.5: the private Hosmer-Lemeshow statistic (Algorithm 10) on the Bank data."""
+"""Reproduces thesis figure 6.6.5: the private Hosmer-Lemeshow statistic (Algorithm 10) on the Bank data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(cell: Cell) -> Row:
 
 
 def true_statistic(records: int | None, groups: int, levels: int) -> float:
-    """Equation 6.5.1 without noise, its groups between quantiles on the same grid."""
+    """Returns equation 6.5.1 without noise, with groups between quantiles on the same grid."""
     import numpy as np
 
     from lipdp_lightning.curves import Grid

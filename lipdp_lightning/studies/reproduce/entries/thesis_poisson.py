@@ -1,4 +1,4 @@
-"""Thesis theorem 6.3.1 and figures 6.6.1 to 6.6.3: errors on the synthetic Poisson data of section 6.6.2 (a)."""
+"""Reproduces thesis theorem 6.3.1 and figures 6.6.1 to 6.6.3: errors on the Poisson data of section 6.6.2 (a)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATIOS = ("tree_p2", "tree_p1", "points_p2", "points_p1")
 
 
 def counts(cell: Cell) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Records per point, and the released noisy counts up to each point, for a data set and noise of their own."""
+    """Returns records per point, and the released noisy counts up to each point, for the cell's data set and noise."""
     import numpy as np
 
     levels, seed = int(number(cell["levels"])), int(number(cell["seed"]))
@@ -111,7 +111,7 @@ def smoothing_over_lambda(options: Options) -> list[Cell]:
 
 
 def smoothing_run(cell: Cell) -> Row:
-    """Squared 2-norm of the error after smoothing as a share of that before, for each way to smooth."""
+    """Returns the squared 2-norm of the error after smoothing as a share of that before, for each way to smooth."""
     import numpy as np
 
     from lipdp_lightning.curves import smooth
@@ -188,7 +188,7 @@ def inverse_cells(options: Options) -> list[Cell]:
 
 
 def inverse_run(cell: Cell) -> Row:
-    """Squared errors at 1000 uniform points; those of the inverse in units of the domain's length."""
+    """Returns squared errors at 1000 uniform points; those of the inverse are in units of the domain's length."""
     import numpy as np
 
     from lipdp_lightning.curves import smooth
@@ -241,7 +241,7 @@ def inverse_finish(rows: Rows, out: Output) -> str:
 
 
 def _pairs(rows: Rows) -> list[tuple[Row, Row]]:
-    """Rows of the thesis and of the factorisation, averaged, at every epsilon."""
+    """Returns the averaged rows of the thesis and of the factorisation, at every epsilon."""
     found = {(row["method"], row["claimed_epsilon"]): row for row in inverse_table(rows)}
     return [(found[THESIS, e], found["factorization", e]) for e in EPSILONS]
 

@@ -1,4 +1,4 @@
-"""Thesis figures 6.5.1 to 6.5.3 (ROC curves) and 6.6.4 (their error against epsilon)."""
+"""Reproduces thesis figures 6.5.1 to 6.5.3 (ROC curves) and 6.6.4 (their error against epsilon)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def cells(dataset: str, epsilons: tuple[float, ...], options: Options) -> list[C
 
 
 def release(cell: Cell) -> PrivateROC:
-    """The private pair of curves of a cell, on the public grid [0, 1] of predicted probabilities."""
+    """Returns the private pair of curves of a cell, on the public grid [0, 1] of predicted probabilities."""
     from lipdp_lightning.curves import Grid, private_roc
 
     levels = int(number(cell["levels"]))
@@ -52,7 +52,7 @@ def release(cell: Cell) -> PrivateROC:
 
 
 def truth(cell: Cell) -> PrivateROC:
-    """The exact curves on the same grid."""
+    """Returns the exact curves on the same grid."""
     import numpy as np
 
     from lipdp_lightning.curves import Grid, PrivateROC
@@ -69,7 +69,7 @@ def _records(cell: Cell) -> int | None:
 
 
 def area_between(first: PrivateROC, second: PrivateROC) -> float:
-    """The 1-norm of thesis 6.6.5: the area of the symmetric difference of what is under the two curves."""
+    """Returns the 1-norm of thesis 6.6.5: the area of the symmetric difference of the regions under the two curves."""
     import numpy as np
 
     x = np.linspace(0, 1, 4001)
@@ -102,7 +102,7 @@ def _area(curve: PrivateROC) -> float:
 
 
 def _metric(cell: Cell) -> str:
-    """The thesis's smoothing where there is a tree; the factorisation is smoothed by pooling."""
+    """Returns the thesis's smoothing if there is a tree; the factorisation is smoothed by pooling."""
     return "points" if cell["method"] == FACTORIZATION else "tree"
 
 
