@@ -12,11 +12,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .contender_process import Entry, started
-from .contender_rows import OK, Row, memory_over, quartiles, ratios_of
+from .contender_rows import Row, memory_over, quartiles, ratios_of
 from .contenders import OURS, REFERENCE, Job
 from .needed import measure_memory
 from .networks import network_named
@@ -56,12 +56,12 @@ def measure_cell(jobs: Sequence[Job], effort: Effort, memory_of: Collection[str]
             entry.ready()
         _warm_up(entries, effort)
         _rounds(entries, effort)
-        for entry in entries:
-            if effort.parts and entry.row.runs and entry.row.contender in OURS:
-                _parts(entry, effort)
     finally:
         for entry in entries:
             entry.worker.close()
+    for job, entry in zip(jobs, entries, strict=True):
+        if effort.parts and entry.row.runs and entry.row.contender in OURS:
+            _measure_parts(job, entry, effort)
     for entry in entries:
         _conclude(entry, entries[0])
     asked = [(job, entry.row) for job, entry in zip(jobs, entries, strict=True) if job.contender in memory_of]
@@ -97,16 +97,22 @@ def _rounds(entries: list[Entry], effort: Effort) -> None:
                 entry.row.resident_memory = report["peak"]
 
 
-def _parts(entry: Entry, effort: Effort) -> None:
-    steps = effort.steps(entry.first)
-    report = entry.ask(effort.patience * (steps + 1), steps=steps, warm_up=0, parts=True)
-    if report is None:  # the comparison is valid without the parts
-        entry.row.status, entry.row.reason = OK, f"no parts: {entry.row.reason}"
+def _measure_parts(job: Job, measured: Entry, effort: Effort) -> None:
+    """Measures the parts of a contender's step in another process; the comparison is valid without them."""
+    steps = effort.steps(measured.first)
+    timed = started(replace(job, parts=True))
+    try:
+        timed.ready()
+        warm = timed.ask(2 * effort.patience, steps=2, warm_up=0) if timed.row.runs else None
+        report = warm and timed.ask(effort.patience * (steps + 1), steps=steps, warm_up=0)
+    finally:
+        timed.worker.close()
+    if report is None:
+        measured.row.reason = f"no parts: {timed.row.reason}"
         return
     parts = {name: seconds / steps for name, seconds in report["parts"].items()}
-    rest = statistics.fmean(report["seconds"]) - sum(parts.values())
-    entry.row.parts = parts | {REST: rest}
-    entry.row.beside = {name: seconds / steps for name, seconds in report["beside"].items()}
+    measured.row.parts = parts | {REST: statistics.fmean(report["seconds"]) - sum(parts.values())}
+    measured.row.beside = {name: seconds / steps for name, seconds in report["beside"].items()}
 
 
 def _conclude(entry: Entry, reference: Entry) -> None:

@@ -38,7 +38,8 @@ class Job:
 
     With ``memory``, its memory is measured and not its time: every contender then trains on the Poisson samples of
     SECRET, since a sample is larger than expected in every other step, and the memory of a step grows with it. Without
-    ``memory``, contenders without privacy and those of opacus and torch.func have batches of one size.
+    ``memory``, contenders without privacy and those of opacus and torch.func have batches of one size. With ``parts``,
+    the parts of its step are timed from the start, since a private step is refused once its functions are replaced.
     """
 
     contender: str
@@ -48,6 +49,7 @@ class Job:
     threads: int = 1
     memory_limit: int | None = None
     memory: bool = False
+    parts: bool = False
 
     @property
     def network(self) -> Network:

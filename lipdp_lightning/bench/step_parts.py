@@ -1,7 +1,7 @@
 """Times the parts of our step: each function that belongs to a part is timed without the parts that it calls.
 
-Timing is switched on in a turn of its own, after the comparison, and adds a little to every call. On a GPU each
-boundary waits for the device.
+A process of its own is timed, after the comparison, since timing adds a little to every call. On a GPU each boundary
+waits for the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REST = "rest"
 # (part, module, attribute): every call that looks the name up at the time of the call is timed
 POINTS: tuple[tuple[str, str, str], ...] = (
     ("data", "data_modules.poisson", "Batches.__next__"),
-    ("forward and backward", "lipdp_lightning.training.module", "PrivateModule.training_step"),
+    ("forward and backward", "lipdp_lightning.training.strategy", "PrivateStrategy.training_step"),
     ("forward and backward", "lipdp_lightning.training.strategy", "PrivateStrategy.backward"),
     ("certificate", "lipdp_lightning.mechanism.step", "Mechanism.begin_step"),
     ("scaling", "lipdp_lightning.layers.scaled", "ScaledLayer._factor"),
@@ -50,7 +50,7 @@ def place_of(module: str, path: str) -> tuple[Any, str]:
 
 
 class Parts:
-    """Seconds by part since the last ``take``; those of other threads, which run beside the step, are kept apart."""
+    """Seconds by part since the last ``begin``; those of other threads, which run beside the step, are kept apart."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -58,15 +58,14 @@ class Parts:
         self._seconds: dict[str, float] = {}
         self._beside: dict[str, float] = {}
         self._local = threading.local()
-        self._installed = False
 
     def install(self) -> None:
-        """Times every point from here on."""
-        if not self._installed:
-            self._installed = True
-            for part, module, path in POINTS:
-                holder, name = place_of(module, path)
-                setattr(holder, name, self._timed(part, getattr(holder, name)))
+        """Times every point from here on; a training whose set-up came before would refuse its next step."""
+        for part, module, path in POINTS:
+            holder, name = place_of(module, path)
+            setattr(holder, name, self._timed(part, getattr(holder, name)))
+
+    def begin(self) -> None:
         self._seconds, self._beside = {}, {}
 
     def take(self) -> dict[str, float]:

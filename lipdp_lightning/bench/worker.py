@@ -39,14 +39,16 @@ class Facts:
 
     def __init__(self, job: Job, device: torch.device) -> None:
         rows = [(job.rows, *job.network.shape), (job.rows,)]
-        self._memory, self._parts = Memory(device, rows), Parts(device)
+        self._memory, self._parts = Memory(device, rows), Parts(device) if job.parts else None
+        if self._parts is not None:
+            self._parts.install()
         self._parameters = sum(p.numel() for p in job.network.build().parameters())
         self._begun = False
 
     def __call__(self, order: dict[str, Any] | None) -> dict[str, Any]:
         if order is None:
             return {"parameters": self._parameters}
-        if order.get("parts"):
+        if self._parts is not None:
             return {"parts": self._parts.take(), "beside": self._parts.take_beside()}
         return {"peak": self._memory.peak(), "set_up": self._memory.set_up}
 
@@ -54,8 +56,8 @@ class Facts:
         if not self._begun:
             self._begun = True
             self._memory.begin()
-        if order.get("parts"):
-            self._parts.install()
+        if self._parts is not None:
+            self._parts.begin()
 
 
 def _touch(device: torch.device) -> None:

@@ -10,8 +10,8 @@ The selection works as follows. A row's loss at temperature T_j is min(-log p_y,
 to the utility of T_j is C / 2 minus that, rounded to a multiple of 2^-16, so it lies in [-C/2, C/2] whatever the row
 holds, rows without a finite output included. Adding or removing a row moves every utility by at most C / 2, replacing
 one by at most C: that is the sensitivity of `lipdp_lightning.curves.discrete_noise.permute_and_flip` (McKenna and
-Sheldon 2020), which is epsilon-DP and computed exactly on integers. The constant C / 2 is the same for all T_j, and changes no
-preference.
+Sheldon 2020), which is epsilon-DP and computed exactly on integers. The constant C / 2 is the same for all T_j, and
+changes no preference.
 """
 
 from __future__ import annotations

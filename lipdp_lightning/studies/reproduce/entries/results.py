@@ -12,7 +12,7 @@ from lipdp_lightning.studies.reproduce.entry import Cell, Claim, Entry, Options,
 from lipdp_lightning.studies.reproduce.output import Output
 from lipdp_lightning.studies.reproduce.summary import mean_and_deviation, number, summarize
 
-CONFIGS = Path(__file__).parents[3] / "configs"
+CONFIGS = Path(__file__).parents[4] / "configs"
 FILES = {
     "MNIST": "mnist_scattering_linear",
     "Fashion-MNIST": "fashion_mnist_scattering_linear",
