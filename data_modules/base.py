@@ -90,6 +90,11 @@ class PrivateDataModule(lightning.LightningDataModule):
                 f"{type(self).__name__}: validation_fraction is {self.validation_fraction}, not in [0, 1)",
                 "the share of the training rows that is held out, such as 0.1",
             )
+        if eval_batch_size < 1:
+            raise refusal(
+                f"{type(self).__name__}: eval_batch_size is {eval_batch_size}, and a batch has at least one row",
+                "the rows of a batch in validation and test, such as 1024",
+            )
         self.split = split
         self.eval_batch_size = eval_batch_size
         self.pin_memory = pin_memory

@@ -32,6 +32,7 @@ from ..experiment import run_once
 from ..experiment.experiment import parse_experiment
 from ..layers.exact_norms import Contribution
 from ..layers.scaled import ScaledLayer
+from ..report.atomic import write_atomically
 from ..report.tables import render_table
 
 CONFIG = "configs/fashion_mnist_conv_eps2.yaml"
@@ -106,9 +107,8 @@ class Log:
         key = json.dumps(cell, sort_keys=True)
         if key not in self._found:
             row = {"cell": cell, **train(METHODS[method][0] | setting, seed, self._options)}
-            with self._path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
             self._found[key] = row
+            write_atomically(self._path, "".join(json.dumps(found) + "\n" for found in self._found.values()))
         return float(self._found[key]["accuracy"])
 
 

@@ -29,6 +29,7 @@ from data_modules import FashionMNIST
 from ..bounds.losses import CrossEntropy
 from ..models import MLP, GaborNet
 from ..privacy.plan import PrivacyPlan
+from ..report.atomic import write_atomically
 from ..training import PrivateModule, PrivateStrategy
 
 SHAPE = (1, 28, 28)
@@ -93,10 +94,8 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
                 "standard_error": statistics.stdev(found) / len(found) ** 0.5, "seeds": len(found),
             }  # fmt: skip
             rows.append(row)
-            with open(
-                options.output, "w"
-            ) as file:  # written after every row, so that an interrupted comparison keeps its results
-                json.dump({"options": vars(options), "rows": rows}, file, indent=1)
+            # after every row, so that an interrupted comparison keeps its results
+            write_atomically(options.output, json.dumps({"options": vars(options), "rows": rows}, indent=1))
             sys.stderr.write(json.dumps(row) + "\n")
     return rows
 

@@ -105,6 +105,12 @@ def test_without_held_out_rows_validation_is_empty_and_test_is_refused() -> None
         module.test_dataloader()
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_without_rows_is_refused_at_once(size: int) -> None:
+    with pytest.raises(ValueError, match=rf"eval_batch_size is {size}.*\nHINT"):
+        Grid(eval_batch_size=size)
+
+
 def test_sequential_batches_cover_every_row_once_in_order() -> None:
     module = Grid(eval_batch_size=4)
     batches = list(module.val_dataloader())
