@@ -50,7 +50,7 @@ def _constant(like, value: tl.constexpr):
 
 @triton.jit
 def _step(x, z, coefficient: tl.constexpr):
-    """One step of Horner's scheme, rounded once."""
+    """Takes one step of Horner's scheme, rounded once."""
     return tl.fma(z, x, _constant(z, coefficient))
 
 

@@ -1,4 +1,4 @@
-"""How the noise is shared among the parameter groups: public sensitivities in, standard deviations out.
+"""Shares the noise among the parameter groups: public sensitivities in, standard deviations out.
 
 One step releases, per group k, a sum of c_ik g_ik over the sampled examples plus N(0, sigma_k^2 I). All
 groups together are one Gaussian mechanism of noise multiplier sigma if, for every possible example
@@ -38,7 +38,7 @@ def sum_margin(rows: float) -> float:
 
 @dataclass(frozen=True)
 class NoiseBudget:
-    """What a plan says of one step's noise: how much there is, and how it is shared among the groups.
+    """The noise that a plan gives one step: how much there is, and how the groups share it.
 
     Attributes:
         noise_multiplier: sigma of the joint condition.
@@ -100,7 +100,7 @@ def allocate(
     weights: Mapping[str, float] | None = None,
     floor: float = 0.0,
 ) -> dict[str, float]:
-    """The noise deviation sigma_k of every group, with squared_release at most 1 / noise_multiplier^2.
+    """Returns the noise deviation sigma_k of every group, with squared_release at most 1 / noise_multiplier^2.
 
     * equal: sigma sqrt(K) Delta_k, noise in proportion to the bound ("local" of paper 001, composed);
     * global: sigma sqrt(sum_j Delta_j^2) for all, isotropic ("global" of paper 001);
@@ -177,7 +177,7 @@ def _checked(
     weights: Mapping[str, float] | None,
     floor: float,
 ) -> dict[str, float]:
-    """The weight of every group (empty unless custom); raises with every problem of the request at once."""
+    """Returns the weight of every group (empty unless custom); raises with every problem of the request at once."""
     problems = []
     if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
         problems.append(
@@ -213,7 +213,7 @@ def _checked(
 
 
 def _share_out(names: list[str], weights: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
-    """Each group's share of the budget, and what is wrong with the weights."""
+    """Returns each group's share of the budget, and what is wrong with the weights."""
     problems = [
         f"the weight of {pattern!r} is {weight}; a group without a share needs infinite noise.\n"
         "  HINT: weights are positive numbers that sum to 1."

@@ -1,4 +1,4 @@
-"""Where noise meets the sums of a step: the release of a Gaussian mechanism.
+"""Releases the sums of a step with noise, as a Gaussian mechanism.
 
 Every parameter has a stream of normals of its own in every step, keyed by the secret, the step, the rank, the world
 size, the state digest and the parameter. Noise is drawn, scaled and added in float64: an fp32 normal stops at 5.77,
@@ -33,7 +33,7 @@ _MINIMAL_DIGEST = 16
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands among those that share a step.
+    """The place of a process among those that share a step.
 
     With mode 'distributed', every rank adds a share of the noise from a key of its own to its LOCAL sum before the
     all-reduce: the sum over ranks has the full variance, and no un-noised sum exists anywhere. With 'replicated', every

@@ -44,7 +44,7 @@ class _Uses(Operator):
 
 @dataclass(frozen=True)
 class Projection(ABC):
-    """How one layer is projected: the kind is the class, ``max_norm`` the radius."""
+    """The projection of one layer: the kind is the class, ``max_norm`` the radius."""
 
     max_norm: float
 
@@ -271,7 +271,7 @@ def standardize(weight: Tensor, variance: bool) -> None:
 
 
 def standardized_layers(weights: Mapping[str, Tensor], kind: str, free: frozenset[str]) -> dict[str, Tensor]:
-    """The convolutions among the layers that standardisation applies to; ValueError where it would leave nothing."""
+    """Returns the convolutions that standardisation applies to; raises ValueError where it would leave nothing."""
     if kind == "none":
         return {}
     chosen = {name: w for name, w in weights.items() if w.dim() > 2 and name not in free}
@@ -295,7 +295,7 @@ class Projector:
     def __init__(
         self, follower: Follower, plan: PrivacyPlan, certificate: Certificate, parameters: Mapping[str, Tensor]
     ) -> None:
-        """``certificate`` is one of the follower's walk, which told it the trained weights with an operator norm."""
+        """Takes a certificate of the follower's walk, which told it the trained weights with an operator norm."""
         self._follower = follower
         trained = [name for group in certificate.groups for name in group.parameters]
         self._names = {n.rpartition(".")[0] or n: n for n in trained if follower.operators_of(n)}

@@ -49,7 +49,7 @@ def scaled_layers(network: nn.Module) -> Iterator[tuple[str, ScaledLayer]]:
 
 
 class LayerUses:
-    """Which layers a forward pass has used with gradients, in order.
+    """The layers that a forward pass has used with gradients, in order.
 
     A use that the certificate has no term for is covered by no noise, and a term whose use is missing leaves the
     terms after it to other uses: the two must agree exactly, or nothing is released.
@@ -61,24 +61,24 @@ class LayerUses:
         self._passed = False  # the micro-batch has had its forward pass
 
     def begin(self, certificate: Certificate) -> None:
-        """Expect the uses of a step's certificate, in the order of its graph."""
+        """Expects the uses of a step's certificate, in the order of its graph."""
         order = {node.name: place for place, node in enumerate(certificate.nodes)}
         uses = [use for group in certificate.groups for use in group.uses if use.scalable]
         self._expected = [use.module for use in sorted(uses, key=lambda use: order.get(use.node, 0))]
         self.seen, self._passed = [], False
 
     def note(self, path: str) -> None:
-        """A layer is used."""
+        """Notes that a layer is used."""
         self.seen.append(path)
 
     def check(self) -> None:
-        """Raise ValueError if the uses since the last check are not those of one forward pass; forget them."""
+        """Raises ValueError if the uses since the last check are not those of one forward pass, and forgets them."""
         seen, self.seen, self._passed = self.seen, [], True
         if seen != self._expected:
             raise self.refusal(seen)
 
     def settle(self) -> None:
-        """End a micro-batch; raise ValueError if it has used layers in more than its one forward pass."""
+        """Ends a micro-batch; raises ValueError if it has used layers in more than its one forward pass."""
         if self.seen and self._passed:
             raise self.refusal([*self._expected, *self.seen])
         if self.seen:
@@ -86,7 +86,7 @@ class LayerUses:
         self._passed = False
 
     def refusal(self, seen: list[str]) -> ValueError:
-        """The error for uses that the certificate does not have."""
+        """Returns the error for uses that the certificate does not have."""
         return ValueError(
             f"a forward pass with gradients used the layers {_listed(seen)}, and the certificate bounds the uses "
             f"{_listed(self._expected)}, in this order: the bounds would belong to other gradients than those that "
@@ -449,7 +449,7 @@ class Radius(Tracked):
     notes_uses = True
 
     def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
-        """Every use of a layer is a vote."""
+        """Returns one vote for every use of a layer."""
         uses = Counter(use.module for group in certificate.groups for use in group.uses if use.scalable)
         return {path: uses[path] for path in sorted(self.radii.values)}
 

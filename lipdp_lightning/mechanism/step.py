@@ -290,7 +290,7 @@ class WatchedTensors(HeldTensors):
     """Parameters and buffers by name, and whether any of them changed."""
 
     def versions(self) -> list[int]:
-        """Changes when a tensor is replaced, or changed in place by an operation that torch sees."""
+        """Returns numbers that change when a tensor is replaced, or changed in place by a torch operation."""
         return versions_of(self.named())
 
 
@@ -300,6 +300,6 @@ def versions_of(named: Mapping[str, Tensor]) -> list[int]:
 
 
 def bounds_of(certificate: Certificate) -> bytes:
-    """All numbers of the certificate that a step depends on; its names are those of the model."""
+    """Returns all numbers of the certificate that a step depends on; its names are those of the model."""
     uses = [(u.cotangent_bound, u.gradient_factor, u.input_bound) for g in certificate.groups for u in g.uses]
     return struct.pack(f"{3 * len(uses)}d", *itertools.chain.from_iterable(uses))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -240,12 +239,6 @@ def test_description_names_the_declarations_and_no_count_of_rows() -> None:
 
 def test_box_norm_is_attained_at_the_worst_corner() -> None:
     assert box_norm((3, 4), -2.0, 1.0) == pytest.approx(float(torch.full((3, 4), -2.0).norm()))
-
-
-def test_base_stays_short_enough_to_read() -> None:
-    import data_modules.base
-
-    assert len(inspect.getsource(data_modules.base).splitlines()) < 300
 
 
 def test_test_rows_set_aside_are_the_same_with_and_without_validation_rows() -> None:
