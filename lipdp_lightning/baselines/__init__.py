@@ -1,7 +1,7 @@
-"""Other methods on the same engine, and short trainings without files: see docs/baselines.md.
+"""Provides other methods on the same engine, and short trainings without files (docs/baselines.md).
 
-``run_once`` trains and evaluates a configuration, ``train`` modules and data made in Python. Both use
-the engine, the sampler, the noise and the accounting of ``lipdp fit``.
+``run_once`` trains and evaluates a configuration, ``train`` modules and data made in Python. Both use the engine, the
+sampler, the noise and the accounting of ``lipdp fit``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scales temperatures: all logits are divided by one positive number (Guo et al. 2017).
+"""Implements temperature scaling: all logits are divided by one positive number (Guo et al. 2017).
 
 Scaling changes no ranking of classes and no accuracy. The temperature is chosen to make the negative log-likelihood of
 given rows small:
