@@ -1,6 +1,4 @@
-"""Defines `PrivateDataModule`: in-memory rows, public declarations, and batches chosen by the plan's Poisson
-sampler.
-"""
+"""Defines `PrivateDataModule`: private rows, public declarations, and batches by the plan's Poisson sampler."""
 
 from __future__ import annotations
 
@@ -224,9 +222,7 @@ class PrivateDataModule(lightning.LightningDataModule):
 
     @property
     def rows(self) -> int:
-        """The number of training rows (or groups) that exist. It is private: only the Poisson sampler, which draws
-        among them, reads it.
-        """
+        """The private number of training rows (or groups) that exist, which only the Poisson sampler reads."""
         ready = self._ready()
         return len(ready) if self._groups is None else len(self._groups)
 

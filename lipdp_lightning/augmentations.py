@@ -77,7 +77,7 @@ class ShiftedCrop(Augmentation):
         super().__init__()
         problems = []
         if not (isinstance(padding, int) and padding >= 0):
-            problems.append(f"padding={padding!r} is no number of pixels. HINT: 4")
+            problems.append(f"padding={padding!r} is not a number of pixels. HINT: 4")
         if mode not in ("reflect", "zeros"):
             problems.append(f"mode={mode!r} is unknown. HINT: 'reflect' or 'zeros'")
         if problems:

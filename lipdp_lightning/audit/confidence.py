@@ -195,7 +195,7 @@ def best_guesses(mu: float, canaries: int, delta: float, alpha: float) -> int:
     best, proved = 2, -1.0
     for share in np.geomspace(0.02, 1.0, 25):
         guesses = max(2, 2 * int(share * canaries / 2))
-        tail = guesses / canaries / 2  # of the mixture, on each side
+        tail = guesses / canaries / 2  # share of the mixture on each side
         low, high = -10.0, 10.0 + mu
         for _ in range(60):
             middle = (low + high) / 2

@@ -124,7 +124,16 @@ def coin_masks(rows: int, count: int, seed: int = 0) -> list[np.ndarray]:
 def membership_attacks(
     train: Train, loss: Loss, x: Tensor, y: Tensor, *, shadow_models: int = 8, seed: int = 0
 ) -> list[Attack]:
-    """Trains a target and shadow models on random halves of the rows, and runs the three attacks on the target."""
+    """Trains a target and shadow models on random halves of the rows, and runs the three attacks on the target.
+
+    Args:
+        train: returns a model trained on the rows that a mask selects.
+        loss: the loss whose values the attacks compare.
+        x: features of all rows.
+        y: labels of all rows.
+        shadow_models: the number of shadow models; LiRA needs at least two.
+        seed: seed of the coins that decide memberships.
+    """
     target_mask, *shadow_masks = coin_masks(len(x), 1 + shadow_models, seed)
     target = train(torch.from_numpy(target_mask))
     attacks = [loss_attack(target, loss, x, y, target_mask), logistic_attack(target, x, y, target_mask, seed)]

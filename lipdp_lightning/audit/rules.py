@@ -48,7 +48,17 @@ def rule_ratios(
     seed: int = 0,
     rounds: int = 6,
 ) -> tuple[RuleRatio, ...]:
-    """Returns one RuleRatio for each operation over the given inputs; Jacobian norms come from power iteration."""
+    """Returns one RuleRatio for each operation over the given inputs; Jacobian norms come from power iteration.
+
+    Args:
+        model: the network whose rules are tested.
+        input_shape: the shape of one example.
+        input_bound: the largest norm of an example.
+        loss: the loss that the certificate is for.
+        inputs: the examples to measure, as a batch.
+        seed: seed of the starting vectors.
+        rounds: rounds of the power iteration.
+    """
     subject = prepared(model, seed)
     certifier = Certifier(subject, input_shape, input_bound, loss, compute_dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)

@@ -168,7 +168,7 @@ class Subject:
         return torch.cat([row.detach().double().flatten() for row in rows])
 
     def _divisor(self) -> float:
-        # batch_max divides by the drawn size, as in its source; a fixed size keeps that apart from its other fault
+        # batch_max divides by the drawn size, as in its source; this undoes that, so that its other fault shows alone
         return self.mechanism.divisor() if self.plan.scaling == "batch_max" else self.plan.expected_batch_size
 
     # ---- made-up examples

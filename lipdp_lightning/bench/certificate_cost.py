@@ -89,6 +89,17 @@ def measure(
     whose norms are exact where the cheap bounds have drifted by more than their slack. Layers that did not reach an
     exact norm within these steps are charged with one. Passes are taken in between, so that a load on the machine
     affects both; passes of more than LONG_PASS seconds are taken once.
+
+    Args:
+        name: a key of ``MODELS``.
+        batch_sizes: the batch sizes of the passes.
+        repeats: the number of passes at each size.
+        steps: the number of updates.
+        update_size: the size of an update relative to its weight.
+        slack: how far a cheap bound may drift above the last exact norm.
+
+    Returns:
+        One cost for each batch size.
     """
     torch.manual_seed(0)
     build, shape = MODELS[name]

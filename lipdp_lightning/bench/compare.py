@@ -45,9 +45,15 @@ class Effort:
 
 
 def measure_cell(jobs: Sequence[Job], effort: Effort, memory_of: Collection[str] = ()) -> list[Row]:
-    """Measures the contenders of one network and batch size; the reference is the first of them.
+    """Measures the contenders of one network and batch size.
 
-    Contenders named in ``memory_of`` are started once more when the times are known, and their memory is measured.
+    Args:
+        jobs: the contenders; the first one is the reference.
+        effort: how long to measure.
+        memory_of: names of contenders that are started once more when the times are known, to measure their memory.
+
+    Returns:
+        One row for each contender.
     """
     assert jobs[0].contender == REFERENCE
     entries = [started(job) for job in jobs]

@@ -1,4 +1,4 @@
-"""Scales temperatures: all logits are divided by one positive number (Guo et al. 2017).
+"""Implements temperature scaling: all logits are divided by one positive number (Guo et al. 2017).
 
 Scaling changes no ranking of classes and no accuracy. The temperature is chosen to make the negative log-likelihood of
 given rows small:
@@ -100,6 +100,18 @@ def private_temperature(
     """Returns a temperature of the public grid, epsilon-DP in the rows, and its booking.
 
     The logits of a row may depend on that row and on public or already released values alone.
+
+    Args:
+        logits: the class scores of the private rows.
+        labels: their labels.
+        epsilon: the epsilon of the selection.
+        source: the source of the noise.
+        adjacency: `replace_one` or `add_remove`.
+        grid: the public temperatures to choose from.
+        largest_loss: the public bound C on a row's loss; by default four times the loss of a guess.
+
+    Raises:
+        ValueError: if the grid, the bound or the privacy is not valid.
     """
     check_privacy(epsilon, 0.0, adjacency)
     temperatures = check_grid(grid)

@@ -1,4 +1,4 @@
-"""Clipping of examples' gradients in place of bounds. Opacus is imported where a plan asks for it."""
+"""Provides what a plan's per-example clipping needs in training; opacus is imported only if a plan asks for it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..privacy.plan import PrivacyPlan
 
 
 class Clipper(Protocol):
-    """Gives a loss whose gradient is the sum of clipped gradients, one for each row."""
+    """Makes a loss whose gradient is the sum of clipped gradients, one for each row."""
 
     def total(self, rows: Tensor, loss_of: Callable[[Tensor], Tensor], step: int) -> Tensor:
-        """The summed loss of the rows; ``loss_of`` gives the loss of each."""
+        """Returns the summed loss of the rows; ``loss_of`` gives the loss of each."""
 
 
 def make_clipper(network: nn.Module, plan: PrivacyPlan) -> Clipper | None:
-    """What bounds each example's gradient where the plan clips; None where the certificate bounds it."""
+    """Returns what bounds each example's gradient if the plan clips; None if the certificate bounds it."""
     if not plan.clips_examples:
         return None
     from .clipper import OpacusClipper

@@ -1,4 +1,4 @@
-"""What takes a certificate's place where per-example clipping bounds each gradient: groups and their clip radii."""
+"""Replaces a certificate where per-example clipping bounds each gradient: groups and their clip radii."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ ALL_LAYERS = "all layers"
 
 
 class ClippedGroups(Certifier):
-    """Delta_k is the radius that example gradients are clipped to; no norm of any weight is used.
+    """Certifies Delta_k as the radius that example gradients are clipped to, without the norm of any weight.
 
-    flat and ghost: one group of radius R. per_layer: one group for each layer, of radius R / sqrt(K), so that the
-    whole gradient's is R again. Without clipping and noise nothing is bounded, and Delta is 0.
+    With flat and ghost there is one group of radius R. With per_layer there is one group for each layer, of radius R /
+    sqrt(K), so that the whole gradient's radius is R again. Without clipping and noise nothing is bounded, and Delta is
+    0.
 
-    The network is still traced: what mixes examples is refused, since nothing is the gradient of one example then.
+    The network is still traced, and layers that mix examples are refused, since no gradient would belong to one
+    example.
     """
 
     def __init__(self, plan: PrivacyPlan, network: nn.Module, *arguments: Any, **options: Any) -> None:
@@ -40,7 +42,7 @@ class ClippedGroups(Certifier):
 
 
 def clip_groups(network: nn.Module, scaling: str) -> list[tuple[str, dict[str, Tensor]]]:
-    """Name and trained parameters of what is clipped together: all, or each layer (weight and bias)."""
+    """Returns name and trained parameters of what is clipped together: all, or each layer (weight and bias)."""
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     if scaling not in ("clip_per_layer", "none"):
         return [(ALL_LAYERS, dict(trained))]
@@ -51,7 +53,7 @@ def clip_groups(network: nn.Module, scaling: str) -> list[tuple[str, dict[str, T
 
 
 def group_radius(network: nn.Module, plan: PrivacyPlan) -> float:
-    """The radius of each group; K groups of R / sqrt(K) bound the whole gradient by R."""
+    """Returns the radius of each group; K groups of R / sqrt(K) bound the whole gradient by R."""
     if plan.clip_norm is None:
         return 0.0
     return plan.clip_norm / math.sqrt(len(clip_groups(network, plan.scaling)))

@@ -1,4 +1,4 @@
-"""DP-SGD's per-example clipping on opacus: sums of clipped gradients in place of sums of gradients.
+"""Clips per example by opacus, as DP-SGD does: sums of clipped gradients in place of sums of gradients.
 
 Noise, sampling, division by the expected batch size and accounting are the engine's own, with the clip radii as
 sensitivities (clipping/clipped_groups.py).
@@ -24,11 +24,12 @@ LossOf = Callable[[Tensor], Tensor]
 
 
 class OpacusClipper:
-    """A loss whose gradient is sum_i c_ik g_ik over the rows of a micro-batch, ||c_ik g_ik|| <= R_k for each.
+    """Makes a loss whose gradient is sum_i c_ik g_ik over the rows of a micro-batch, with ||c_ik g_ik|| <= R_k for
+    each.
 
-    flat, per_layer: the clipped gradients of the examples are formed and added; each is bounded by its own norm as
-    computed, whatever the layers do. ghost: norms first, then a second pass over the weighed losses.
-    A row whose gradient is not finite counts as zero. Hooks are there during the pass alone.
+    With flat and per_layer, the clipped gradients of the examples are formed and added; each is bounded by its own norm
+    as computed, whatever the layers do. With ghost, norms come first, then a second pass over the weighted losses. A
+    row whose gradient is not finite counts as zero. Hooks exist during the pass alone.
     """
 
     def __init__(self, network: nn.Module, plan: PrivacyPlan) -> None:
@@ -36,7 +37,7 @@ class OpacusClipper:
         self._parameters = [p for p in network.parameters() if p.requires_grad]
 
     def total(self, rows: Tensor, loss_of: LossOf, step: int) -> Tensor:
-        """The summed loss of the rows; ``loss_of`` gives the loss of each."""
+        """Returns the summed loss of the rows; ``loss_of`` gives the loss of each."""
         if not rows.shape[0]:
             return loss_of(rows).sum()
         self._check_mode()
@@ -48,7 +49,7 @@ class OpacusClipper:
         return given
 
     def _check_mode(self) -> None:
-        """Opacus looks at layers in training mode only, and would miss the gradient of the others."""
+        """Raises ValueError if a trained layer is in evaluation mode, since opacus would miss its gradient."""
         layers = self._network.named_modules()
         skipped = [name for name, m in layers if not m.training and any(p.requires_grad for p in m.parameters(False))]
         if skipped:
@@ -58,7 +59,7 @@ class OpacusClipper:
             )
 
     def _summed(self, rows: Tensor, loss_of: LossOf, clipping: str) -> tuple[Tensor, list[Tensor]]:
-        """With gradients per example."""
+        """Sums clipped gradients from per-example gradients."""
         with _watched(self._network, GradSampleHooks, self._parameters):
             loss = loss_of(rows).sum()
             loss.backward()
@@ -73,11 +74,11 @@ class OpacusClipper:
         return loss, [sums[id(p)] for p in self._parameters]
 
     def _reweighted(self, rows: Tensor, loss_of: LossOf, clipping: str) -> tuple[Tensor, list[Tensor]]:
-        """With ghost norms."""
+        """Sums clipped gradients by ghost norms."""
         loss, norms, sums = self._ghost(rows, loss_of, clipping)
         finite = torch.isfinite(norms)
         if not finite.all():
-            # zero times infinity has spoiled the sum: such a row takes part as an example of zeros, with factor zero
+            # zero times infinity has spoiled the sum, so such a row takes part as an example of zeros, with factor zero
             clean = torch.where(finite.reshape(-1, *(1,) * (rows.dim() - 1)), rows, torch.zeros_like(rows))
             _, _, sums = self._ghost(clean, loss_of, clipping, finite)
         return loss, sums
@@ -85,7 +86,7 @@ class OpacusClipper:
     def _ghost(
         self, rows: Tensor, loss_of: LossOf, clipping: str, kept: Tensor | None = None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The loss, upper bounds of the examples' gradient norms, and the sums of the ``kept`` rows, clipped."""
+        """Returns the loss, upper bounds of the examples' gradient norms, and the clipped sums of the ``kept`` rows."""
         with _watched(self._network, GradSampleHooksFastGradientClipping, self._parameters) as hooks:
             losses = loss_of(rows)
             losses.sum().backward(retain_graph=True)
@@ -101,7 +102,7 @@ class OpacusClipper:
 
 @contextmanager
 def _watched(network: nn.Module, kind: type[Any], parameters: list[nn.Parameter]) -> Iterator[Any]:
-    """Opacus's hooks on the network; afterwards no hook, sample or raw gradient is left of them."""
+    """Puts opacus's hooks on the network; afterwards no hook, sample or raw gradient remains."""
     before = [p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -127,13 +128,13 @@ def _one(parameter: Any) -> Tensor:
 
 
 def _norms(gradients: list[Tensor]) -> Tensor:
-    """Of each example over all its gradients, in float64."""
+    """Returns the norm of each example over all its gradients, in float64."""
     each = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float64) for g in gradients]
     return torch.stack(each).square().sum(0).sqrt()
 
 
 def _weighted_sum(factors: Tensor, gradients: Tensor) -> Tensor:
-    """sum_i c_i g_i; a row of factor zero is left out, even where it is not finite."""
+    """Returns sum_i c_i g_i; a row of factor zero is left out, even if it is not finite."""
     shape = (-1, *(1,) * (gradients.dim() - 1))
     kept = torch.where((factors != 0).reshape(shape), gradients, torch.zeros((), dtype=gradients.dtype))
     return torch.tensordot(factors.to(gradients.dtype), kept, dims=1)

@@ -1,4 +1,4 @@
-"""Per-example clipping: factors c_i of a norm n_i with c_i n_i <= R, for every n_i >= 0."""
+"""Computes the factors of per-example clipping: c_i of a norm n_i with c_i n_i <= R, for every n_i >= 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STABILIZER = 0.01  # gamma of automatic clipping
 
 
 def clip_factors(norms: Tensor, radius: float, clipping: str) -> Tensor:
-    """c_i for norms n_i that are at least the true ones; zero where a norm is not finite.
+    """Returns c_i for norms n_i that are at least the true ones; zero where a norm is not finite.
 
     * local: min(1, R / n), Abadi et al. 2016;
     * global: 1 if n <= R, else 0 (paper 003, Algorithm 1, option 2);

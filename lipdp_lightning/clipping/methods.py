@@ -1,4 +1,4 @@
-"""``privacy.method``: what one key changes in the other settings of the privacy group."""
+"""Defines ``privacy.method``, one key that changes the other settings of the privacy group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Clipping = Literal["local", "global", "automatic"]
 METHODS: tuple[str, ...] = get_args(Method)
 
 _NO_RADIUS = {"radius": None, "radius_quantile": None, "radius_noise_multiplier": None}
-# settings that bound a network or scale by its bounds, and mean nothing to the other methods
+# settings that bound a network or scale by its bounds, which the other methods ignore
 _NO_LIPSCHITZ = {
     **_NO_RADIUS, "allocation": "global", "group_weights": None, "projection": "clip", "max_norm": None,
     "free_layers": None, "standardize": "none", "loss_clip": None, "cotangent_clip": None,
@@ -19,7 +19,7 @@ _NO_CLIPPING = {"clipping": None, "clip_norm": None}
 
 
 def settled(method: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with those replaced that the method decides; the others keep what the user chose."""
+    """Returns the settings with those replaced that the method decides; the others keep what the user chose."""
     if method not in METHODS:
         raise ValueError(f"method {method!r} is unknown. HINT: one of {', '.join(METHODS)}.")
     if method == "lipschitz":

@@ -1,7 +1,7 @@
-"""Opacus and this library's layers: per-example gradients, ghost norms, and what has neither.
+"""Connects opacus to this library's layers: per-example gradients, ghost norms, and what has neither.
 
-Opacus looks samplers up by a layer's exact type, and inside them compares types again. A scaled layer is
-therefore shown to it as the torch layer it is.
+Opacus looks samplers up by a layer's exact type, and compares types again inside them. A scaled layer is therefore
+presented to it as the torch layer that it is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SUPPORTED = "Linear, Conv1d and Conv2d"
 
 
 def _plain(layer: nn.Module) -> Any:
-    """A torch layer that shares every attribute, the parameters included."""
+    """Returns a torch layer that shares every attribute, the parameters included."""
     shown: Any = object.__new__(_PLAIN[type(layer)])
     shown.__dict__ = layer.__dict__
     return shown
@@ -48,10 +48,10 @@ def conv_gradients(layer: nn.Module, activations: list[Tensor], backprops: Tenso
 
 @register_norm_sampler([ScaledLinear, ScaledConv1d, ScaledConv2d])
 def layer_norms(layer: Any, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
-    """Upper bounds of the norms of weight and bias together, rounding included, under the first of them.
+    """Returns upper bounds of the norms of weight and bias together, rounding included, under the first of them.
 
-    Opacus's own norms come from differences in float32: where the positions of an example cancel, they may lie
-    below the norm of what the second backward pass adds.
+    Opacus's own norms come from differences in float32: where the positions of an example cancel, they may lie below
+    the norm of what the second backward pass adds.
     """
     trained = [p for p in (layer.weight, layer.bias) if p is not None and p.requires_grad]
     trains = layer.weight.requires_grad, layer.bias is not None and layer.bias.requires_grad
@@ -65,7 +65,7 @@ def layer_norms(layer: Any, activations: list[Tensor], backprops: Tensor) -> dic
 
 
 def clipping_problems(network: nn.Module, plan: PrivacyPlan, precision: str) -> list[str]:
-    """Why opacus cannot give the gradient of one example, by module; empty if it can."""
+    """Returns the reasons why opacus cannot give the gradient of one example, by module; empty if it can."""
     problems = []
     if precision not in ("32-true", "64-true"):
         problems.append(
@@ -101,7 +101,7 @@ def _unknown_layers(network: nn.Module) -> list[str]:
 
 
 def _borrowed_weights(network: nn.Module, graph: fx.GraphModule) -> list[str]:
-    """Parameters that the forward pass reads without calling the layer that holds them: hooks do not see it."""
+    """Returns parameters that the forward pass reads without calling their layer, which hooks do not see."""
     trained = {name for name, p in network.named_parameters(remove_duplicate=False) if p.requires_grad}
     read = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"} & trained
     return [

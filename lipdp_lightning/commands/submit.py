@@ -155,7 +155,7 @@ def _sane(job: Job) -> Job:
         if not isinstance(value, int) or value < 1
     ]  # fmt: skip
     if job.time is not None and not _TIME.fullmatch(str(job.time)):
-        problems.append(f"--time {job.time} is no time of Slurm, such as 30, 12:00:00 or 1-12:00.")
+        problems.append(f"--time {job.time} is not a time of Slurm, such as 30, 12:00:00 or 1-12:00.")
     if job.gpus_per_node and job.gpus_per_node != job.tasks_per_node:
         problems.append(
             f"--gpus-per-node {job.gpus_per_node} and --ntasks-per-node {job.tasks_per_node} differ; "

@@ -84,7 +84,13 @@ def ecdf_band(
 ) -> Band:
     """Returns a band for the empirical function of the data, or with `sampling` for that of the population.
 
-    The level is shared equally between noise and sampling. Pass the raw curve, whose noise has the known law.
+    Args:
+        curve: the raw curve, whose noise has the known law, and not a smoothed one.
+        confidence: the probability that the band holds at all points together; it is shared equally between noise and
+            sampling.
+        sampling: whether to include the sampling error.
+        repeats: the number of simulations of the noise.
+        generator: draws the simulations; a new one by default.
     """
     alpha = (1 - confidence) / (2 if sampling else 1)
     chance = np.random.default_rng() if generator is None else generator

@@ -55,9 +55,26 @@ class PrivateECDF:
 def private_ecdf(
     values: npt.ArrayLike, grid: Grid, mechanism: CurveMechanism, source: NoiseSource, clamp: bool = False
 ) -> PrivateECDF:
-    """Releases the counts of `values` on a public grid; values outside its range are refused unless clamped.
+    """Releases the counts of `values` on a public grid.
 
-    Clamping moves each value by itself, so it costs nothing; whether it happened must not be published.
+    Args:
+        values: the private values.
+        grid: the public grid; values outside its range are refused unless clamped.
+        mechanism: how noise is added; its levels are those of the grid.
+        source: the source of the noise.
+        clamp: whether to move values outside the range to its ends. Clamping moves each value by itself, so it costs
+            nothing; whether it happened must not be published.
+
+    Returns:
+        The noisy counts, with fractions, quantiles and smoothing as post-processing.
+
+    Raises:
+        ValueError: if a value is not finite or lies outside the range, or if there are no values under a public total.
+
+    Example:
+        >>> mechanism = curve_mechanism("laplace", levels=10, epsilon=1.0)
+        >>> curve = private_ecdf(ages, Grid(0, 120, 10), mechanism, NoiseSource())
+        >>> curve.smoothed().evaluate(65)  # the noisy share of ages up to 65
     """
     assert mechanism.curves == 1 and mechanism.levels == grid.levels
     histogram = grid.histogram(values, clamp)

@@ -101,6 +101,17 @@ def private_hosmer_lemeshow(
     """Releases groups and sums, together (epsilon, delta)-DP.
 
     The budget is divided so that curve and sums have the same scale (half and half if the curve's noise is Gaussian).
+
+    Args:
+        probabilities: predicted probabilities of the positive class.
+        labels: labels 0 and 1.
+        epsilon: the epsilon of groups and sums together.
+        source: the source of the noise.
+        groups: the number of groups; quantiles that coincide leave fewer.
+        levels: the curve of the predictions has 2^levels points.
+        adjacency: `replace_one` or `add_remove`.
+        mechanism: the mechanism of that curve, see `curve_mechanism`.
+        delta: the delta of that curve.
     """
     if groups < 2:
         raise ValueError(f"{groups} groups make no test. HINT: 10.")

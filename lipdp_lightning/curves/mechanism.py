@@ -170,7 +170,17 @@ def curve_mechanism(
 ) -> CurveMechanism:
     """Returns the mechanism of that name, calibrated to (epsilon, delta) for all `curves` together.
 
-    `base` is the branching factor of the trees of `laplace` and `gaussian`.
+    Args:
+        name: `laplace`, `gaussian` or `factorization`.
+        levels: the grid has 2^levels points.
+        epsilon: the epsilon of the release.
+        delta: the delta of the release; 0 for pure noise.
+        adjacency: `replace_one` or `add_remove`.
+        curves: 1, or 2 for the curves of the two classes of a labelled data set.
+        base: the branching factor of the trees of `laplace` and `gaussian`.
+
+    Raises:
+        ValueError: if the name is unknown, or if delta does not suit the noise.
     """
     check_privacy(epsilon, delta, adjacency)
     if name not in MECHANISMS:

@@ -96,7 +96,16 @@ def private_reliability(
     bins: int = 10,
     adjacency: str = "replace_one",
 ) -> PrivateReliability:
-    """Releases the diagram, epsilon-DP, on `bins` equal half-open bins of [0, 1]."""
+    """Releases the diagram, epsilon-DP, on `bins` equal half-open bins of [0, 1].
+
+    Args:
+        probabilities: predicted probabilities of the positive class.
+        labels: labels 0 and 1.
+        epsilon: the epsilon of the whole diagram.
+        source: the source of the noise.
+        bins: the number of bins.
+        adjacency: `replace_one` or `add_remove`.
+    """
     check_privacy(epsilon, 0.0, adjacency)
     if bins < 1:
         raise ValueError(f"{bins} bins make no diagram. HINT: 10.")

@@ -107,7 +107,16 @@ def private_roc(
     source: NoiseSource,
     clamp: bool = False,
 ) -> PrivateROC:
-    """Releases both classes' counts on a public grid, epsilon-DP together."""
+    """Releases both classes' counts on a public grid, epsilon-DP together.
+
+    Args:
+        scores: the private scores; larger ones mean the positive class.
+        labels: labels 0 and 1.
+        grid: the public grid of scores.
+        mechanism: a mechanism for two curves, with the levels of the grid.
+        source: the source of the noise.
+        clamp: whether to move scores outside the range to its ends.
+    """
     assert mechanism.curves == 2 and mechanism.levels == grid.levels
     data = np.asarray(scores, dtype=np.float64).reshape(-1)
     positive = check_labels(labels, data)

@@ -1,4 +1,4 @@
-"""From a configuration to an experiment, and short trainings that write no file (docs/baselines.md).
+"""Makes experiments from configurations, and runs short trainings that write no file (docs/baselines.md).
 
 ``run_once`` trains and evaluates a configuration; ``train`` takes modules and data made in Python. Both use the engine,
 the sampler, the noise and the accounting of ``lipdp fit``.

@@ -44,7 +44,7 @@ def check_config_file(path: str | Path, what: str = "configuration") -> None:
         problem = f"is not YAML, {_yaml_problem(text, error)}"
         raise _refusal(path, problem, "two spaces for each level, and `key: value`") from None
     if not isinstance(root, yaml.MappingNode):
-        kind = "it is empty" if root is None else "it is no mapping of keys to values"
+        kind = "it is empty" if root is None else "it is not a mapping of keys to values"
         raise _refusal(path, f"holds no {what}: {kind}", "start from configs/quickstart.yaml")
     if problems := list(dict.fromkeys(_problems(root))):
         raise _refusal(path, f"holds no {what}: {'; '.join(problems[:5])}", "give each key once, with one value")
@@ -58,7 +58,7 @@ def _text(path: Path) -> str:
     if not path.exists():
         raise _refusal(path, "cannot be read: there is no such file", "check the path; configs/ holds examples")
     if not path.is_file():
-        raise _refusal(path, "cannot be read: it is no file", "name a YAML file; configs/ holds examples")
+        raise _refusal(path, "cannot be read: it is not a file", "name a YAML file; configs/ holds examples")
     with path.open("rb") as file:
         data = file.read(LARGEST_FILE + 1)
     if len(data) > LARGEST_FILE:
@@ -72,7 +72,7 @@ def _text(path: Path) -> str:
         raise _refusal(path, f"is not YAML: line {line} is not UTF-8 text", "save the file as UTF-8") from None
     if "\0" in text:
         raise _refusal(
-            path, "is not YAML: it holds zero bytes and is no text", "name a YAML file; configs/ holds examples"
+            path, "is not YAML: it holds zero bytes and is not text", "name a YAML file; configs/ holds examples"
         )
     return text
 

@@ -1,7 +1,7 @@
-"""Short trainings in this process: the engine and the accounting of ``lipdp fit``, and no file is written.
+"""Runs short trainings in this process, with the engine and the accounting of ``lipdp fit``, and writes no file.
 
-A table of hundreds of trainings would otherwise spend most of its time on calibrating the same noise, reading
-the same data, validating, and writing reports.
+A table of hundreds of trainings would otherwise spend most of its time on calibrating the same noise, reading the same
+data, validating, and writing reports.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from .held_out import held_out_metrics
 from .quiet import quiet
 
 KEPT_DATA_SETS = 4
-KEPT_BYTES = 1 << 30  # of rows that are not in use
+KEPT_BYTES = 1 << 30  # limit on kept rows that are not in use
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a training gave.
+    """The result of a training.
 
     ``epsilon`` is the guarantee of the planned steps at ``plan.delta``, with what callbacks release beside them; it is
-    infinite where nothing is guaranteed. Metrics are those of held-out rows, which it does not cover. ``warnings`` are
-    the one-line warnings of this run.
+    infinite if nothing is guaranteed. Metrics are those of held-out rows, which it does not cover. ``warnings`` are the
+    one-line warnings of this run.
     """
 
     metrics: dict[str, float]
@@ -70,22 +70,25 @@ def run_once(
     *,
     secret: bytes | None = None,
 ) -> Result:
-    """Train the configuration with the overrides ({"privacy.epsilon": 1.0, ...}), then evaluate on held-out rows.
+    """Trains the configuration with the overrides ({"privacy.epsilon": 1.0, ...}), then evaluates on held-out rows.
 
     Calibrated noise, bounds on epsilon and the data sets last used are kept for the process.
 
     Args:
         config: a YAML file, or its content.
         overrides: dotted keys and their values; a mapping given as a value replaces the whole value.
-        secret: 16 bytes that fix sampling and noise, so that a benchmark on public data can be repeated. Whoever
-            knows them can remove the noise: leave them out if the data is private.
+        secret: 16 bytes that fix sampling and noise, so that a benchmark on public data can be repeated. Whoever knows
+            them can remove the noise: leave them out if the data is private.
+
+    Returns:
+        Metrics, guarantee and plan of the training.
     """
     return prepare(config, overrides, secret=secret).run()
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A training that is complete but for its steps: what it would release is known, and nothing has been."""
+    """A training that is ready to take its steps: what it would release is known, and nothing has been released."""
 
     experiment: Experiment
     warnings: tuple[str, ...]
@@ -95,7 +98,7 @@ class Prepared:
         return self.experiment.plan
 
     def run(self) -> Result:
-        """Train and evaluate; to be called once."""
+        """Trains and evaluates; to be called once."""
         experiment = self.experiment
         return _trained(experiment.trainer, experiment.model, experiment.datamodule, self.warnings)
 
@@ -103,7 +106,7 @@ class Prepared:
 def prepare(
     config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, secret: bytes | None = None
 ) -> Prepared:
-    """The training that ``run_once`` would run."""
+    """Returns the training that ``run_once`` would run."""
     experiment, caught = _quietly(lambda: _experiment(merged(config, overrides or {})))
     strategy = experiment.trainer.strategy
     assert isinstance(strategy, PrivateStrategy)
@@ -120,7 +123,7 @@ def train(
     physical_batch_size: int | None = None,
     **trainer_options: Any,
 ) -> Result:
-    """The same for objects made in Python; the module holds its own optimizer."""
+    """Trains objects made in Python as ``run_once`` does; the module holds its own optimizer."""
     strategy = PrivateStrategy(plan, physical_batch_size=physical_batch_size, fixed_secret=secret)
     options: dict[str, Any] = {**DEFAULTS, **_LEAN["trainer"], "accelerator": "cpu", "devices": 1, **trainer_options}
     options |= {"max_steps": options.get("max_steps", plan.steps), "max_epochs": -1, "strategy": strategy}
@@ -129,7 +132,7 @@ def train(
 
 
 def merged(config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a configuration with dotted keys replaced."""
+    """Returns the content of a configuration with dotted keys replaced."""
     content: Any = copy.deepcopy(dict(config)) if isinstance(config, Mapping) else _content(Path(config))
     for key, value in overrides.items():
         place: Any = content
@@ -158,7 +161,7 @@ _LEAN: dict[str, Any] = {
 
 
 class LeanExperiment(Experiment):
-    """Callbacks of the configuration only, noise and data sets from memory."""
+    """Uses callbacks of the configuration only, with noise and data sets from memory."""
 
     _known_noise: float | None = None
 
@@ -203,7 +206,7 @@ _kept_data: dict[str, PrivateDataModule] = {}
 
 
 def _known_data(key: str, fresh: PrivateDataModule) -> PrivateDataModule:
-    """The data of that description, with their rows if they were used lately and are not in the way of others."""
+    """Returns the data of that description, with their rows if they were used lately and fit into memory."""
     data = _kept_data.pop(key, fresh)
     room, kept = KEPT_BYTES, {key: data}
     for name, other in reversed(_kept_data.items()):
@@ -225,7 +228,7 @@ def _bytes_in_memory(data: PrivateDataModule) -> int:
 
 @lru_cache(maxsize=4096)
 def _noise_for(budget: _Keyed) -> float:
-    """The noise multiplier of a budget; calibrated once for all plans that ask for the same."""
+    """Returns the noise multiplier of a budget, calibrated once for all plans that ask for the same."""
     plan: PrivacyPlan = budget.value()
     return plan.noise_multiplier
 
@@ -236,14 +239,14 @@ def _bound(events: tuple[LedgerEntry, ...], accountant: str, delta: float, adjac
 
 
 def guarantee(plan: PrivacyPlan) -> float:
-    """The epsilon of a plan's steps, infinite without a certificate; worked out once per process."""
+    """Returns the epsilon of a plan's steps, infinite without a certificate, computed once per process."""
     if not plan.certified:
         return math.inf
     return _bound(plan.events(), plan.accountant, plan.delta, plan.adjacency, plan.max_examples_per_unit)
 
 
 def beside_training(trainer: lightning.Trainer) -> float:
-    """The epsilon of what callbacks release beside the plan's steps; by basic composition it is added to theirs."""
+    """Returns the epsilon of what callbacks release beside the plan's steps; basic composition adds it to theirs."""
     from callbacks.temperature_scaling import planned_beside_training
 
     return planned_beside_training(trainer)
@@ -273,7 +276,7 @@ def _trained(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Lightning answers Ctrl-C by ignoring further ones and ending the process; here, whoever called decides."""
+    """Lets the caller decide about Ctrl-C, which Lightning answers by ignoring further ones and ending the process."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -285,7 +288,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _quietly(action: Any) -> tuple[Any, list[str]]:
-    """The action's value and the warnings it gave, which are not printed."""
+    """Returns the action's value and its warnings, which are not printed."""
     found: list[str] = []
 
     def keep(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -74,6 +74,16 @@ def cached_features(
 
     The file is made if there is none. A file that does not hold what its name says is refused and not replaced, since
     another user of the directory may be at fault.
+
+    Args:
+        directory: the directory of the cache, readable by its owner alone.
+        extractor: computes the features.
+        source: the rows.
+        batch_size: rows per call of the extractor.
+        device: the device that computes features.
+
+    Raises:
+        ValueError: if the directory cannot be used, or if the file is damaged or belongs to something else.
     """
     name = hashlib.sha256(extractor.identity() + source.digest + source.rows.to_bytes(8, "big")).hexdigest()[:40]
     try:

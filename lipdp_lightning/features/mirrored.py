@@ -1,4 +1,6 @@
-"""Averages scattering coefficients with their mirror images, which halves their number and ignores mirroring."""
+"""Averages scattering coefficients with their mirror images, which halves their number and all but removes the effect
+of mirroring.
+"""
 
 from __future__ import annotations
 

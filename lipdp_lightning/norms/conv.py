@@ -130,7 +130,7 @@ def frequencies(axis: Axis, taps: int, per_tap: int = FINE_GRID) -> tuple[int, f
 
 
 def symbol(blocks: Tensor, grid: Sequence[int], first: slice = slice(None)) -> Tensor:
-    """(groups, frequencies, outputs, inputs): the symbol on a grid, half of the last axis by conjugate
+    """Returns the symbol on a grid, (groups, frequencies, outputs, inputs), with half of the last axis by conjugate
     symmetry.
     """
     symbol = blocks.to(torch.complex128)

@@ -1,8 +1,7 @@
-"""Which input pixel each (output, tap) pair of a convolution reads: exact counts, per axis.
+"""Counts exactly, axis by axis, which input pixel each (output, tap) pair of a convolution reads.
 
-Padding of every mode torch offers maps each padded position to one input pixel or, for zeros, to none, and
-does so axis by axis. So the number of pairs that read a pixel is the product over axes of one-dimensional
-counts.
+Padding of every mode torch offers maps each padded position to one input pixel or, for zeros, to none, and does so axis
+by axis. The number of pairs that read a pixel is therefore the product over axes of one-dimensional counts.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Axis:
         return (self.padded - self.span) // self.stride + 1
 
     def sources(self) -> Tensor:
-        """For every padded position the input pixel it copies, or -1 for a zero."""
+        """Returns for every padded position the input pixel that it copies, or -1 for a zero."""
         size = self.known_size
         position = torch.arange(-self.before, size + self.after)
         if self.mode == "zeros":
@@ -72,7 +71,7 @@ class Axis:
         return (size - 1) - ((size - 1) - position.abs()).abs()
 
     def reads(self) -> Tensor:
-        """For every input pixel the number of (output, tap) pairs that read it."""
+        """Returns for every input pixel the number of (output, tap) pairs that read it."""
         outputs = torch.arange(self.outputs)[:, None] * self.stride
         taps = torch.arange(self.kernel)[None, :] * self.dilation
         read = self.sources()[outputs + taps]
@@ -136,7 +135,7 @@ def convolution_axes(
     padding_mode: str = "zeros",
     input_size: Sizes | None = None,
 ) -> tuple[Axis, ...]:
-    """The axes of a convolution as torch.nn.Conv1d / Conv2d read the same arguments; ValueError if torch
+    """Returns the axes of a convolution as torch.nn.Conv1d / Conv2d read the same arguments; ValueError if torch
     would refuse.
 
     ``padding`` also takes one (before, after) pair per axis. An int ``kernel_size`` means one axis.
@@ -221,7 +220,7 @@ def kappa(
 
 @lru_cache(maxsize=1024)
 def _kappa(*geometry: Any) -> float:
-    """A certificate asks for that of every convolution at every step."""
+    """Computes kappa once per geometry, since a certificate asks for that of every convolution at every step."""
     return kappa_of(convolution_axes(*geometry))
 
 
@@ -238,7 +237,7 @@ def coverage(
     input_size: Sizes | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """How often each input pixel is read; shape ``input_size``. Its maximum is kappa^2.
+    """Returns how often each input pixel is read; shape ``input_size``. Its maximum is kappa^2.
 
     ||patches(x)||_F^2 = sum(x^2 * coverage), exactly, for all four padding modes: each entry of a patch is
     either zero or a copy of exactly one input pixel, so its square is counted at that pixel. (A padding that

@@ -93,10 +93,10 @@ class NormSource:
     """
 
     def begin(self, digest: bytes = b"") -> None:
-        """A new walk over the graph starts; weights may have changed since the last one.
+        """Starts a new walk over the graph; weights may have changed since the last one.
 
         Args:
-            digest: names all bits of the model's weights, where the caller knows it; equal digests, equal weights.
+            digest: names all bits of the model's weights, if the caller knows it; equal digests mean equal weights.
         """
 
     def operator_norm(self, name: str, weight: Tensor, operator: Operator) -> float:

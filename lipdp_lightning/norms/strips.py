@@ -1,4 +1,4 @@
-"""How far a weight W moved from an earlier one: an upper bound on s(D) for D = W - f W0, by strips of rows.
+"""Bounds how far a weight W moved from an earlier one: an upper bound on s(D) for D = W - f W0, by strips of rows.
 
 Let D_1, D_2, ... be strips of sixteen rows of D, as a matrix. From ||D x||^2 = sum_i ||D_i x||^2 follows
 s(D)^2 <= sum_i s(D_i)^2, and s(D_i)^2 is the largest eigenvalue of the 16 x 16 matrix G_i = D_i D_i^T, which is at most

@@ -236,4 +236,4 @@ def render_html(facts: RunFacts) -> str:
         + "\n".join(part for part in body if part)
         + "\n</main>\n</body>\n</html>\n"
     )
-    return clean_lines(page)  # as a whole: figures hold names too
+    return clean_lines(page)  # the whole page is cleaned, since figures hold names too

@@ -93,7 +93,7 @@ def _page(title: str, search: Search, best: Sequence[Any], cost: Cost, validatio
 def cost_sentences(cost: Cost, validation: str) -> list[str]:
     """Returns what may be claimed about a search, and what may not."""
     if not math.isfinite(cost.composed):
-        alone = "Some trials have no guarantee: whoever sees what came of this search may learn about any record."
+        alone = "Some trials have no guarantee, so that the results of this search may reveal any record."
     else:
         alone = (
             f"An epsilon in the table is the guarantee of that trial alone, at delta {upper_text(cost.delta)}. It "

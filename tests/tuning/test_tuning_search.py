@@ -201,16 +201,16 @@ def test_botorch(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("space", "reason"),
     [
-        ({"privacy.clipnorm": [1.0]}, "privacy.clipnorm is no key of the configuration. HINT: privacy.clip_norm"),
+        ({"privacy.clipnorm": [1.0]}, "privacy.clipnorm is not a key of the configuration. HINT: privacy.clip_norm"),
         ({}, "is empty"), ("", "is empty"), ("a: [1", "not YAML"), ([1], "is empty"),
         ({"privacy.batch_size": []}, "no values"), ({"privacy.batch_size": [1, 1]}, "no values, or one twice"),
-        ({"privacy.batch_size": {"low": 5}}, "no range and no list"),
-        ({"privacy.batch_size": {"low": 5, "high": 1}}, "no range and no list"),
+        ({"privacy.batch_size": {"low": 5}}, "neither a range nor a list"),
+        ({"privacy.batch_size": {"low": 5, "high": 1}}, "neither a range nor a list"),
         ("optimizer.init_args.lr: {low: 1e-3, high: 0.1}", "write 0.001"),
-        ({"optimizer.init_args.lr": {"low": 0, "high": 1, "log": True}}, "no range and no list"),
+        ({"optimizer.init_args.lr": {"low": 0, "high": 1, "log": True}}, "neither a range nor a list"),
         ({"privacy.delta": [1e-4, 1e-5]}, "not be comparable"), ({"trainer.max_steps": [1, 2]}, "not be comparable"),
         ({"privacy.cotangent_clip": [{"a": 1}]}, "a number, a text"),
-        ({"privacy.foo": [1], "model.bar": [2]}, "model.bar is no key"),
+        ({"privacy.foo": [1], "model.bar": [2]}, "model.bar is not a key"),
     ],
 )  # fmt: skip
 def test_spaces_that_make_no_sense(tmp_path: Path, space: Any, reason: str) -> None:
@@ -223,7 +223,7 @@ def test_spaces_that_make_no_sense(tmp_path: Path, space: Any, reason: str) -> N
 def test_a_space_that_makes_no_sense_is_one_line(config: Path, tmp_path: Path, capsys: Any) -> None:
     assert tune(config, tmp_path / "out", "--space", space_file(tmp_path, {"privacy.clipnorm": [1.0]})) == 2
     said = capsys.readouterr().err
-    assert "privacy.clipnorm is no key of the configuration. HINT: privacy.clip_norm" in said
+    assert "privacy.clipnorm is not a key of the configuration. HINT: privacy.clip_norm" in said
     assert said.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
@@ -233,11 +233,11 @@ def test_a_space_that_makes_no_sense_is_one_line(config: Path, tmp_path: Path, c
         (["--trials", "0"], "--trials 0"), (["--sampler", "grid"], "invalid choice"),
         (["--objective", "accuracy,mae"], "mae is not measured on a binary"),
         (["--objective", "epsilon"], "epsilon alone"), (["--objective", "f1"], "'f1' is not one of"),
-        (["--privacy.method", "other"], "method"), (["--privacy.batch_size"], "no option with a value"),
+        (["--privacy.method", "other"], "method"), (["--privacy.batch_size"], "not an option with a value"),
         (["--data.init_args.validation_fraction", "0"], "no validation rows"),
         (["--score-noise", "3"], "belong to --private-selection"),
         (["--private-selection", "geometric"], "needs a score that is private"),
-        (["--private-selection", "uniform", "--score-noise", "3"], "is no distribution"),
+        (["--private-selection", "uniform", "--score-noise", "3"], "is not a distribution"),
         (["--private-selection", "geometric", "--score-noise", "-3"], "not positive"),
         (["--private-selection", "geometric", "--score-noise", "3", "--objective", "accuracy,epsilon"], "by one score"),
         (["--private-selection", "geometric", "--score-noise", "3", "--objective", "loss"], "counts of correct rows"),

@@ -1,4 +1,6 @@
-"""Curves of data that several parties hold: secure aggregation and function secret sharing (docs/parties.md)."""
+"""Computes curves of data that several parties hold: secure aggregation and function secret sharing
+(docs/parties.md).
+"""
 
 from lipdp_lightning.studies.parties.additive import AdditiveSharing, TableSharing
 from lipdp_lightning.studies.parties.curator import TrustedCurator

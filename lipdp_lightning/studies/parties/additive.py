@@ -1,4 +1,4 @@
-"""Additive secret sharing modulo 2^64 (004, section 4.2.1): any servers - 1 shares are uniform."""
+"""Implements additive secret sharing modulo 2^64 (004, section 4.2.1), in which any servers - 1 shares are uniform."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lipdp_lightning.studies.parties.secure_aggregation import (
 
 
 def split(values: Words, servers: int, stream: CounterStream) -> Words:
-    """(servers, *shape) shares that sum to the values modulo 2^64; all but the last are uniform."""
+    """Returns shares (servers, *shape) that sum to the values modulo 2^64; all but the last are uniform."""
     masks = stream.uint64((servers - 1) * values.size).reshape(servers - 1, *values.shape)
     return np.concatenate([masks, (values - masks.sum(axis=0, dtype=np.uint64))[None]])
 
 
 def expand(seeds: Bytes, length: int) -> Words:
-    """A row of uniform words per seed (rows of 16 bytes)."""
+    """Returns a row of uniform words per seed (rows of 16 bytes)."""
     keys = (derive_key(seed.tobytes(), "additive share") for seed in seeds)
     return np.stack([CounterStream(key).uint64(length) for key in keys])
 
@@ -40,12 +40,13 @@ def check_servers(name: str, servers: int) -> None:
 
 
 class AdditiveSharing(SecureAggregation):
-    """Every party splits its vector phi(record) among all servers, which add up what they get.
+    """Splits every party's vector phi(record) among all servers, which add up what they get.
 
     Args:
-        servers: how many; all but one may pool their views.
-        seeded: all but the last server get a seed of 16 bytes instead of a share; the last one's message has the
-            length of the vector. The shares are then pseudo-random (AES-256) instead of taken from the party's stream.
+        servers: the number of servers; all but one may pool their views.
+        seeded: whether all but the last server get a seed of 16 bytes instead of a share; the last one's message has
+            the length of the vector. The shares are then pseudo-random (AES-256) instead of taken from the party's
+            stream.
     """
 
     name: ClassVar[str] = "additive"
@@ -55,7 +56,7 @@ class AdditiveSharing(SecureAggregation):
         self.servers, self.seeded = servers, seeded
 
     def vectors(self, statistic: UStatistic, records: IntArray) -> Words:
-        """What is shared."""
+        """Returns the vectors that are shared."""
         return statistic.contributions(records).astype(np.uint64)
 
     def vector_length(self, statistic: UStatistic) -> int:
@@ -87,10 +88,10 @@ class AdditiveSharing(SecureAggregation):
 
 
 class TableSharing(AdditiveSharing):
-    """Sharing the whole function t -> weight 1[t < x] as its table of 2^levels values: any number of servers.
+    """Shares the whole function t -> weight 1[t < x] as its table of 2^levels values, among any number of servers.
 
-    Function secret sharing without its compression, but for the seeds: all but one server get 16 bytes. After one
-    message per party the servers answer any threshold, as with `FunctionSharing`.
+    It is function secret sharing without its compression, except for the seeds: all but one server get 16 bytes. After
+    one message per party the servers answer any threshold, as with `FunctionSharing`.
     """
 
     name: ClassVar[str] = "table"

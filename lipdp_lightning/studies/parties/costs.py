@@ -1,4 +1,4 @@
-"""Bytes on every link, counted where they are sent; and the cost model of 004, section 6.4."""
+"""Counts bytes on every link where they are sent, and holds the cost model of 004, section 6.4."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from lipdp_lightning.studies.parties.kernel_sums import UStatistic
 from lipdp_lightning.studies.parties.secure_aggregation import SecureAggregation
 
-HEADER_BYTES = 5  # of a frame: length and kind
-TAG_BYTES = 16  # of a frame: authentication
+HEADER_BYTES = 5  # length and kind of a frame
+TAG_BYTES = 16  # authentication of a frame
 HELLO_BYTES = 6 + 32  # who calls, and an ephemeral key
 REPLY_BYTES = 32  # the answering ephemeral key
 THRESHOLD_BYTES = 8
@@ -20,7 +20,7 @@ PARTIES = "parties"
 
 @dataclass
 class LinkCount:
-    """What one side sent to the other on one link, or on several links of the same kind."""
+    """The bytes that one side sent to the other on one link, or on several links of the same kind."""
 
     messages: int = 0
     payload: int = 0  # plain text of the messages
@@ -29,7 +29,7 @@ class LinkCount:
 
     @property
     def protocol(self) -> int:
-        """Bytes sent after the handshake."""
+        """The bytes sent after the handshake."""
         return self.payload + self.framing
 
     @property
@@ -48,7 +48,7 @@ class LinkCount:
 
 @dataclass
 class Traffic:
-    """Counts per (sender, receiver); the parties are one sender."""
+    """The counts per (sender, receiver); the parties are one sender."""
 
     links: dict[tuple[str, str], LinkCount] = field(default_factory=dict)
 
@@ -84,15 +84,14 @@ def server_name(index: int) -> str:
 
 
 def open_bytes(protocol: SecureAggregation, queried: int) -> int:
-    """Payload of the analyst's request: the opening set, and the thresholds where they are free."""
+    """Returns the payload of the analyst's request: the opening set, and the thresholds if they are free."""
     return 1 + protocol.openers + THRESHOLD_BYTES * queried * protocol.reusable
 
 
 def count_session(protocol: SecureAggregation, statistic: UStatistic, parties: int, asked: int) -> Traffic:
-    """The traffic of a session with one request of `asked` thresholds (0 if the statistic has none).
+    """Returns the traffic of a session with one request of `asked` thresholds (0 if the statistic has none).
 
-    Lengths depend on public numbers only. The same numbers are measured on the sockets of a session between
-    processes; a test compares the two.
+    Lengths depend on public numbers only. A test compares them with the sockets of a session between processes.
     """
     traffic = Traffic()
     confirmation = 1  # each side's first frame is empty: it shows that the keys agree
@@ -118,7 +117,9 @@ def count_session(protocol: SecureAggregation, statistic: UStatistic, parties: i
 def modelled_bits(
     parties: int, servers: int, thresholds: int, message_bits: int, word_bits: int = 64
 ) -> dict[str, int]:
-    """Leading terms of section 6.4, in bits: every key and every threshold's question and answer, or every round."""
+    """Returns the leading terms of section 6.4, in bits: every key and every threshold's question and answer, or every
+    round.
+    """
     return {
         "fss": servers * (parties * message_bits + thresholds * 2 * word_bits),
         "secure aggregation": thresholds * parties * word_bits,

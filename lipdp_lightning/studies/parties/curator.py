@@ -1,4 +1,4 @@
-"""The trusted curator: one server sees every record in the clear and adds the noise."""
+"""Implements the trusted curator: one server sees every record in the clear and adds the noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lipdp_lightning.studies.parties.secure_aggregation import (
 
 
 class TrustedCurator(SecureAggregation):
-    """Central differential privacy: the baseline of the others, with the least noise and all the trust."""
+    """Central differential privacy, the baseline of the others, with the least noise and all the trust."""
 
     name: ClassVar[str] = "curator"
     reusable: ClassVar[bool] = True

@@ -1,10 +1,10 @@
-"""Two keys that share a function: f(x) = beta 1[x < alpha], or f(x) = beta 1[x = alpha], values modulo 2^64.
+"""Makes two keys that share a function, f(x) = beta 1[x < alpha] or f(x) = beta 1[x = alpha], with values modulo 2^64.
 
 Boyle, Gilboa and Ishai (2016, and with Chandran, Gupta, Kumar and Rathee 2021 for the comparison): a binary tree of
-pseudo-random seeds. On the path to alpha the two keys' seeds are independent and their control bits differ; off it
-the seeds and bits are equal, so that what the two add there cancels. Correction words, the same in both keys, bring
-the seeds together where a path leaves alpha's. One key is a root seed that is uniform and correction words that are
-masked by the other key's seeds: pseudo-random bytes, whatever alpha and beta.
+pseudo-random seeds. On the path to alpha the two keys' seeds are independent and their control bits differ; off it the
+seeds and bits are equal, so that what the two add there cancels. Correction words, the same in both keys, make the
+seeds equal where a path leaves alpha's. One key is a root seed that is uniform and correction words that are masked by
+the other key's seeds: pseudo-random bytes, whatever alpha and beta are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lipdp_lightning.studies.parties.ggm import ONE, SEED_MASK, FixedKeyGenerato
 
 Words = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
-_CHUNK = 1 << 13  # keys evaluated at a time: their seeds stay in the cache
+_CHUNK = 1 << 13  # keys evaluated at a time, whose seeds fit into the cache
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class KeyBatch:
     """One server's keys of many parties.
 
     Attributes:
-        roots: (n, 2), seeds; the lowest bit means nothing.
-        seeds: (levels, n, 2), corrections; the lowest bit is the control bit's correction on the left.
-        right: (levels, n), the control bit's correction on the right, 0 or 1.
-        values: (levels, n), corrections of the values; None for point functions.
-        final: (n,), correction of the leaf.
+        roots: the seeds, (n, 2); the lowest bit means nothing.
+        seeds: the corrections, (levels, n, 2); the lowest bit is the control bit's correction on the left.
+        right: the control bit's correction on the right, 0 or 1, (levels, n).
+        values: the corrections of the values, (levels, n); None for point functions.
+        final: the correction of the leaf, (n,).
     """
 
     roots: Words
@@ -54,12 +54,12 @@ class KeyBatch:
 
 
 def key_bytes(levels: int, comparison: bool) -> int:
-    """Length of a key: it depends on nothing else."""
+    """Returns the length of a key, which depends on nothing else."""
     return 16 + 8 + levels * (24 if comparison else 16) + (levels + 7) // 8
 
 
 def to_bytes(keys: KeyBatch) -> Bytes:
-    """(n, key_bytes): a key per row."""
+    """Returns the keys as (n, key_bytes), a key per row."""
     count = len(keys)
     words = [keys.roots, keys.final[:, None], keys.seeds.transpose(1, 0, 2).reshape(count, -1)]
     if keys.values is not None:
@@ -70,7 +70,7 @@ def to_bytes(keys: KeyBatch) -> Bytes:
 
 
 def from_bytes(rows: Bytes, levels: int, comparison: bool) -> KeyBatch:
-    """Inverse of `to_bytes`."""
+    """Inverts `to_bytes`."""
     if rows.ndim != 2 or rows.shape[1] != key_bytes(levels, comparison):
         raise ValueError(
             f"keys of shape {rows.shape} are not of {key_bytes(levels, comparison)} bytes each.\n"
@@ -91,7 +91,7 @@ def _choose(bits: Words, if_one: Words, if_zero: Words) -> Words:
 def generate(
     generator: FixedKeyGenerator, alphas: Words, betas: Words, levels: int, comparison: bool, stream: CounterStream
 ) -> tuple[KeyBatch, KeyBatch]:
-    """A pair of keys per (alpha, beta): their values sum to beta 1[x < alpha] or beta 1[x = alpha]."""
+    """Returns a pair of keys per (alpha, beta), whose values sum to beta 1[x < alpha] or beta 1[x = alpha]."""
     assert 1 <= levels <= 63 and not np.any(alphas >> np.uint64(levels))
     count = alphas.size
     roots = stream.uint64(4 * count).astype(np.uint64).reshape(2, count, 2)
@@ -150,7 +150,7 @@ def _evaluate(generator: FixedKeyGenerator, server: int, keys: KeyBatch, points:
 
 
 def evaluate(generator: FixedKeyGenerator, server: int, keys: KeyBatch, points: Words | int) -> Words:
-    """The server's share of f(point) for every key: one point for all, or one per key."""
+    """Returns the server's share of f(point) for every key, with one point for all or one per key."""
     assert server in (0, 1)
     at = np.broadcast_to(np.asarray(points, dtype=np.uint64), (len(keys),))
     assert not np.any(at >> np.uint64(keys.levels))
@@ -162,7 +162,7 @@ def evaluate(generator: FixedKeyGenerator, server: int, keys: KeyBatch, points: 
 
 
 def sum_everywhere(generator: FixedKeyGenerator, server: int, keys: KeyBatch) -> Words:
-    """The server's shares of sum over the keys of f(x), at all 2^levels points, for point functions.
+    """Returns the server's shares of sum over the keys of f(x), at all 2^levels points, for point functions.
 
     Every node of the tree is expanded once: levels times less work than `evaluate` at each point.
     """
@@ -175,7 +175,7 @@ def sum_everywhere(generator: FixedKeyGenerator, server: int, keys: KeyBatch) ->
 
 
 def _leaves(generator: FixedKeyGenerator, server: int, keys: KeyBatch) -> Words:
-    """Unsigned shares (n, 2^levels)."""
+    """Returns unsigned shares (n, 2^levels)."""
     count = len(keys)
     state = keys.roots[:, None, :]
     control = np.full((count, 1), server, dtype=np.uint64)

@@ -1,4 +1,6 @@
-"""Function secret sharing between two servers (004, section 6.4.2): every party speaks once, and then is not needed."""
+"""Shares functions secretly between two servers (004, section 6.4.2); every party speaks once and is not
+needed again.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,10 @@ class _Collected:
 
 
 class FunctionSharing(SecureAggregation):
-    """Threshold counts by keys of t -> weight 1[t < x], histograms by keys of t -> 1[t = x].
+    """Shares threshold counts by keys of t -> weight 1[t < x], and histograms by keys of t -> 1[t = x].
 
-    A party's message is one key, of O(levels) bytes; afterwards the two servers answer any threshold. The two must
-    not collude: together their keys give every record away.
+    A party's message is one key, of O(levels) bytes; afterwards the two servers answer any threshold. The two must not
+    collude, since together their keys reveal every record.
     """
 
     name: ClassVar[str] = "fss"
@@ -71,6 +73,6 @@ def _kind(statistic: UStatistic) -> tuple[int, bool]:
     if isinstance(statistic, Histogram):
         return statistic.levels, False
     raise ValueError(
-        f"{type(statistic).__name__} is no sum of comparison or point functions.\n"
+        f"{type(statistic).__name__} is not a sum of comparison or point functions.\n"
         "HINT: AdditiveSharing or ShamirSharing sum any integer vectors."
     )

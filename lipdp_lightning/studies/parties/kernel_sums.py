@@ -1,8 +1,9 @@
-"""What is summed over the parties: U-statistics of order one with vector-valued kernels (004, definition 6.2.1).
+"""Defines what is summed over the parties: U-statistics of order one with vector-valued kernels (004, definition
+6.2.1).
 
 Every party holds one record. The number of parties is public (every server sees who connects), so the neighbouring
-relation is replace-one. Statistics of higher order would need products of different parties' secrets, which shares
-of sums do not give; curves such as the ROC, and the area under it, are functions of the order-one counts here.
+relation is replace-one. Statistics of higher order would need products of different parties' secrets, which shares of
+sums do not give; curves such as the ROC, and the area under it, are functions of the order-one counts here.
 """
 
 from __future__ import annotations
@@ -24,37 +25,39 @@ _LARGEST_ENTRY = 1 << 31
 
 
 class UStatistic(ABC):
-    """Sum over the parties of an integer vector phi(record), and the noise that makes its release private."""
+    """A sum over the parties of an integer vector phi(record), and the noise that makes its release private."""
 
     @property
     @abstractmethod
     def fields(self) -> int:
-        """Integers in one record."""
+        """The number of integers in one record."""
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """Entries of the sum."""
+        """The number of entries of the sum."""
 
     @property
     @abstractmethod
     def cost(self) -> int:
-        """Least c such that, whichever record is replaced, shifting the noise by ||x||_1 <= c undoes it."""
+        """The least c such that, whichever record is replaced, shifting the noise by ||x||_1 <= c undoes it."""
 
     @abstractmethod
     def problems(self, records: IntArray) -> list[str]:
-        """Why these records (rows) cannot be summed; each party runs this on its own row."""
+        """Returns the reasons why these records (rows) cannot be summed; each party runs this on its own row."""
 
     @abstractmethod
     def contributions(self, records: IntArray) -> IntArray:
-        """phi of every row: (rows, length)."""
+        """Returns phi of every row, as (rows, length)."""
 
     @abstractmethod
     def noise(self, source: NamedNoise) -> IntArray:
-        """One server's noise, of scale cost / epsilon, in the coordinates of the sum."""
+        """Returns one server's noise, of scale cost / epsilon, in the coordinates of the sum."""
 
     def check(self, records: npt.ArrayLike) -> IntArray:
-        """The records as an integer array (rows, fields), or a ValueError that lists everything wrong."""
+        """Returns the records as an integer array (rows, fields), or raises a ValueError that lists
+        everything wrong.
+        """
         given = np.asarray(records)
         array = given.reshape(-1, 1) if given.ndim == 1 and self.fields == 1 else given
         if array.ndim != 2 or array.shape[1] != self.fields or array.shape[0] == 0 or array.dtype.kind not in "iu":
@@ -164,7 +167,7 @@ class ThresholdCounts(UStatistic):
             )
 
     def at(self, thresholds: tuple[int, ...]) -> ThresholdCounts:
-        """The same counts at other thresholds."""
+        """Returns these counts at other thresholds."""
         return replace(self, thresholds=tuple(int(t) for t in thresholds))
 
     @property

@@ -1,4 +1,4 @@
-"""The protocols in one process: the same shares, noise and answers as between processes, and everyone's view."""
+"""Runs the protocols in one process, with the shares, noise and answers of separate processes, and everyone's view."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SESSION_BYTES = 16
 
 @dataclass(frozen=True)
 class ServerView:
-    """All that a server sees and draws. It never sees another server's answer, nor the released sum."""
+    """Everything that a server sees and draws; it never sees another server's answer or the released sum."""
 
     server: int
     messages: Bytes
@@ -47,12 +47,12 @@ class Outcome:
 
 
 def new_session() -> bytes:
-    """A public name that no other session has."""
+    """Returns a public name that no other session has."""
     return secrets.token_bytes(SESSION_BYTES)
 
 
 def make_release(protocol: SecureAggregation, statistic: UStatistic, epsilon: float, session: bytes) -> CurveRelease:
-    """What a session costs, for the caller's list of releases."""
+    """Returns the cost of a session, for the caller's list of releases."""
     name = f"{type(statistic).__name__} among parties by {protocol.name}, session {session.hex()}"
     return CurveRelease(name, "discrete_laplace", epsilon, 0.0, "replace_one")
 
@@ -62,7 +62,7 @@ def asked_thresholds(statistic: UStatistic) -> int:
 
 
 def choose_opening(protocol: SecureAggregation, available: Sequence[int]) -> tuple[int, ...]:
-    """The servers that answer: the first of those available."""
+    """Returns the servers that answer, the first of those available."""
     if len(available) < protocol.openers:
         raise ServerLost(
             f"{len(available)} of {protocol.servers} servers are left, and {protocol.openers} must answer.\n"
@@ -81,12 +81,12 @@ def run_in_memory(
     session: bytes | None = None,
     charge: Callable[[CurveRelease], None] = lambda release: None,
 ) -> Outcome:
-    """Release the statistic of the records (one row per party) with epsilon-DP under replace-one.
+    """Releases the statistic of the records (one row per party) with epsilon-DP under replace-one.
 
     Args:
         protocol, statistic, records, epsilon: what is released, and how.
         secret: replaces the system's random secrets of parties and servers; for tests.
-        session: public name; must be new for other records under the same secret.
+        session: a public name, which must be new for other records under the same secret.
         charge: called with the cost (a `ReleaseList`'s `record`) once every answer is there, before the sum is put
             together.
     """

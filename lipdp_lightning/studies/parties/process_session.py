@@ -1,8 +1,8 @@
-"""A session between processes of the operating system, over loopback sockets.
+"""Runs a session between processes of the operating system, over loopback sockets.
 
-Every party and every server is a process of its own; the analyst is the calling one. Coins of parties and noise
-secrets of servers are drawn inside their processes and never leave them. Bounded: at most `LARGEST_SESSION` parties,
-a time after which the system ends each process, and no process outlives the `with` block.
+Every party and every server is a process of its own; the analyst is the calling one. Coins of parties and noise secrets
+of servers are drawn inside their processes and never leave them. The session is bounded: at most `LARGEST_SESSION`
+parties, a time after which the system ends each process, and no process outlives the `with` block.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ _AGAIN = "HINT: run the session again; a new one draws new shares and new noise.
 
 
 class ProcessSession:
-    """`with ProcessSession(...) as session: session.query()`.
+    """Runs a session in `with ProcessSession(...) as session: session.query()`.
 
     Args:
         protocol, statistic, records, epsilon: as for `run_in_memory`; one record per party.
-        charge: called once, when the answers of the first request are all there and before they are put together.
-            A session that fails earlier has shown the analyst fewer answers than open the sum, which are
-            uniformly distributed whatever the records: nothing is charged for it.
-        seconds: after which every process ends.
-        record_views: have `views` filled at the end; for tests.
+        charge: called once, when the answers of the first request are all there and before they are put together. A
+            session that fails earlier has shown the analyst fewer answers than open the sum, which are uniformly
+            distributed whatever the records: nothing is charged for it.
+        seconds: the time after which every process ends.
+        record_views: whether to fill `views` at the end; for tests.
         party, server: what the processes run.
     """
 
@@ -102,7 +102,7 @@ class ProcessSession:
 
     @property
     def process_ids(self) -> dict[str, int]:
-        """By name, of the processes started."""
+        """The ids of the started processes, by name."""
         return {name: process.pid for name, (process, _) in self._processes.items()}
 
     def __enter__(self) -> ProcessSession:
@@ -126,7 +126,7 @@ class ProcessSession:
         self._stop(1.0 if kind is None else 0.0)
 
     def query(self, thresholds: tuple[int, ...] | None = None) -> IntArray:
-        """The sum plus the noise of every opening server; at other thresholds if the protocol is `reusable`."""
+        """Returns the sum plus the noise of every opening server, at other thresholds if the protocol is `reusable`."""
         setting = self.setting
         free = setting.protocol.reusable and isinstance(setting.statistic, ThresholdCounts)
         if (thresholds is not None and not free) or (self._asked and not setting.protocol.reusable):
@@ -192,7 +192,9 @@ class ProcessSession:
             return 0
 
     def _connect(self, server: int, port: int) -> None:
-        """A server that cannot be reached is left out; whether enough are left is decided at the opening."""
+        """Connects to a server; one that cannot be reached is left out, and the opening decides whether enough are
+        left.
+        """
         try:
             connection = socket.create_connection((HOST, port), timeout=self.setting.link_seconds)
             self._links[server] = call(connection, self._identities[ANALYST], server_name(server), self.setting.session)
@@ -214,7 +216,7 @@ class ProcessSession:
                 continue
 
     def _seal(self) -> list[int]:
-        """The servers that have every party's message."""
+        """Returns the servers that have every party's message."""
         setting, available = self.setting, []
         missing: dict[int, list[int]] = {}
         for server, link in sorted(self._links.items()):

@@ -1,4 +1,4 @@
-"""What a party's process and a server's process do."""
+"""Implements the process of a party and the process of a server."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from lipdp_lightning.studies.parties.transport import (
     call,
 )
 
-_TICK = 0.05  # seconds between two looks at who has taken too long
+_TICK = 0.05  # seconds between two checks for slow callers
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What everyone in a session knows."""
+    """The facts that everyone in a session knows."""
 
     session: bytes
     protocol: SecureAggregation
@@ -61,7 +61,7 @@ class Setting:
 
     @property
     def link_seconds(self) -> float:
-        """How long a silent link is waited for."""
+        """The time to wait for a silent link."""
         return self.seconds / 4
 
 
@@ -70,13 +70,13 @@ def party_name(index: int) -> str:
 
 
 def end_after(seconds: float) -> None:
-    """The system ends this process after that time, whatever it is waiting for."""
+    """Makes the system end this process after that time, whatever it is waiting for."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(max(1, math.ceil(seconds)))
 
 
 def deliver(setting: Setting, identity: Identity, server: int, port: int, message: bytes) -> Link:
-    """Send one message to a server and wait until it has it."""
+    """Sends one message to a server and waits until it has it."""
     try:
         connection = socket.create_connection((HOST, port), timeout=setting.link_seconds)
     except OSError as error:
@@ -90,7 +90,7 @@ def deliver(setting: Setting, identity: Identity, server: int, port: int, messag
 
 
 def run_party(setting: Setting, identity: Identity, ports: tuple[int, ...], row: IntArray, report: Connection) -> None:
-    """Share one record among the servers; ends normally if enough of them for a release have it."""
+    """Shares one record among the servers; ends normally if enough of them for a release have it."""
     end_after(setting.seconds)
     rows = setting.statistic.check(row)
     shares = setting.protocol.share(setting.statistic, rows, ShareRandomness(new_secret(), setting.session))
@@ -109,7 +109,7 @@ def run_party(setting: Setting, identity: Identity, ports: tuple[int, ...], row:
 
 @dataclass
 class Server:
-    """A server's state. Records are taken until the seal; answers are given after it."""
+    """A server's state. Records are taken until the seal, and answers are given after it."""
 
     setting: Setting
     identity: Identity
@@ -128,8 +128,11 @@ class Server:
         self._state: Any = None
 
     def take(self, link: Link) -> None:
-        """One party's message. One of another length does not count, and of two that arrived none does: the shares
-        of two tries have other coins, and a sum of both would be nonsense."""
+        """Takes one party's message.
+
+        A message of another length does not count, and of two that arrived none does: the shares of two tries have
+        other coins, and a sum of both would be nonsense.
+        """
         index = int(link.peer.partition(" ")[2])
         length = self.setting.protocol.message_bytes(self.index, self.setting.statistic)
         _, message = link.receive(DATA, most=length)
@@ -149,19 +152,19 @@ class Server:
         link.close()
 
     def seal(self) -> bytes:
-        """One bit per party, whose message is here; no message is taken from now on."""
+        """Returns one bit per party, whether its message is here; no message is taken from now on."""
         with self.lock:
             self.sealed = True
             return self.status()
 
     def status(self) -> bytes:
-        """One bit per party: its message is here."""
+        """Returns one bit per party, whether its message is here."""
         there = np.zeros(self.setting.parties, dtype=np.uint8)
         there[list(self.messages)] = 1
         return np.packbits(there, bitorder="little").tobytes()
 
     def open(self, request: bytes) -> tuple[int, bytes]:
-        """The noised share, or why it is not given."""
+        """Returns the noised share, or why it is not given."""
         opening, thresholds = tuple(request[1 : 1 + request[0]]), request[1 + request[0] :]
         protocol, statistic = self.setting.protocol, self.setting.statistic
         problem = self._refusal(opening)
@@ -196,7 +199,7 @@ class Server:
 
 
 def run_server(setting: Setting, identity: Identity, index: int, report: Connection) -> None:
-    """Listen on a free port, which is reported; take the parties' messages; answer the analyst until its end."""
+    """Listens on a free port, which is reported, takes the parties' messages, and answers the analyst until its end."""
     end_after(setting.seconds)
     server = Server(setting, identity, index)
     with socket.create_server((HOST, 0), backlog=setting.parties + 8) as listener:
@@ -211,10 +214,11 @@ def run_server(setting: Setting, identity: Identity, index: int, report: Connect
 
 
 def collect_messages(server: Server, listener: socket.socket) -> Link:
-    """Take calls until the analyst seals the session, which must happen in time.
+    """Takes calls until the analyst seals the session, which must happen in time.
 
     Every caller is answered by a thread of its own and has `link_seconds` for its whole message, so that one who is
-    silent, slow or sends nonsense delays nobody else. Of more callers than a session can have, the oldest goes.
+    silent, slow or sends nonsense delays nobody else. If there are more callers than a session can have, the oldest is
+    dropped.
     """
     setting, callers = server.setting, _Callers(server)
     deadline = time.monotonic() + setting.seconds
@@ -272,7 +276,7 @@ class _Callers:
                 self._since.pop(connection, None)
 
     def turn_away(self, everyone: bool = False) -> None:
-        """End the connections whose time is over, and the oldest where there are too many."""
+        """Ends the connections whose time is over, and the oldest ones if there are too many."""
         with self._lock:
             late = time.monotonic() - self._server.setting.link_seconds
             surplus = len(self._since) - self._most
@@ -284,7 +288,7 @@ class _Callers:
 
 
 def serve_analyst(server: Server, analyst: Link) -> None:
-    """Answer requests until the analyst ends the session."""
+    """Answers requests until the analyst ends the session."""
     while True:
         kind, request = analyst.receive(OPEN, END)
         if kind == END:
@@ -294,7 +298,7 @@ def serve_analyst(server: Server, analyst: Link) -> None:
 
 
 def read_answer(link: Link) -> Words:
-    """The analyst's side of an answer."""
+    """Returns a server's answer on the analyst's side; raises ProtocolError if it refused."""
     kind, payload = link.receive(ANSWER, REFUSED)
     if kind == REFUSED or len(payload) % WORD_BYTES:
         raise ProtocolError(f"{link.peer} refused: {payload.decode(errors='replace')}.")

@@ -1,12 +1,12 @@
-"""Secure aggregation: the operation UStat of 004, section 6.2.1, and what can go wrong in it.
+"""Defines secure aggregation: the operation UStat of 004, section 6.2.1, and what can go wrong in it.
 
-One protocol has parties (one record each), servers (one message from every party each) and an analyst (one answer
-from every opening server). Adversary: semi-honest, that is, everyone follows the protocol and tries to learn from
-what it sees; up to `coalition` servers, together with the analyst and any number of parties, may pool their views.
+One protocol has parties (one record each), servers (one message from every party each) and an analyst (one answer from
+every opening server). Adversary: semi-honest, that is, everyone follows the protocol and tries to learn from what it
+sees; up to `coalition` servers, together with the analyst and any number of parties, may pool their views.
 
-What is proven (docs/parties.md): a server's view is independent of the honest parties' records, and the view of a
-coalition with the analyst is a randomised function of (sum + noise of one server outside the coalition) and of what
-the coalition itself put in. Hence it is epsilon-DP, because every server alone adds enough noise.
+It is proven (docs/parties.md) that a server's view is independent of the honest parties' records, and that the view of
+a coalition with the analyst is a randomised function of (sum + noise of one server outside the coalition) and of the
+coalition's own inputs. Hence it is epsilon-DP, because every server alone adds enough noise.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class TamperedMessage(ProtocolError):
 class ShareRandomness:
     """The coins of one party in one session, to be taken once.
 
-    Coins used for two records give away their difference (shares of both are known up to the same mask), so a
-    second `stream` is refused; another session has other coins.
+    Coins used for two records reveal their difference (shares of both are known up to the same mask), so a second
+    `stream` is refused; another session has other coins.
     """
 
     def __init__(self, secret: bytes, session: bytes) -> None:
@@ -75,45 +75,45 @@ class SecureAggregation(ABC):
 
     @property
     def coalition(self) -> int:
-        """The largest number of servers that learn nothing more together than the noised sum."""
+        """The largest number of servers that together learn nothing more than the noised sum."""
         return self.servers - 1
 
     @property
     def openers(self) -> int:
-        """How many servers answer; a release has the noise of each."""
+        """The number of servers that answer; a release has the noise of each."""
         return self.servers
 
     @abstractmethod
     def message_bytes(self, server: int, statistic: UStatistic) -> int:
-        """Length of every party's message to a server: it does not depend on the record."""
+        """Returns the length of every party's message to a server, which does not depend on the record."""
 
     @abstractmethod
     def share(self, statistic: UStatistic, records: IntArray, randomness: ShareRandomness) -> list[Bytes]:
-        """Per server, an array (parties, message_bytes)."""
+        """Returns per server an array (parties, message_bytes)."""
 
     @abstractmethod
     def collect(self, server: int, statistic: UStatistic, session: bytes, messages: Bytes) -> Any:
-        """What a server keeps of the messages."""
+        """Returns what a server keeps of the messages."""
 
     @abstractmethod
     def answer(self, server: int, statistic: UStatistic, state: Any) -> Words:
-        """A server's share of the sum, without noise: it does not leave the server."""
+        """Returns a server's share of the sum without noise, which does not leave the server."""
 
     def add_noise(self, server: int, answer: Words, noise: IntArray, opening: Sequence[int]) -> Words:
-        """A server's share of the sum plus its noise: this is sent to the analyst."""
+        """Returns a server's share of the sum plus its noise, which is sent to the analyst."""
         return answer + noise.astype(np.uint64)
 
     def combine(self, opening: Sequence[int], answers: Mapping[int, Words]) -> IntArray:
-        """The sum and the noises of all opening servers, from their answers."""
+        """Returns the sum and the noises of all opening servers, from their answers."""
         total = np.stack([answers[server] for server in opening]).sum(axis=0, dtype=np.uint64)
         return np.asarray(total, dtype=np.uint64).astype(np.int64)
 
 
 def as_rows(words: Words) -> Bytes:
-    """64-bit words (parties, k), as the bytes (parties, 8 k) of the messages, little-endian."""
+    """Returns 64-bit words (parties, k) as the bytes (parties, 8 k) of the messages, little-endian."""
     return np.ascontiguousarray(words, dtype="<u8").view(np.uint8).reshape(words.shape[0], -1)
 
 
 def as_words(messages: Bytes) -> Words:
-    """Inverse of `as_rows`."""
+    """Inverts `as_rows`."""
     return np.ascontiguousarray(messages).view("<u8").astype(np.uint64)

@@ -1,4 +1,4 @@
-"""A server's noise: exact discrete Laplace variables, one for every name a query can ask for."""
+"""Draws a server's noise: exact discrete Laplace variables, one for every name that a query can ask for."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lipdp_lightning.privacy.randomness import CounterStream, derive_key
 class NamedNoise:
     """Variables eta(group, index), drawn when first asked for and then kept.
 
-    The same name is the same variable: a query asked again gets the same noise, hence is the same release. One
-    object serves one session; the next session has another key, so shares of new data never meet old noise.
+    The same name is the same variable: a query asked again gets the same noise, hence is the same release. One object
+    serves one session; the next session has another key, so shares of new data never meet old noise.
 
     Args:
         secret: 128 bits that the server drew and no one else knows.
-        session: public name of the session.
-        scale: of the discrete Laplace law; `noise_scale` gives it.
+        session: the public name of the session.
+        scale: the scale of the discrete Laplace law; `noise_scale` gives it.
     """
 
     def __init__(self, secret: bytes, session: bytes, scale: Fraction) -> None:
@@ -30,7 +30,7 @@ class NamedNoise:
         self._drawn: dict[tuple[int, int], int] = {}
 
     def at(self, groups: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The variables of these names, as an array of the same shape; the new ones are drawn at once."""
+        """Returns the variables of these names, as an array of the same shape; new ones are drawn at once."""
         names = list(zip(groups.reshape(-1).tolist(), indices.reshape(-1).tolist(), strict=True))
         new = [name for name in dict.fromkeys(names) if name not in self._drawn]
         self._drawn.update(zip(new, discrete_laplace(self._stream, len(new), self.scale).tolist(), strict=True))
@@ -38,7 +38,7 @@ class NamedNoise:
 
 
 def noise_scale(cost: int, epsilon: float) -> Fraction:
-    """cost / epsilon, rounded up. Each server's noise alone makes the sum epsilon-DP."""
+    """Returns cost / epsilon, rounded up. Each server's noise alone makes the sum epsilon-DP."""
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ValueError(f"epsilon {epsilon} gives no noise that protects.\nHINT: a positive number, such as 1.")
     return exact_scale(cost, epsilon)

@@ -1,4 +1,6 @@
-"""Shamir sharing over the field of p = 2^61 - 1 elements: any `threshold` servers open, fewer know nothing."""
+"""Implements Shamir sharing over the field of p = 2^61 - 1 elements: any `threshold` servers open, fewer
+know nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,13 @@ _31, _30, _1 = np.uint64(31), np.uint64(30), np.uint64(1)
 
 
 def reduce(values: Words) -> Words:
-    """Modulo p, for any 64-bit words: 2^61 = 1."""
+    """Returns any 64-bit words modulo p, using 2^61 = 1."""
     folded = (values & _P) + (values >> _SHIFT)
     return np.where(folded >= _P, folded - _P, folded)
 
 
 def multiply(left: Words, right: Words | np.uint64) -> Words:
-    """Product modulo p of numbers below p, in 64-bit words: the factors are cut at bit 31, and 2^61 = 1."""
+    """Returns the product modulo p of numbers below p, in 64-bit words: the factors are cut at bit 31, and 2^61 = 1."""
     a, b, c, d = left >> _31, left & _LOW_31, right >> _31, right & _LOW_31
     middle = a * d + b * c  # below 2^62
     # a c 2^62 = 2 a c; middle 2^31 = (its upper bits) + (its lower 30 bits) 2^31; all three below 2^62
@@ -41,7 +43,7 @@ def multiply(left: Words, right: Words | np.uint64) -> Words:
 
 
 def uniform(stream: CounterStream, count: int) -> Words:
-    """Uniform field elements: 61 bits of each word, p itself rejected."""
+    """Returns uniform field elements: 61 bits of each word, with p itself rejected."""
     out = np.empty(0, dtype=np.uint64)
     while out.size < count:
         words = stream.uint64(count - out.size) & _P
@@ -50,18 +52,18 @@ def uniform(stream: CounterStream, count: int) -> Words:
 
 
 def encode(values: IntArray) -> Words:
-    """Signed integers as field elements."""
+    """Returns signed integers as field elements."""
     return np.mod(values, PRIME).astype(np.uint64)
 
 
 def decode(elements: Words) -> IntArray:
-    """Inverse of `encode` for |value| < p / 2."""
+    """Inverts `encode` for |value| < p / 2."""
     values = elements.astype(np.int64)
     return np.where(values > PRIME // 2, values - PRIME, values)
 
 
 def polynomial_shares(secret: Words, coefficients: Words, servers: int) -> Words:
-    """P(1), ..., P(servers) of P(y) = secret + sum_k coefficients[k-1] y^k."""
+    """Returns P(1), ..., P(servers) of P(y) = secret + sum_k coefficients[k-1] y^k."""
     shares = []
     for point in range(1, servers + 1):
         value = np.zeros_like(secret)
@@ -72,7 +74,7 @@ def polynomial_shares(secret: Words, coefficients: Words, servers: int) -> Words
 
 
 def lagrange_at_zero(opening: Sequence[int]) -> dict[int, int]:
-    """Per opening server (number j stands at point j + 1), its weight in P(0)."""
+    """Returns per opening server (number j stands at point j + 1) its weight in P(0)."""
     weights = {}
     for server in opening:
         weight = 1
@@ -84,11 +86,11 @@ def lagrange_at_zero(opening: Sequence[int]) -> dict[int, int]:
 
 
 class ShamirSharing(SecureAggregation):
-    """t-out-of-m: servers lost before the opening do no harm as long as t are left; t - 1 may pool their views.
+    """Shares t-out-of-m: servers lost before the opening do no harm as long as t are left; t - 1 may pool their views.
 
-    Noise without a further round: server j in the opening set adds eta_j / lambda_j to its share, lambda_j its
-    Lagrange weight, so the t answers open to the sum plus all eta_j. A server answers for one opening set only:
-    for two, the difference of its answers would give its noise away.
+    Noise needs no further round: server j in the opening set adds eta_j / lambda_j to its share, lambda_j its Lagrange
+    weight, so the t answers open to the sum plus all eta_j. A server answers for one opening set only, since the
+    difference of two answers would reveal its noise.
     """
 
     name: ClassVar[str] = "shamir"

@@ -1,14 +1,14 @@
-"""One authenticated, encrypted, ordered link between two processes over a loopback socket.
+"""Provides one authenticated, encrypted, ordered link between two processes over a loopback socket.
 
-Handshake: both sides hold an X25519 identity, and know the other's public identity beforehand. They exchange
-ephemeral X25519 keys, and derive one ChaCha20-Poly1305 key per direction by HKDF-SHA256 from the four Diffie-Hellman
-values (ephemeral-ephemeral, ephemeral-static both ways, static-static) with the transcript and the session's name as
-salt. Only the holders of both identities get the keys, and recorded links stay secret if an identity leaks later.
-Each side's first frame is empty and shows that it has them.
+Handshake: both sides hold an X25519 identity, and know the other's public identity beforehand. They exchange ephemeral
+X25519 keys, and derive one ChaCha20-Poly1305 key per direction by HKDF-SHA256 from the four Diffie-Hellman values
+(ephemeral-ephemeral, ephemeral-static both ways, static-static) with the transcript and the session's name as salt.
+Only the holders of both identities get the keys, and recorded links stay secret if an identity leaks later. Each side's
+first frame is empty and proves that it has them.
 
 Frames: length (4 bytes), kind (1), cipher text with tag. The nonce is the number of the frame in its direction, not
-sent; length and kind are authenticated. A changed, replayed, reordered, dropped or truncated frame does not verify.
-A link that failed once is closed: nothing after a forged frame is read.
+sent; length and kind are authenticated. A changed, replayed, reordered, dropped or truncated frame does not verify. A
+link that failed once is closed: nothing after a forged frame is read.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ CONFIRM, DATA, RECEIVED, SEAL, STATUS, OPEN, ANSWER, REFUSED, END = range(9)
 
 
 class LinkClosed(ProtocolError):
-    """The other side went away, or was silent for too long."""
+    """The other side disappeared, or was silent for too long."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A process's own long-term key, and everyone's public ones by name."""
+    """A process's own long-term key, and everyone's public keys by name."""
 
     name: str
     private: bytes = field(repr=False)
@@ -48,7 +48,7 @@ class Identity:
 
 
 def new_identities(names: list[str]) -> dict[str, Identity]:
-    """Fresh identities that know each other: stands for the enrolment of parties and servers."""
+    """Returns fresh identities that know each other, in place of the enrolment of parties and servers."""
     private = {name: X25519PrivateKey.generate() for name in names}
     public = {name: key.public_key().public_bytes_raw() for name, key in private.items()}
     return {name: Identity(name, key.private_bytes_raw(), public) for name, key in private.items()}
@@ -81,11 +81,13 @@ class Link:
             self.sent.frames(1, len(payload))
 
     def wait_at_most(self, seconds: float) -> None:
-        """How long each header and each payload may take to arrive from now on."""
+        """Sets how long each header and each payload may take to arrive from now on."""
         self._connection.settimeout(seconds)
 
     def receive(self, *expected: int, most: int = LARGEST_FRAME - TAG_BYTES) -> tuple[int, bytes]:
-        """The next frame's kind and payload; its kind must be one of those expected, its payload at most so long."""
+        """Returns the next frame's kind and payload; the kind must be among those expected, and the payload at most so
+        long.
+        """
         header = read_exactly(self._connection, HEADER_BYTES, self.peer)
         size, kind = int.from_bytes(header[:4], "big"), header[4]
         if not TAG_BYTES <= size <= most + TAG_BYTES:
@@ -116,12 +118,12 @@ class Link:
 
 
 def read_exactly(connection: socket.socket, size: int, peer: str) -> bytes:
-    """That many bytes, all of them within the connection's time-out; a link that ends before raises LinkClosed."""
+    """Returns that many bytes, within the connection's time-out; a link that ends before raises LinkClosed."""
     patience, parts = connection.gettimeout(), bytearray()
     deadline = None if patience is None else time.monotonic() + patience
     try:
         while len(parts) < size:
-            if deadline is not None and parts:  # or who sends byte by byte would be waited for each time anew
+            if deadline is not None and parts:  # otherwise every single byte would restart the time-out
                 connection.settimeout(max(1e-3, deadline - time.monotonic()))
             part = connection.recv(min(size - len(parts), 1 << 16))
             if not part:
@@ -130,13 +132,13 @@ def read_exactly(connection: socket.socket, size: int, peer: str) -> bytes:
             if deadline is not None and len(parts) < size and time.monotonic() > deadline:
                 raise LinkClosed(f"{peer} is too slow.")
         connection.settimeout(patience)
-    except OSError as error:  # a time-out is one
+    except OSError as error:  # this includes a time-out
         raise LinkClosed(f"{peer} is silent or gone: {error}.") from error
     return bytes(parts)
 
 
 def _name_bytes(name: str) -> bytes:
-    """'party 7' as one letter and a number of 4 bytes."""
+    """Returns 'party 7' as one letter and a number of 4 bytes."""
     role, _, number = name.partition(" ")
     return role[:1].encode() + int(number or 0).to_bytes(4, "big")
 
@@ -161,7 +163,7 @@ def _context(session: bytes, hello: bytes, reply: bytes, caller: bytes, callee: 
 
 
 def call(connection: socket.socket, identity: Identity, peer: str, session: bytes) -> Link:
-    """The calling side's handshake with a server."""
+    """Makes the calling side's handshake with a server."""
     ephemeral = X25519PrivateKey.generate()
     hello = _VERSION + _name_bytes(identity.name) + ephemeral.public_key().public_bytes_raw()
     try:
@@ -179,7 +181,7 @@ def call(connection: socket.socket, identity: Identity, peer: str, session: byte
 
 
 def answer(connection: socket.socket, identity: Identity, session: bytes) -> Link:
-    """The called side's handshake; the caller must be one of the known identities."""
+    """Makes the called side's handshake; the caller must be one of the known identities."""
     hello = read_exactly(connection, 6 + _KEY_BYTES, "a caller")
     callers = {_name_bytes(name): name for name in identity.public if name != identity.name}
     peer = callers.get(hello[1:6], "")
@@ -207,4 +209,4 @@ def _establish(
     try:
         return _derive(identity, ephemeral, peer, peer_ephemeral, context, calling)
     except ValueError as error:  # a point of low order
-        raise TamperedMessage(f"{peer} sent a key that is none.") from error
+        raise TamperedMessage(f"{peer} sent an invalid key.") from error

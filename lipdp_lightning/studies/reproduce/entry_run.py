@@ -37,6 +37,16 @@ def reproduce(
     """Runs the cells that have no result yet, and writes figures and page from all rows.
 
     If a cell failed, there are no figures and no paragraph, since they would describe rows that do not exist.
+
+    Args:
+        listed: the entry, as `catalogue.find` returns it.
+        out: the directory for the results.
+        options: the options of the command; by default a full run.
+        jobs: the number of worker processes.
+        tell: called with a line of progress for each cell.
+
+    Returns:
+        The finished rows, the failed ones, and the path of the page.
     """
     entry, chosen = listed.entry, options or Options()
     check_data([entry])

@@ -63,7 +63,7 @@ class Store:
                 raise self._refusal(f"line {line} was made by {row.get(MADE_BY) or 'something else'!r}")
             index = self._cell_of(row)
             if index is None:
-                raise self._refusal(f"line {line} is no cell of these options")
+                raise self._refusal(f"line {line} is not a cell of these options")
             values = {name: value_of(text) for name, text in row.items() if name != MADE_BY and text}
             texts = {ERROR: row[ERROR]} if row.get(ERROR) else {}
             # an empty field is a written None, or a column that only other rows have; both are None

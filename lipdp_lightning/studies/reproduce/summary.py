@@ -10,7 +10,7 @@ from lipdp_lightning.studies.reproduce.entry import Row, Rows, Value, text_of
 
 def number(value: Value) -> float:
     """Returns a cell of a row as a float; nan for an empty one."""
-    assert not isinstance(value, str), f"{value!r} is no number"
+    assert not isinstance(value, str), f"{value!r} is not a number"
     return math.nan if value is None else float(value)
 
 

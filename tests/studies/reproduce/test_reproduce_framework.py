@@ -126,7 +126,7 @@ def test_more_repetitions_are_added_and_other_options_refused(calls: Path, tmp_p
         with pytest.raises(ValueError, match=r"another run.*HINT"):
             reproduce(wrong, tmp_path, options)
     (tmp_path / "tiny.csv").write_bytes(before.replace(b"0.1,", b"0.5,"))
-    with pytest.raises(ValueError, match="line 2 is no cell"):
+    with pytest.raises(ValueError, match="line 2 is not a cell"):
         reproduce(listed(), tmp_path)
     assert len(called(calls)) == 8
 
