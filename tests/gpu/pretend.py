@@ -237,5 +237,9 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     """Enters a machine with one GPU; yields what is counted there."""
     with monkeypatch.context() as patched, PretendGpu():
         patched.setattr(loops, "_triton_kernels", lambda: KERNELS)
+        patched.setattr(torch.cuda, "get_device_name", lambda device: "Pretended GPU")
+        patched.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+        properties = SimpleNamespace(multi_processor_count=108, total_memory=80 << 30)
+        patched.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         counts.clear()
         yield counts
