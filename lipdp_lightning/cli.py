@@ -22,6 +22,7 @@ COMMANDS = {
     "export": "write a release checkpoint of a run, without anything secret",
     "status": "list the runs of a folder with state, step, epsilon and accuracy",
     "report": "write the reports of a run directory again",
+    "doctor": "examine a machine, and its GPU, before the first run",
 }
 
 _USAGE = (

@@ -164,6 +164,7 @@ class Experiment(LightningCLI):
         strategy.plan = self.plan
         strategy.physical_batch_size = self.settings.physical_batch_size
         strategy.noise_mode = self.settings.noise_mode
+        strategy.deterministic = self.settings.deterministic
         strategy.public_context = self.resolved().encode()
         if self._directory is not None:
             strategy.branches = Branches(self._directory.ledger)

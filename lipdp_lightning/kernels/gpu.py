@@ -225,10 +225,11 @@ def release_(
     exact = values.dtype in (torch.float32, torch.float64)
     flat = (values if exact else values.float()).contiguous().view(-1)
     further = flat if apart is None else apart.contiguous().view(-1)
-    release_kernel[(-(-blocks // BLOCKS_AT_ONCE),)](
-        flat, further, flat.numel(), first, *struct.unpack("<8i", key), deviation, share, shift, factor,
-        1 / math.sqrt(samples), FURTHER=apart is not None, SAMPLES=samples, BLOCKS=BLOCKS_AT_ONCE, **OPTIONS,
-    )  # fmt: skip
+    with torch.cuda.device_of(flat):
+        release_kernel[(-(-blocks // BLOCKS_AT_ONCE),)](
+            flat, further, flat.numel(), first, *struct.unpack("<8i", key), deviation, share, shift, factor,
+            1 / math.sqrt(samples), FURTHER=apart is not None, SAMPLES=samples, BLOCKS=BLOCKS_AT_ONCE, **OPTIONS,
+        )  # fmt: skip
     if flat.data_ptr() != values.data_ptr():
         values.copy_(flat.view_as(values))
 
@@ -252,7 +253,8 @@ def row_sums(rows: Tensor, key: Tensor) -> Tensor:
     out = torch.empty(len(rows), len(key), dtype=torch.int64, device=rows.device)
     assert rows.is_contiguous() and key.is_contiguous() and rows.shape[1] == key.shape[1]
     assert rows.dtype == torch.int32 and key.dtype == torch.int64 and rows.shape[1] % _COLUMNS == 0
-    row_sums_kernel[(len(rows), len(key))](
-        rows, key, out, ROW=rows.shape[1], SUMS=len(key), COLUMNS=_COLUMNS, **OPTIONS
-    )  # fmt: skip
+    with torch.cuda.device_of(rows):
+        row_sums_kernel[(len(rows), len(key))](
+            rows, key, out, ROW=rows.shape[1], SUMS=len(key), COLUMNS=_COLUMNS, **OPTIONS
+        )  # fmt: skip
     return out

@@ -24,8 +24,11 @@ def cpu_loops() -> ModuleType:
 
 
 def gpu_kernels(device: torch.device) -> ModuleType | None:
-    """Returns the kernels for tensors on this device; None on a CPU, and where Triton is not installed."""
-    return _triton_kernels() if device.type == "cuda" else None
+    """Returns the kernels for tensors on this device; None on a CPU, and where Triton is not installed.
+
+    None, too, on AMD's GPUs, for which torch has the same name: their machine code has not been looked at.
+    """
+    return _triton_kernels() if device.type == "cuda" and torch.version.hip is None else None
 
 
 @lru_cache(maxsize=1)

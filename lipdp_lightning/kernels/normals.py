@@ -8,10 +8,7 @@ function of the key, the stream and its own position alone, so that any device m
 
 from __future__ import annotations
 
-import hashlib
 import math
-import platform
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -55,17 +52,3 @@ def stream_words(key: bytes, stream: int, start: int, count: int) -> np.ndarray[
     words = np.empty(count, dtype="<i8")
     encryptor.update_into(bytes(words.nbytes), words.view(np.uint8).data)
     return words
-
-
-@lru_cache(maxsize=1)
-def numeric_environment() -> bytes:
-    """Returns what decides the last bits of a sum of gradients on a CPU: torch, and the vector unit it uses.
-
-    A replay on another kind of processor may differ in the last bit of what the noise is added to, and is then not the
-    same release. As part of a step's digest, this makes such a replay draw fresh noise. torch chooses its functions
-    when it is loaded, so they are identified by what they return.
-    """
-    parts = (torch.__version__, torch.backends.cpu.get_cpu_capability(), platform.machine())
-    values = torch.arange(1, 4097, dtype=torch.float64, device="cpu") / 4097
-    returned = torch.cat([values.log(), values.sqrt(), (values * math.pi).sin(), (values * math.pi).cos()])
-    return "|".join(parts).encode() + hashlib.sha256(returned.numpy().tobytes()).digest()

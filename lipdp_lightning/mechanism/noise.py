@@ -132,13 +132,17 @@ class Sum:
     apart: Tensor | None = None
 
     def parts(self) -> Iterator[tuple[int, Tensor]]:
-        """Yields the sum without noise in pieces, in float64, each with the position of its first entry."""
+        """Yields the sum without noise in pieces, in float64, each with the position of its first entry.
+
+        A piece stays in a processor's cache; elsewhere, each would be a launch of its own.
+        """
         values = self.values.reshape(-1)
         further = None if self.apart is None else self.apart.reshape(-1)
-        for start in range(0, len(values), PIECE):
-            piece = values[start : start + PIECE].to(torch.float64)
+        size = PIECE if values.is_cpu else max(1, len(values))
+        for start in range(0, len(values), size):
+            piece = values[start : start + size].to(torch.float64)
             if further is not None:
-                piece = piece + further[start : start + PIECE]
+                piece = piece + further[start : start + size]
             yield start, piece * self.share if self.share != 1.0 else piece
 
     def write(self, released: Iterable[tuple[int, Tensor]]) -> None:

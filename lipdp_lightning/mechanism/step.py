@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
 from ..bounds.held import HeldTensors
-from ..kernels.normals import numeric_environment
+from ..kernels.environment import numeric_environment
 from ..norms.follow import Follower
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import KeyedDigest, derive_key, state_digest
@@ -123,7 +123,7 @@ class Mechanism:
         tracked = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.scaling.state().items()}
         # bounds may lag behind the weights, and they scale both gradients and noise
         self.checksum = state_digest(tracked, self._weights, *self._context, bounds_of(self.certificate))
-        own = state_digest({}, self.checksum, numeric_environment())
+        own = state_digest({}, self.checksum, numeric_environment(self._device))
         self.digest = own if agree is None else agree(own)
 
     def begin_pass(self, drawn: int, rows: int) -> None:

@@ -10,7 +10,7 @@ import lightning
 import torch
 
 from .. import __version__
-from ..kernels.normals import numeric_environment
+from ..kernels.environment import numeric_environment, repeats_bits
 from .sources import code_digest
 
 
@@ -19,7 +19,7 @@ def can_repeat(strategy: Any) -> bool:
 
     Where it cannot, every start of a run takes a new secret, and no step is ever released twice under one.
     """
-    return strategy.root_device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+    return repeats_bits(strategy.root_device)
 
 
 def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any) -> bytes:
@@ -49,7 +49,7 @@ def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any
         "the checkpoint to continue from": repr(restored).encode(),
     }
     strategy.ranks.check_equal({name: hashlib.sha256(value).digest() for name, value in compared.items()})
-    parts = [*shared.values(), numeric_environment(), str(torch.get_num_threads()).encode()]
+    parts = [*shared.values(), numeric_environment(strategy.root_device), str(torch.get_num_threads()).encode()]
     if strategy.is_global_zero:
         parts += [strategy.public_context, str(strategy.record.divergences).encode()]
         if strategy.record.divergences:

@@ -51,6 +51,8 @@ class PrivacySettings:
         switch_to: another clipping function, or another of the scalings worst_case, layerwise and joint.
         physical_batch_size: largest expected micro-batch per process, in rows: a view is one.
         noise_mode: distributed or replicated.
+        deterministic: on a GPU, use algorithms that repeat their bits, so that a run that continues after a crash
+            repeats its steps; without, up to 50 steps count for each crash. A CPU always repeats its bits.
     """
 
     def __init__(
@@ -88,10 +90,12 @@ class PrivacySettings:
         switch_to: Literal["worst_case", "layerwise", "joint", "local", "global", "automatic"] | None = None,
         physical_batch_size: int | None = None,
         noise_mode: Literal["distributed", "replicated"] = "distributed",
+        deterministic: bool = False,
     ) -> None:
         chosen = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         self.physical_batch_size = chosen.pop("physical_batch_size")
         self.noise_mode: str = chosen.pop("noise_mode")
+        self.deterministic: bool = chosen.pop("deterministic")
         self._chosen: dict[str, Any] = settled(chosen.pop("method"), chosen)
 
     @property

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..clipping import Clipper, make_clipper
+from ..kernels.arithmetic import check_exact_arithmetic
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
@@ -53,6 +54,7 @@ class PrivateStrategy(CheckpointStrategy):
         physical_batch_size: rows of the largest expected micro-batch per process; a pure performance knob.
         noise_mode: 'distributed' (each rank adds its share before the one all-reduce) or 'replicated'.
         checksum_every_n_steps: how often ranks compare their weights and bounds; None never does.
+        deterministic: whether GPUs must repeat their bits, so that a resume after a crash repeats its steps.
         fixed_secret: 16 bytes, for tests alone; the report says that it was fixed.
         branches: the record of what interruptions cost, on disk for a run with a directory.
         record: what each step was released from, on disk for a run with a directory.
@@ -68,6 +70,7 @@ class PrivateStrategy(CheckpointStrategy):
         physical_batch_size: int | None = None,
         noise_mode: str = "distributed",
         checksum_every_n_steps: int | None = 100,
+        deterministic: bool = False,
         fixed_secret: bytes | None = None,
         branches: Branches | None = None,
         record: StepRecord | None = None,
@@ -80,6 +83,7 @@ class PrivateStrategy(CheckpointStrategy):
         self.physical_batch_size = physical_batch_size
         self.noise_mode = noise_mode
         self.checksum_every_n_steps = checksum_every_n_steps
+        self.deterministic = deterministic
         self.fixed_secret = fixed_secret
         self.branches = branches or Branches()
         self.record = record or StepRecord(None)
@@ -158,7 +162,7 @@ class PrivateStrategy(CheckpointStrategy):
         assert plan is not None and module is not None
         trainer.accumulate_grad_batches = self.chunks
         module.clip_loss(plan.loss_clip)
-        require_exact_products()
+        require_exact_products(self.root_device, self.deterministic)
         super().setup(trainer)
         self.configured = [hyperparameters(o) for o in self.optimizers]
         self._norms = Follower()
@@ -222,6 +226,7 @@ class PrivateStrategy(CheckpointStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self._identity is not None and self.mechanism is not None
         self._identity.check()
+        check_exact_arithmetic()
         if self._micro_batches == 0:
             self._begin_step()
         else:  # nothing may have changed since
@@ -266,6 +271,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._micro_batches += 1
         if self._micro_batches == self.chunks:
             step = module.trainer.global_step
+            check_exact_arithmetic()
             self._partial_sums.put_back()
             if self.is_global_zero and not self._can_repeat:
                 self._put_on_record(step, mechanism.digest)

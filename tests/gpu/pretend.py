@@ -138,6 +138,15 @@ def module_to_gpu(module: nn.Module) -> nn.Module:
     return module
 
 
+_to_of_modules = nn.Module.to
+
+
+def _moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """What ``Module.to`` is on a machine with a pretended GPU."""
+    target = args[0] if args else kwargs.get("device")
+    return module_to_gpu(module) if _says_cuda(target) else _to_of_modules(module, *args, **kwargs)
+
+
 def _says_cuda(device: Any) -> bool:
     return isinstance(device, OnGpu) or (isinstance(device, str | torch.device) and torch.device(device).type == "cuda")
 
@@ -158,7 +167,8 @@ def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     target, rest = kwargs.pop("device", None), []
     for argument in args:
         if isinstance(argument, Tensor):
-            target, argument = argument.device, argument.dtype
+            # here, within the mode, the tensor would answer with its true device
+            target, argument = DEVICE if isinstance(argument, OnGpu) else argument.device, argument.dtype
         if isinstance(argument, str | torch.device):
             target = argument
         elif isinstance(argument, torch.dtype):
@@ -237,5 +247,13 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     """Enters a machine with one GPU; yields what is counted there."""
     with monkeypatch.context() as patched, PretendGpu():
         patched.setattr(loops, "_triton_kernels", lambda: KERNELS)
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        patched.setattr(torch.backends.cudnn, "version", lambda: 91000)
+        patched.setattr(torch.cuda, "synchronize", lambda device=None: None)
+        patched.setattr(nn.Module, "to", _moved)
+        patched.setattr(torch.cuda, "get_device_name", lambda device: "Pretended GPU")
+        patched.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+        properties = SimpleNamespace(multi_processor_count=108, total_memory=80 << 30)
+        patched.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         counts.clear()
         yield counts

@@ -221,6 +221,9 @@ def test_a_cpu_never_imports_triton_for_noise() -> None:
 def test_a_gpu_is_given_the_kernels_where_triton_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loops.gpu_kernels(torch.device("cuda", 0)) is gpu
     assert loops.gpu_kernels(torch.device("meta")) is None
+    with monkeypatch.context() as of_another_maker:
+        of_another_maker.setattr(torch.version, "hip", "7.0")
+        assert loops.gpu_kernels(torch.device("cuda", 0)) is None
     loops._triton_kernels.cache_clear()
     try:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

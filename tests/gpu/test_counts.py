@@ -1,0 +1,113 @@
+"""Private steps on the pretended GPU: the weights of the CPU, and no more launches, waits and bytes than today.
+
+The ceilings are what was counted when they were written. Whoever lowers a count lowers its ceiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pretend import KERNELS, pretended_gpu, to_cpu
+from private_step import make_plan, random_batch
+from steps import Taken, take_steps
+
+from lipdp_lightning.bench.networks import network_named
+from lipdp_lightning.kernels import loops
+from lipdp_lightning.mechanism.scaling import Joint
+
+PHASES = ("begin", "passes", "release", "optimizer", "projection")
+Counted = tuple[int, int, int, int]
+"""Launches, waits, bytes to the device, bytes to the host."""
+
+CEILINGS: dict[str, dict[str, Counted]] = {
+    "scattering-head": {
+        "begin": (24, 2, 0, 32), "passes": (44, 0, 0, 0), "release": (8, 1, 0, 32), "optimizer": (1, 0, 0, 0),
+        "projection": (95, 11, 0, 0),
+    },
+    "convnet-1.6m": {
+        "begin": (32, 3, 0, 32), "passes": (107, 0, 0, 0), "release": (15, 1, 0, 32), "optimizer": (8, 0, 0, 0),
+        "projection": (814, 87, 2592, 3200),
+    },
+    "wrn-16-4": {
+        "begin": (58, 3, 0, 32), "passes": (630, 0, 0, 0), "release": (41, 1, 0, 32), "optimizer": (34, 0, 0, 0),
+        "projection": (3301, 329, 16024, 0),
+    },
+}  # fmt: skip
+STEPS = 4
+CLOSE = {"scattering-head": 1e-7, "convnet-1.6m": 1e-5, "wrn-16-4": 5e-4}
+"""Of weights on the two devices, relative: certificates are followed by loops on one and by torch on the other."""
+
+
+def steps_of(name: str, *, on_gpu: bool) -> Taken:
+    network = network_named(name)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = network.build()
+    plan = make_plan(
+        scaling="joint", allocation="optimal", projection="clip", max_norm=1.0, expected_batch_size=1024,
+        dataset_size=51_200,
+    )  # fmt: skip
+    batches = [random_batch(4, network.shape, network.outputs, seed=seed) for seed in range(STEPS)]
+    return take_steps(model, network.shape, plan, batches, on_gpu=on_gpu)
+
+
+def above(phases: dict[str, Any], ceilings: dict[str, Counted]) -> dict[str, Counted]:
+    """Returns the phases that ask more of the device than they may."""
+    counted = {name: astuple(phases[name]) for name in PHASES}
+    return {n: found for n, found in counted.items() if any(f > c for f, c in zip(found, ceilings[n], strict=True))}
+
+
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow if name.startswith("wrn") else ()) for name in CEILINGS
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_asks_no_more_of_a_device_than_today(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = steps_of(name, on_gpu=False)
+    with pretended_gpu(monkeypatch):
+        device = steps_of(name, on_gpu=True)
+    apart = max(float((a - b).norm() / a.norm()) for a, b in zip(host.weights, device.weights, strict=True))
+    assert apart <= CLOSE[name]
+    assert above(device.phases, CEILINGS[name]) == {}
+
+
+@pytest.fixture
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Noise is drawn on the host and copied, and the hash is torch's."""
+    with pretended_gpu(monkeypatch):
+        monkeypatch.setattr(loops, "_triton_kernels", lambda: None)
+        yield
+
+
+def test_without_triton_the_weights_are_the_same_and_noise_is_copied(
+    without_triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, device = steps_of("scattering-head", on_gpu=False), steps_of("scattering-head", on_gpu=True)
+    assert torch.equal(host.weights[-1], device.weights[-1])
+    assert device.phases["release"].to_device == 8 * 3969 * 10
+    assert "release" in above(device.phases, CEILINGS["scattering-head"])
+
+
+def test_a_tensor_that_is_left_on_the_host_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Joint.example_factor
+    monkeypatch.setattr(Joint, "example_factor", lambda self, *given: to_cpu(true(self, *given)))
+    with pretended_gpu(monkeypatch), pytest.raises(RuntimeError, match="same device"):
+        steps_of("scattering-head", on_gpu=True)
+
+
+def test_noise_of_another_deviation_fails_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    def release_(values: Any, key: bytes, deviation: float, **given: Any) -> None:
+        KERNELS.release_(values, key, deviation * 1.001, **given)
+
+    host = steps_of("scattering-head", on_gpu=False)
+    with pretended_gpu(monkeypatch):
+        broken = SimpleNamespace(release_=release_, row_sums=KERNELS.row_sums)
+        monkeypatch.setattr(loops, "_triton_kernels", lambda: broken)
+        device = steps_of("scattering-head", on_gpu=True)
+    assert float((host.weights[-1] - device.weights[-1]).norm() / host.weights[-1].norm()) > 1e-4
