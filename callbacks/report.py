@@ -24,8 +24,8 @@ from callbacks.temperature_scaling import (
     planned_beside_training,
     released_beside_training,
 )
+from lipdp_lightning.accounting.accountants import PrivacyBound
 from lipdp_lightning.bound_text import upper_text
-from lipdp_lightning.privacy.accountants import PrivacyBound
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures

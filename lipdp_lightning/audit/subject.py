@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..accounting.events import MOST_STEPS
 from ..baselines.clipping import make_clipper
 from ..bounds.losses import Loss
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
+from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
-from ..privacy.plan_checks import MOST_STEPS
-from ..privacy.randomness import derive_key
 from ..training.clipped_loss import ClippedLoss
 from ..training.guards import make_certifier, matching_modules
 from ..training.module import PrivateModule

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ..accounting.calibrate import privacy_bound
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
-from ..privacy.calibrate import privacy_bound
+from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
-from ..privacy.randomness import derive_key
 from ..training.module import PrivateModule
 from .accounting import accounting_finding, claimed_epsilon
 from .attack import attack

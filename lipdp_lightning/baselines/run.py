@@ -24,12 +24,12 @@ import yaml
 
 from data_modules.base import PrivateDataModule
 
+from ..accounting.accountants import get_accountant
+from ..accounting.events import LedgerEntry
 from ..commands.config_file import check_config_file
 from ..commands.experiment import DEFAULTS, Experiment, make_experiment
 from ..commands.fit import held_out_metrics
 from ..commands.quiet import quiet
-from ..privacy.accountants import get_accountant
-from ..privacy.ledger import LedgerEntry
 from ..privacy.plan import PrivacyPlan
 from ..training.module import PrivateModule
 from ..training.settings import PrivacySettings

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..privacy.randomness import CounterStream
+from ..privacy.keys import CounterStream
 from .arithmetic import FLOAT64, CertificateCounts, Counts, count, count_certificate
 
 STEPS_COUNTED = 20

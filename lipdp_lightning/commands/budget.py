@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table or the JSON. 0 if answered, 2 if the question cannot be (the reason is on stderr)."""
-    from lipdp_lightning.privacy.budget import compute_budget, format_table
+    from lipdp_lightning.accounting.budget_question import compute_budget, format_table
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

@@ -33,7 +33,7 @@ from lipdp_lightning.curves.parties import (
 from lipdp_lightning.curves.parties.costs import count_session, modelled_bits
 from lipdp_lightning.curves.parties.interface import SecureAggregation, ShareRandomness
 from lipdp_lightning.curves.parties.memory import new_session
-from lipdp_lightning.privacy.randomness import new_secret
+from lipdp_lightning.privacy.keys import new_secret
 from lipdp_lightning.report.atomic import write_all_atomically
 from lipdp_lightning.report.figure_style import label_axes, legend, new_figure
 from lipdp_lightning.report.show import show

@@ -18,8 +18,8 @@ from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
 from ..kernels.normals import numeric_environment
 from ..norms.follow import Follower
+from ..privacy.keys import KeyedDigest, derive_key, state_digest
 from ..privacy.plan import PrivacyPlan
-from ..privacy.randomness import KeyedDigest, derive_key, state_digest
 from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, release_
 from .projection import Projector

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_json, write_bytes_atomically
+from .keys import derive_key
 from .place import place_of
-from .randomness import derive_key
 
 FORMAT = 2  # of the file
 RESERVED_AT_ONCE = 50  # steps; what a changed resume after a crash may count too much, at most

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lipdp_lightning.bound_text import upper_text
-from lipdp_lightning.privacy.ledger import (
+from lipdp_lightning.accounting.events import (
     GAUSSIAN,
+    SMALLEST_EPSILON,
     SUBSAMPLED_GAUSSIAN,
     LedgerEntry,
     join_noise_multipliers,
 )
-from lipdp_lightning.privacy.plan_checks import SMALLEST_EPSILON, plan_problems
+from lipdp_lightning.bound_text import upper_text
+from lipdp_lightning.privacy.plan_checks import plan_problems
 
 ADJACENCY = "add_remove"
 _PAIRS = ("group_weights", "cotangent_clip", "preliminary")
@@ -123,7 +124,7 @@ class PrivacyPlan:
         steps = ceil(epochs * dataset_size / expected_batch_size). delta defaults to 1/N, which is the most that
         can be justified, and draws a DeltaWarning.
         """
-        from lipdp_lightning.privacy.calibrate import steps_for_epochs
+        from lipdp_lightning.accounting.calibrate import steps_for_epochs
 
         problems = []
         if (epsilon is None) == (noise_multiplier is None):
@@ -246,7 +247,7 @@ class PrivacyPlan:
     def _calibrated(self, epsilon: float) -> float:
         """The gradient's noise multiplier for which the whole run, radius queries and statistics included, meets
         epsilon."""
-        from lipdp_lightning.privacy.calibrate import noise_multiplier_for
+        from lipdp_lightning.accounting.calibrate import noise_multiplier_for
 
         joined = noise_multiplier_for(
             epsilon,

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from lipdp_lightning.accounting.events import LARGEST, SMALLEST, SMALLEST_DELTA, size_problems
+
 if TYPE_CHECKING:
     from lipdp_lightning.privacy.plan import PrivacyPlan
 
@@ -34,28 +36,6 @@ def plan_problems(plan: PrivacyPlan) -> list[str]:
 
 
 Problems = Iterator[tuple[str, str]]
-
-# a year has 3e7 seconds; what is worked out for each step, or each step of an epoch, stays within memory
-MOST_STEPS = 10**9
-# constants enter products and quotients in float32, whose range is 1e-38 to 3e38
-SMALLEST, LARGEST = 1e-30, 1e30
-SMALLEST_DELTA = 1e-300
-SMALLEST_EPSILON = 1e-9
-MOST_ROWS = 10**15
-
-
-def size_problems(dataset_size: int, batch_size: float, steps: int) -> Iterator[tuple[str, str]]:
-    """Yields what no training needs and no machine has room for; the numbers are positive."""
-    if steps > MOST_STEPS:
-        yield f"steps {_number(steps)} is more than any training takes ({MOST_STEPS:.0e}).", "fewer steps or epochs."
-    if dataset_size > MOST_ROWS:
-        yield f"dataset_size {_number(dataset_size)} is more rows than there are ({MOST_ROWS:.0e}).", "declare it."
-    if batch_size * MOST_STEPS < dataset_size:
-        yield f"expected_batch_size {batch_size} is so small that steps would draw nothing.", "256, for example."
-
-
-def _number(count: int) -> str:
-    return str(count) if count < 10**15 else f"of {len(str(count))} digits"
 
 
 def _choices(plan: PrivacyPlan) -> Problems:

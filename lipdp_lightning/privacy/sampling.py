@@ -18,7 +18,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
-from lipdp_lightning.privacy.randomness import derive_key
+from lipdp_lightning.privacy.keys import derive_key
 
 _WORDS = 1 << 64
 _HALF = 1 << 32

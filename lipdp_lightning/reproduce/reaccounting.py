@@ -32,9 +32,9 @@ def as_published(epsilon: float, rows: int, layers: int = LAYERS) -> Reaccounted
     Batch size and noise multiplier are taken from the papers' search space; the number of steps is the largest for
     which the RDP accountant, as the papers use it, stays at `epsilon`. The truth is by PLD.
     """
-    from lipdp_lightning.privacy.accountants import get_accountant
-    from lipdp_lightning.privacy.calibrate import steps_for
-    from lipdp_lightning.privacy.ledger import SUBSAMPLED_GAUSSIAN, LedgerEntry
+    from lipdp_lightning.accounting.accountants import get_accountant
+    from lipdp_lightning.accounting.calibrate import steps_for
+    from lipdp_lightning.accounting.events import SUBSAMPLED_GAUSSIAN, LedgerEntry
 
     delta, found = 1 / rows, []
     for batch in BATCH_SIZES:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..privacy.accountants import get_accountant
-from ..privacy.ledger import LedgerEntry
+from ..accounting.accountants import get_accountant
+from ..accounting.events import LedgerEntry
 from ..privacy.plan import PrivacyPlan
 from .search import beside_of, events_of
 

@@ -235,7 +235,7 @@ def test_run_once_writes_nothing_and_can_be_repeated(tmp_path: Path, monkeypatch
 
 
 def test_run_once_calibrates_a_budget_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lipdp_lightning.privacy import calibrate
+    from lipdp_lightning.accounting import calibrate
 
     calls = []
     own = calibrate.noise_multiplier_for
@@ -257,7 +257,7 @@ def test_run_once_calibrates_a_budget_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_guarantee_is_that_of_the_plan() -> None:
     result = run_once(SMALL, {"privacy.method": "nonprivate"})
     assert result.epsilon == math.inf and not result.certified and any("not private" in w for w in result.warnings)
-    from lipdp_lightning.privacy.accountants import get_accountant
+    from lipdp_lightning.accounting.accountants import get_accountant
 
     plan = run_once(SMALL, {}).plan
     expected = get_accountant("rdp").epsilon(plan.events(), plan.delta).epsilon

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from command_runs import ROOT, fit
 
+from lipdp_lightning.accounting.accountants import get_accountant
 from lipdp_lightning.commands.experiment import parse_experiment
-from lipdp_lightning.privacy.accountants import get_accountant
 from lipdp_lightning.training.averaging import average_of
 from lipdp_lightning.training.views import view_problems, views_of
 

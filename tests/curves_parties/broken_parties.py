@@ -10,7 +10,7 @@ from dataclasses import replace
 from lipdp_lightning.curves.parties.interface import ShareRandomness
 from lipdp_lightning.curves.parties.roles import Server, collect_messages, deliver, end_after, run_party, run_server
 from lipdp_lightning.curves.parties.transport import HOST, OPEN, call, new_identities
-from lipdp_lightning.privacy.randomness import new_secret
+from lipdp_lightning.privacy.keys import new_secret
 
 BROKEN = "party 1"
 

@@ -28,7 +28,7 @@ from lipdp_lightning.curves.parties.transport import (
     new_identities,
     read_exactly,
 )
-from lipdp_lightning.privacy.randomness import new_secret
+from lipdp_lightning.privacy.keys import new_secret
 
 STATISTIC = ThresholdCounts(8, (0, 89, 199, 254))
 RECORDS = np.array([[3, 1], [200, 1], [90, 0]])

@@ -21,7 +21,7 @@ from lipdp_lightning.curves.parties.function_keys import (
     to_bytes,
 )
 from lipdp_lightning.curves.parties.ggm import FixedKeyGenerator
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key
+from lipdp_lightning.privacy.keys import CounterStream, derive_key
 
 GENERATOR = FixedKeyGenerator(b"session")
 

@@ -23,7 +23,7 @@ from lipdp_lightning.curves.parties import (
 )
 from lipdp_lightning.curves.parties.additive import expand, split
 from lipdp_lightning.curves.parties.interface import ShareRandomness
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key
+from lipdp_lightning.privacy.keys import CounterStream, derive_key
 
 P = shamir.PRIME
 ELEMENT = st.integers(0, P - 1)

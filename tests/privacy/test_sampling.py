@@ -17,7 +17,7 @@ from private_step import make_plan
 from scipy import stats
 
 from lipdp_lightning.privacy import sampling
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key, new_secret
+from lipdp_lightning.privacy.keys import CounterStream, derive_key, new_secret
 from lipdp_lightning.privacy.sampling import SampleCiphers, keyed_split, local_slice, poisson_sample
 from lipdp_lightning.training.draws import planned_draws
 

@@ -14,11 +14,11 @@ import torch
 from scipy import optimize, stats
 from torch import Tensor
 
+from lipdp_lightning.accounting.accountants import get_accountant
+from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.privacy import statistics
-from lipdp_lightning.privacy.accountants import get_accountant
+from lipdp_lightning.privacy.keys import derive_key
 from lipdp_lightning.privacy.plan import PrivacyPlan
-from lipdp_lightning.privacy.randomness import derive_key
-from lipdp_lightning.privacy.spending import Spending
 from lipdp_lightning.privacy.statistics import Statistics, Terms, bounded_sum, noisy_mean
 
 SECRET, OTHER = bytes(range(16)), bytes(range(1, 17))

@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import Callback
 from scipy.stats import norm
 from small_runs import fit, make_module, make_plan
 
-from lipdp_lightning.privacy.accountants import get_accountant
-from lipdp_lightning.privacy.ledger import GAUSSIAN
+from lipdp_lightning.accounting.accountants import get_accountant
+from lipdp_lightning.accounting.events import GAUSSIAN
 from lipdp_lightning.training import PrivateModule
 
 STEPS, SIGMA, DELTA = 200, 30.0, 1e-5

@@ -15,9 +15,9 @@ import pytest
 import torch
 import yaml
 
+from lipdp_lightning.accounting.accountants import get_accountant
+from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.cli import main
-from lipdp_lightning.privacy.accountants import get_accountant
-from lipdp_lightning.privacy.ledger import LedgerEntry
 from lipdp_lightning.training import PrivateStrategy
 from lipdp_lightning.tuning.search import events_of
 from lipdp_lightning.tuning.space import flat_keys, read_space

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lipdp_lightning.privacy.accountants import get_accountant
-from lipdp_lightning.privacy.ledger import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key
+from lipdp_lightning.accounting.accountants import get_accountant
+from lipdp_lightning.accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.privacy.keys import CounterStream, derive_key
 from lipdp_lightning.tuning.selection import TrialCount, score_entry, selected_divergences, selection_epsilon
 
 ETAS = (-0.5, 0.0, 0.5, 1.0, 3.0)

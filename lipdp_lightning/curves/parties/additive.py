@@ -16,7 +16,7 @@ from lipdp_lightning.curves.parties.interface import (
     as_words,
 )
 from lipdp_lightning.curves.parties.statistics import ThresholdCounts, UStatistic
-from lipdp_lightning.privacy.randomness import SECRET_BYTES, CounterStream, derive_key
+from lipdp_lightning.privacy.keys import SECRET_BYTES, CounterStream, derive_key
 
 
 def split(values: Words, servers: int, stream: CounterStream) -> Words:

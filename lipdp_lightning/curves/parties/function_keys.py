@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lipdp_lightning.curves.parties.ggm import ONE, SEED_MASK, FixedKeyGenerator
-from lipdp_lightning.privacy.randomness import CounterStream
+from lipdp_lightning.privacy.keys import CounterStream
 
 Words = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lipdp_lightning.curves.parties.statistics import UStatistic
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key
+from lipdp_lightning.privacy.keys import CounterStream, derive_key
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]

@@ -21,7 +21,7 @@ from lipdp_lightning.curves.parties.interface import (
 )
 from lipdp_lightning.curves.parties.noise import NamedNoise, noise_scale
 from lipdp_lightning.curves.parties.statistics import ThresholdCounts, UStatistic
-from lipdp_lightning.privacy.randomness import new_secret
+from lipdp_lightning.privacy.keys import new_secret
 
 SESSION_BYTES = 16
 

@@ -36,7 +36,7 @@ from lipdp_lightning.curves.parties.transport import (
     answer,
     call,
 )
-from lipdp_lightning.privacy.randomness import new_secret
+from lipdp_lightning.privacy.keys import new_secret
 
 _TICK = 0.05  # seconds between two looks at who has taken too long
 

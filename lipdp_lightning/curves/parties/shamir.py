@@ -18,7 +18,7 @@ from lipdp_lightning.curves.parties.interface import (
     as_words,
 )
 from lipdp_lightning.curves.parties.statistics import UStatistic
-from lipdp_lightning.privacy.randomness import CounterStream
+from lipdp_lightning.privacy.keys import CounterStream
 
 PRIME = (1 << 61) - 1
 _P, _SHIFT = np.uint64(PRIME), np.uint64(61)

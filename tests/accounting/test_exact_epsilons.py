@@ -9,9 +9,9 @@ from hashlib import sha256
 import pytest
 from exact_epsilons import Case, Releases, exact_epsilon, gaussian_epsilon, one_step_epsilon, read_cases
 
-from lipdp_lightning.privacy.accountants import PrivacyBound, get_accountant
-from lipdp_lightning.privacy.curves import PldCurve
-from lipdp_lightning.privacy.ledger import LedgerEntry
+from lipdp_lightning.accounting.accountants import PrivacyBound, get_accountant
+from lipdp_lightning.accounting.events import LedgerEntry
+from lipdp_lightning.accounting.privacy_curves import PldCurve
 
 CASES = read_cases()
 SOUND = 1e-6  # of epsilon: the digits of the truth and of the search for epsilon

@@ -14,6 +14,14 @@ GAUSSIAN = "gaussian"
 MECHANISMS = (SUBSAMPLED_GAUSSIAN, GAUSSIAN)
 _FORMAT_VERSION = 1
 
+# a year has 3e7 seconds; what is worked out for each step, or each step of an epoch, stays within memory
+MOST_STEPS = 10**9
+MOST_ROWS = 10**15
+# constants enter products and quotients in float32, whose range is 1e-38 to 3e38
+SMALLEST, LARGEST = 1e-30, 1e30
+SMALLEST_DELTA = 1e-300
+SMALLEST_EPSILON = 1e-9
+
 
 def join_noise_multipliers(noise_multipliers: Iterable[float]) -> float:
     """Noise multiplier of several Gaussian queries answered on the SAME Poisson sample: 1/sqrt(sum 1/s^2).
@@ -129,3 +137,23 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger({self._entries!r})"
+
+
+def size_problems(dataset_size: int, batch_size: float, steps: int) -> Iterator[tuple[str, str]]:
+    """Yields problem and hint for sizes that no training needs and no machine has room for.
+
+    Args:
+        dataset_size: the declared number of rows, positive.
+        batch_size: the expected number of rows in a step, positive.
+        steps: the planned number of steps, positive.
+    """
+    if steps > MOST_STEPS:
+        yield f"steps {_number(steps)} is more than any training takes ({MOST_STEPS:.0e}).", "fewer steps or epochs."
+    if dataset_size > MOST_ROWS:
+        yield f"dataset_size {_number(dataset_size)} is more rows than there are ({MOST_ROWS:.0e}).", "declare it."
+    if batch_size * MOST_STEPS < dataset_size:
+        yield f"expected_batch_size {batch_size} is so small that steps would draw nothing.", "256, for example."
+
+
+def _number(count: int) -> str:
+    return str(count) if count < 10**15 else f"of {len(str(count))} digits"

@@ -11,16 +11,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from lipdp_lightning.bound_text import upper_text
-from lipdp_lightning.privacy.accountants import (
+from lipdp_lightning.accounting.accountants import (
     ADD_REMOVE,
     AccountantFallbackWarning,
     PrivacyBound,
     get_accountant,
+    warn_of_disagreement,
 )
-from lipdp_lightning.privacy.cross_check import warn_of_disagreement
-from lipdp_lightning.privacy.ledger import SUBSAMPLED_GAUSSIAN, LedgerEntry
-from lipdp_lightning.privacy.plan_checks import MOST_STEPS, SMALLEST_EPSILON
+from lipdp_lightning.accounting.events import MOST_STEPS, SMALLEST_EPSILON, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.bound_text import upper_text
 
 TOLERANCE = 1e-3
 SMALLEST_NOISE = 0.05

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lipdp_lightning.privacy.ledger import LedgerEntry
+from lipdp_lightning.accounting.events import LedgerEntry
 
 # (noise multiplier, sample rate, count)
 Release = tuple[float, float, int]

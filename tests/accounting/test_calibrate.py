@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipdp_lightning.privacy.accountants import AccountantFallbackWarning
-from lipdp_lightning.privacy.calibrate import (
+from lipdp_lightning.accounting.accountants import AccountantFallbackWarning
+from lipdp_lightning.accounting.calibrate import (
     calibrate_noise,
     noise_multiplier_for,
     privacy_bound,

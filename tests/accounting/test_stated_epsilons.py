@@ -14,16 +14,20 @@ from exact_epsilons import Case, exact_epsilon, gaussian_epsilon, read_cases
 from small_runs import Crash, fit, make_module, make_plan
 
 from callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint
+from lipdp_lightning.accounting import accountants
+from lipdp_lightning.accounting.accountants import (
+    AccountantDisagreementWarning,
+    PrivacyBound,
+    get_accountant,
+    warn_of_disagreement,
+)
+from lipdp_lightning.accounting.budget_question import compute_budget
+from lipdp_lightning.accounting.calibrate import calibrate_noise, steps_for
+from lipdp_lightning.accounting.events import LedgerEntry
+from lipdp_lightning.accounting.privacy_curves import PldCurve, PrvCurve
+from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.mechanism.step import Mechanism
-from lipdp_lightning.privacy import cross_check
-from lipdp_lightning.privacy.accountants import PrivacyBound, get_accountant
-from lipdp_lightning.privacy.budget import compute_budget
-from lipdp_lightning.privacy.calibrate import calibrate_noise, steps_for
-from lipdp_lightning.privacy.cross_check import AccountantDisagreementWarning, warn_of_disagreement
-from lipdp_lightning.privacy.curves import PldCurve, PrvCurve
-from lipdp_lightning.privacy.ledger import LedgerEntry
 from lipdp_lightning.privacy.plan import PrivacyPlan
-from lipdp_lightning.privacy.spending import Spending
 
 ROUNDING = 1 - 1e-6
 
@@ -76,7 +80,7 @@ def test_statistics_and_no_step_at_all() -> None:
 @pytest.mark.parametrize("rows", [2, 5])
 @pytest.mark.parametrize(("adjacency", "shift"), [("add_remove", 1), ("replace_one", 2)])
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.filterwarnings("ignore::lipdp_lightning.privacy.cross_check.AccountantDisagreementWarning")
+@pytest.mark.filterwarnings("ignore::lipdp_lightning.accounting.accountants.AccountantDisagreementWarning")
 def test_noise_for_a_group_protects_all_its_rows(rows: int, adjacency: str, shift: int, accountant: str) -> None:
     """The rows of one unit may all point one way, and on the full batch all of them are there."""
     noise, bound = calibrate_noise(2.0, 1e-4, 1.0, 10, accountant, adjacency, rows)
@@ -134,7 +138,7 @@ def test_without_the_prv_package_everything_else_works(monkeypatch: pytest.Monke
     assert bound.accountant == "pld" and bound.epsilon == get_accountant("pld").epsilon([entry], 1e-5).epsilon
     assert calibrated_warnings(3.0, 1e-5, 0.02, 200, "pld") == []
     asked: list[str] = []
-    monkeypatch.setattr(cross_check, "get_accountant", lambda name: asked.append(name) or get_accountant(name))
+    monkeypatch.setattr(accountants, "get_accountant", lambda name: asked.append(name) or get_accountant(name))
     warn_of_disagreement(bound, [entry], 1e-5)
     assert asked == ["prv", "rdp"]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipdp_lightning.privacy.accountants import get_accountant
-from lipdp_lightning.privacy.ledger import Ledger, LedgerEntry, join_noise_multipliers
+from lipdp_lightning.accounting.accountants import get_accountant
+from lipdp_lightning.accounting.events import Ledger, LedgerEntry, join_noise_multipliers
 
 
 def step(noise=1.1, rate=0.004, count=1, label=""):

@@ -10,15 +10,15 @@ import pytest
 from scipy import integrate, optimize, stats
 from scipy.special import log_ndtr, ndtr
 
-from lipdp_lightning.privacy import curves
-from lipdp_lightning.privacy.accountants import (
+from lipdp_lightning.accounting import privacy_curves as curves
+from lipdp_lightning.accounting.accountants import (
     ACCOUNTANTS,
     AccountantFallbackWarning,
     get_accountant,
     solve_group,
 )
-from lipdp_lightning.privacy.curves import ADD, REMOVE, REPLACE, PldCurve, PrvCurve, RdpCurve, collect
-from lipdp_lightning.privacy.ledger import LedgerEntry
+from lipdp_lightning.accounting.events import LedgerEntry
+from lipdp_lightning.accounting.privacy_curves import ADD, REMOVE, REPLACE, PldCurve, PrvCurve, RdpCurve, collect
 
 RATE, STEPS, DELTA = 256 / 60000, 14062, 1e-5
 
@@ -360,7 +360,7 @@ def test_notes_name_the_relation():
 def test_plans_and_ledgers_load_without_the_libraries():
     code = (
         "import sys, lipdp_lightning.privacy.plan\n"
-        "import lipdp_lightning.privacy.accountants, lipdp_lightning.privacy.calibrate\n"
+        "import lipdp_lightning.accounting.accountants, lipdp_lightning.accounting.calibrate\n"
         "heavy = {'opacus', 'prv_accountant', 'dp_accounting', 'lightning', 'wandb', 'torch'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )

@@ -1,4 +1,4 @@
-"""Epsilon as a run goes on: lipdp_lightning/privacy/spending.py."""
+"""Epsilon as a run goes on: lipdp_lightning/accounting/spending.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from private_step import make_plan
 
-from lipdp_lightning.privacy.accountants import get_accountant
-from lipdp_lightning.privacy.ledger import LedgerEntry
+from lipdp_lightning.accounting.accountants import get_accountant
+from lipdp_lightning.accounting.events import LedgerEntry
+from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.privacy.plan import PrivacyPlan
-from lipdp_lightning.privacy.spending import Spending
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "prv": {"accountant": "prv"},

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
-from .accountants import REPLACE_ONE, PrivacyBound, get_accountant
-from .cross_check import warn_of_disagreement
-from .plan import PrivacyPlan
+from .accountants import REPLACE_ONE, PrivacyBound, get_accountant, warn_of_disagreement
+from .events import LedgerEntry
+
+
+class PlannedReleases(Protocol):
+    """What a plan tells the accountants."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def delta(self) -> float: ...
+    @property
+    def adjacency(self) -> str: ...
+    @property
+    def max_examples_per_unit(self) -> int: ...
+    @property
+    def accountant(self) -> str: ...
+    def events(self, steps: int | None = None) -> tuple[LedgerEntry, ...]:
+        """Returns the ledger of so many steps, of all planned ones by default."""
 
 
 class Spending:
@@ -18,7 +35,7 @@ class Spending:
     Statistics that the plan releases before the first step count from the start.
     """
 
-    def __init__(self, plan: PrivacyPlan, points: int = 20) -> None:
+    def __init__(self, plan: PlannedReleases, points: int = 20) -> None:
         self._plan = plan
         self._grid = max(1, math.ceil(plan.steps / points))
         self._known: dict[int, float] = {}

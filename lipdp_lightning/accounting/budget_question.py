@@ -6,12 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lipdp_lightning.accounting.accountants import (
+    ACCOUNTANTS,
+    ADD_REMOVE,
+    ADJACENCIES,
+    REPLACE_ONE,
+    PrivacyBound,
+    warn_of_disagreement,
+)
+from lipdp_lightning.accounting.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
+from lipdp_lightning.accounting.events import (
+    GAUSSIAN,
+    LARGEST,
+    SMALLEST,
+    SMALLEST_DELTA,
+    SUBSAMPLED_GAUSSIAN,
+    LedgerEntry,
+    size_problems,
+)
 from lipdp_lightning.bound_text import lower_text, upper_text
-from lipdp_lightning.privacy.accountants import ACCOUNTANTS, ADD_REMOVE, ADJACENCIES, REPLACE_ONE, PrivacyBound
-from lipdp_lightning.privacy.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
-from lipdp_lightning.privacy.cross_check import warn_of_disagreement
-from lipdp_lightning.privacy.ledger import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
-from lipdp_lightning.privacy.plan_checks import LARGEST, SMALLEST, SMALLEST_DELTA, size_problems
 
 RELATIONS = {
     "add_remove": "add/remove one: neighbours differ by the presence of one example",
