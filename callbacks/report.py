@@ -131,6 +131,8 @@ class PrivacyReport(Callback):
             "epsilon covers it together with the steps"
             for label, level in plan.preliminary
         ]
+        if planned is not None and planned.accountant != plan.accountant:
+            notes.append(f"epsilon: {planned.note}")
         if branches.count > 1:
             notes.append(f"{branches.count} branches of this run count together: {taken} steps")
         if branches.copied:

@@ -10,7 +10,7 @@ from private_step import Harness, Noiseless, mahalanobis, make_plan, mlp, random
 from scipy import stats
 from torch import Tensor, nn
 
-from lipdp_lightning.accounting.accountants import get_accountant
+from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.mechanism.noise import StepNoise
 from lipdp_lightning.mechanism.step import Mechanism
@@ -22,7 +22,7 @@ RATE = 256 / 60_000
 
 def epsilon(noise_multiplier: float) -> float:
     entry = LedgerEntry("subsampled_gaussian", noise_multiplier, RATE, 14_062)
-    return get_accountant("pld").epsilon([entry], 1e-5).epsilon
+    return epsilon_of("pld", [entry], 1e-5).epsilon
 
 
 def test_noise_of_one_multiplier_on_each_of_k_layers_is_not_one_mechanism() -> None:

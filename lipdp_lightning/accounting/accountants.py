@@ -1,25 +1,23 @@
-"""Epsilon of a ledger at a delta, by three accountants, for add/remove-one and replace-one adjacency.
+"""Epsilon of a ledger at a delta: `epsilon_of`, with three accountants behind it.
 
 The number reported (`PrivacyBound.epsilon`) is always an upper bound. Relations (docs/guarantee.md, 1.1, 1.6):
 
 * add_remove: the data sets differ by the presence of one unit (one example, or the rows of one group);
-* replace_one: they differ by the value of one unit. PLD accounts for it exactly, with the same noise multiplier.
-  RDP and PRV know add/remove only: a replacement is a removal and an addition, a group of two. Halving the
-  noise multiplier instead is wrong under subsampling: that pair does not dominate.
+* replace_one: they differ by the value of one unit. PLD accounts for it exactly, with the same noise multiplier, and
+  answers whichever accountant is named: RDP and PRV know add/remove only, for which a replacement is a removal and an
+  addition, a group of two. Half the noise multiplier instead is wrong under subsampling: that pair does not dominate.
 
-Units of at most m rows: the m rows are sampled independently, so the m-fold group property is used, of the
-whole composition: if adding or removing (or replacing) one row is (e, d)-DP for one (e, d), then m rows are
+The rows of a unit of at most m rows are sampled independently, so the m-fold group property is applied to the whole
+composition: if adding or removing (or replacing) one row is (e, d)-DP for one (e, d), then m rows are
 (m e, d (1 + exp(e) + ... + exp((m-1) e)))-DP. It holds for every mechanism, and is loose for large m.
 """
 
 from __future__ import annotations
 
-import abc
 import math
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import (
@@ -40,6 +38,7 @@ from lipdp_lightning.bound_text import lower_text, upper_text
 ADD_REMOVE = "add_remove"
 REPLACE_ONE = "replace_one"
 ADJACENCIES = (ADD_REMOVE, REPLACE_ONE)
+NOTICEABLE = 0.01  # of epsilon: two accountants that are further apart than this contradict each other
 _EPSILON_LIMIT = 1e9
 # what the accounting libraries raise when their numerics give out
 _LIBRARY_ERRORS = (
@@ -57,11 +56,16 @@ class AccountantFallbackWarning(UserWarning):
     """The accountant asked for could not answer; another, equally sound one did."""
 
 
+class AccountantDisagreementWarning(UserWarning):
+    """Two accountants give epsilons for the same releases that are more than a hundredth apart."""
+
+
 @dataclass(frozen=True)
 class PrivacyBound:
     """The mechanism is (epsilon, delta)-DP. The smallest true epsilon lies in [lower, upper], upper == epsilon.
 
-    lower is 0 where the accountant gives upper bounds only. accountant is the one that answered.
+    lower is 0 where the accountant gives upper bounds only. accountant is the one that answered; note says for which
+    relation, and why another than the one that was named.
     """
 
     epsilon: float
@@ -71,89 +75,95 @@ class PrivacyBound:
     note: str
 
 
-class Accountant(abc.ABC):
-    """One interface for the three; `fallbacks` answer, with a warning, when this one cannot."""
+def epsilon_of(
+    accountant: str,
+    entries: Iterable[LedgerEntry],
+    delta: float,
+    adjacency: str = ADD_REMOVE,
+    max_examples_per_unit: int = 1,
+) -> PrivacyBound:
+    """Returns a certified epsilon at ``delta`` of everything in a ledger.
 
-    name: ClassVar[str]
-    fallbacks: ClassVar[tuple[str, ...]] = ()
+    Every epsilon that a run, a report, a command or a search states comes from this function. A run's ledger is
+    `plan.events(branches.spent(step))`, so that statistics and the steps of all branches are composed here. Private
+    selection (tuning/selection.py) is the exception: its theorem takes Renyi divergences of one trial.
 
-    def epsilon(
-        self,
-        entries: Iterable[LedgerEntry],
-        delta: float,
-        adjacency: str = ADD_REMOVE,
-        max_examples_per_unit: int = 1,
-    ) -> PrivacyBound:
-        """A certified epsilon at `delta` of everything in the ledger."""
-        recorded = [entry for entry in entries if entry.count > 0]
-        _validate(delta, adjacency, max_examples_per_unit)
-        if not recorded:
-            return PrivacyBound(0.0, 0.0, 0.0, self.name, "nothing was released")
-        if any(entry.noise_multiplier == 0 for entry in recorded):
-            return PrivacyBound(math.inf, math.inf, math.inf, self.name, "a release without noise has no epsilon")
-        releases = collect(recorded)
-        reasons: list[str] = []
-        for name in (self.name, *self.fallbacks):
-            try:
-                bound = _ACCOUNTANTS[name]()._bound(releases, delta, adjacency, max_examples_per_unit)
-            except _LIBRARY_ERRORS as error:
-                reasons.append(f"{name} failed: {str(error) or type(error).__name__}")
-                continue
-            if reasons:
-                _warn_fallback(name, reasons)
-                note = f"{bound.note}; instead of {self.name} ({'; '.join(reasons)})"
-                return PrivacyBound(bound.epsilon, bound.lower, bound.upper, name, note)
+    Args:
+        accountant: "pld", "prv" or "rdp". If it cannot answer, another one does, with a warning that says why.
+            For `replace_one` it is always PLD that answers.
+        entries: the ledger.
+        delta: of the guarantee, in (0, 1).
+        adjacency: "add_remove" or "replace_one".
+        max_examples_per_unit: largest number of rows of one protected unit.
+
+    Raises:
+        ValueError: if an argument is out of range, or no accountant can bound epsilon.
+
+    Example:
+        >>> epsilon_of("pld", [LedgerEntry("subsampled_gaussian", 1.1, 256 / 60000, 14062)], 1e-5).epsilon
+        2.382...
+    """
+    recorded = [entry for entry in entries if entry.count > 0]
+    _validate(accountant, delta, adjacency, max_examples_per_unit)
+    if not recorded:
+        return PrivacyBound(0.0, 0.0, 0.0, accountant, "nothing was released")
+    if any(entry.noise_multiplier == 0 for entry in recorded):
+        return PrivacyBound(math.inf, math.inf, math.inf, accountant, "a release without noise has no epsilon")
+    releases = collect(recorded)
+    if adjacency == REPLACE_ONE and accountant != "pld":
+        bound = _first_answer("pld", releases, delta, adjacency, max_examples_per_unit)
+        why = f"{accountant} knows add/remove only, and would count a replacement as two examples"
+        return replace(bound, note=f"{bound.note}; {why}")
+    return _first_answer(accountant, releases, delta, adjacency, max_examples_per_unit)
+
+
+def _first_answer(name: str, releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
+    """Returns the answer of the accountant, or of the first of its fallbacks that has one."""
+    reasons: list[str] = []
+    for candidate in (name, *_FALLBACKS[name]):
+        try:
+            bound = _ACCOUNTANTS[candidate](releases, delta, adjacency, rows)
+        except _LIBRARY_ERRORS as error:
+            reasons.append(f"{candidate} failed: {str(error) or type(error).__name__}")
+            continue
+        if not reasons:
             return bound
-        raise ValueError(
-            f"no accountant can bound epsilon at delta {delta} for {releases}: {'; '.join(reasons)}.\n"
-            "HINT: more noise, fewer steps, or a larger delta."
-        )
-
-    def _bound(self, releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
-        order, method = self._order(adjacency, rows)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # overflow in tails that are then not used
-            epsilon = solve_group(self._curve(releases, delta, adjacency, order), order, delta)
-        return PrivacyBound(epsilon, 0.0, epsilon, self.name, method)
-
-    def _order(self, adjacency: str, rows: int) -> tuple[int, str]:
-        """Group order that turns add/remove of one row into the relation asked for."""
-        order = rows if adjacency == ADD_REMOVE else 2 * rows
-        return order, f"{self.name}, {_describe(adjacency, rows)}" + (f", group of {order}" if order > 1 else "")
-
-    @abc.abstractmethod
-    def _curve(self, releases: Sequence[Release], delta: float, adjacency: str, order: int) -> PrivacyCurve: ...
+        failed = "; ".join(reasons)
+        warnings.warn(f"{failed}: epsilon is from {candidate}.", AccountantFallbackWarning, stacklevel=4)
+        return replace(bound, note=f"{bound.note}; instead of {name} ({failed})")
+    raise ValueError(
+        f"no accountant can bound epsilon at delta {delta} for {releases}: {'; '.join(reasons)}.\n"
+        "HINT: more noise, fewer steps, or a larger delta."
+    )
 
 
-class RDPAccountant(Accountant):
+def _upper_bound(name: str, curve: PrivacyCurve, order: int, delta: float, relation: str) -> PrivacyBound:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # overflow in tails that are then not used
+        epsilon = solve_group(curve, order, delta)
+    group = f", group of {order}" if order > 1 else ""
+    return PrivacyBound(epsilon, 0.0, epsilon, name, f"{name}, {relation}{group}")
+
+
+def _rdp(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
     """Renyi DP: never fails for want of memory or precision, and is the loosest."""
-
-    name = "rdp"
-
-    def _curve(self, releases: Sequence[Release], delta: float, adjacency: str, order: int) -> PrivacyCurve:
-        return RdpCurve(releases)
+    order = rows if adjacency == ADD_REMOVE else 2 * rows
+    return _upper_bound("rdp", RdpCurve(releases), order, delta, _relation(adjacency, rows))
 
 
-class PLDAccountant(Accountant):
+def _pld(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
     """Privacy loss distributions: the default, the tightest, and exact for replace-one."""
-
-    name = "pld"
-    fallbacks = ("rdp",)
-
-    def _order(self, adjacency: str, rows: int) -> tuple[int, str]:
+    if adjacency == REPLACE_ONE:
         # adding or removing a row is the replacement of a zero contribution: m replacements cover any group
-        note = f"pld, {_describe(adjacency, rows)}" + (f", group of {rows}" if rows > 1 else "")
-        return rows, note
-
-    def _curve(self, releases: Sequence[Release], delta: float, adjacency: str, order: int) -> PrivacyCurve:
-        if adjacency == REPLACE_ONE:
-            return PldCurve(releases, REPLACE)
-        if all(q == 1 for _, q, _ in releases):
-            return PldCurve(releases, REMOVE)  # both directions agree
-        return MaximumCurve(PldCurve(releases, REMOVE), PldCurve(releases, ADD))
+        curve: PrivacyCurve = PldCurve(releases, REPLACE)
+    elif all(q == 1 for _, q, _ in releases):
+        curve = PldCurve(releases, REMOVE)  # both directions agree
+    else:
+        curve = MaximumCurve(PldCurve(releases, REMOVE), PldCurve(releases, ADD))
+    return _upper_bound("pld", curve, rows, delta, _relation(adjacency, rows))
 
 
-class PRVAccountant(Accountant):
+def _prv(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
     """Privacy random variables: a bracket around epsilon, of which the upper end is reported.
 
     The library accounts for REMOVE only. That ADD is never worse is proven for one step but not for
@@ -163,54 +173,37 @@ class PRVAccountant(Accountant):
     that misses a part of the loss, the bracket of many steps lies below the truth. An answer that is below what PLD
     allows at the very least is rejected, and PLD answers instead.
     """
-
-    name = "prv"
-    fallbacks = ("pld", "rdp")
-
-    def _curve(self, releases: Sequence[Release], delta: float, adjacency: str, order: int) -> PrivacyCurve:
-        row_epsilon = solve_group(PldCurve(releases, REMOVE), order, delta) / order
-        row_delta = delta / math.exp(_log_group_factor(order, row_epsilon))
-        return MaximumCurve(PrvCurve(releases, row_delta, row_epsilon), PldCurve(releases, ADD))
-
-    def _bound(self, releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
-        order, method = self._order(adjacency, rows)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            remove = PldCurve(releases, REMOVE)
-            least = least_epsilon(remove, order, delta)
-        if order > 1:
-            bound = super()._bound(releases, delta, adjacency, rows)
+    assert adjacency == ADD_REMOVE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        remove, add = PldCurve(releases, REMOVE), PldCurve(releases, ADD)
+        least, rough = least_epsilon(remove, rows, delta), solve_group(remove, rows, delta) / rows
+        curve = PrvCurve(releases, delta / math.exp(_log_group_factor(rows, rough)), rough)
+        if rows > 1:
+            bound = _upper_bound("prv", MaximumCurve(curve, add), rows, delta, _relation(adjacency, rows))
             _reject_below(least, 0.0, bound.upper)
             return bound
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            rough = solve_group(remove, 1, delta)
-            lower, upper = PrvCurve(releases, delta, rough).bracket(delta)
-            _reject_below(least, lower, upper)
-            upper = max(upper, solve_group(PldCurve(releases, ADD), 1, delta))
-        return PrivacyBound(upper, lower, upper, self.name, f"{method}, upper end of the bracket")
+        lower, upper = curve.bracket(delta)
+        _reject_below(least, lower, upper)
+        upper = max(upper, solve_group(add, 1, delta))
+    return PrivacyBound(upper, lower, upper, "prv", f"prv, {_relation(adjacency, 1)}, upper end of the bracket")
 
 
-_ACCOUNTANTS: dict[str, type[Accountant]] = {
-    "prv": PRVAccountant,
-    "pld": PLDAccountant,
-    "rdp": RDPAccountant,
+_ACCOUNTANTS: Mapping[str, Callable[[Sequence[Release], float, str, int], PrivacyBound]] = {
+    "prv": _prv,
+    "pld": _pld,
+    "rdp": _rdp,
 }
+_FALLBACKS: Mapping[str, tuple[str, ...]] = {"prv": ("pld", "rdp"), "pld": ("rdp",), "rdp": ()}
 ACCOUNTANTS = tuple(_ACCOUNTANTS)
 
 
-def get_accountant(name: str) -> Accountant:
-    """The accountant called "prv", "pld" or "rdp"."""
-    if name not in _ACCOUNTANTS:
-        raise ValueError(f"accountant {name!r} is unknown.\nHINT: one of {', '.join(ACCOUNTANTS)}.")
-    return _ACCOUNTANTS[name]()
-
-
 def solve_group(curve: PrivacyCurve, order: int, delta: float) -> float:
-    """An epsilon at `delta` for groups of `order` rows: order * e, for the smallest e that bisection finds with
-    delta_1(e) (1 + exp(e) + ... + exp((order-1) e)) <= delta. order 1 is the row's own guarantee.
+    """Returns an epsilon at ``delta`` for groups of ``order`` rows.
 
-    Every e that meets the condition is a valid bound, so rounding in the search cannot make it unsound.
+    It is order * e, for the smallest e that bisection finds with
+    delta_1(e) (1 + exp(e) + ... + exp((order-1) e)) <= delta. Order 1 is the row's own guarantee. Every e that meets
+    the condition is a valid bound, so rounding in the search cannot make it unsound.
     """
 
     def met(epsilon: float) -> bool:
@@ -236,10 +229,11 @@ def solve_group(curve: PrivacyCurve, order: int, delta: float) -> float:
 
 
 def least_epsilon(curve: PldCurve, order: int, delta: float) -> float:
-    """An epsilon that the composition's true one is not below: what PLD gives, less what discretising can add to it.
+    """Returns an epsilon that the composition's true one is not below.
 
-    Discretising widens the composed loss by a known share of its variance. It moves epsilon by at most that share of
-    epsilon itself and of a few standard deviations; a thousandth is left for the rest.
+    It is what PLD gives, less what discretising can add to it. Discretising widens the composed loss by a known share
+    of its variance, and moves epsilon by at most that share of epsilon itself and of a few standard deviations; a
+    thousandth is left for the rest.
     """
     rough = solve_group(curve.optimistic(), order, delta)
     slack = curve.looseness * (2 * rough + 4 * order * curve.deviation) + 1e-3 * rough
@@ -255,20 +249,22 @@ def _reject_below(least: float, lower: float, upper: float) -> None:
 
 
 def _log_group_factor(order: int, epsilon: float) -> float:
-    """log(1 + exp(e) + ... + exp((order - 1) e)), without overflow."""
+    """Returns log(1 + exp(e) + ... + exp((order - 1) e)), without overflow."""
     if order == 1:
         return 0.0
     last = (order - 1) * epsilon
     return last + math.log(math.fsum(math.exp(-j * epsilon) for j in range(order)))
 
 
-def _describe(adjacency: str, rows: int) -> str:
+def _relation(adjacency: str, rows: int) -> str:
     relation = "add or remove one" if adjacency == ADD_REMOVE else "replace one"
     return f"{relation} {'example' if rows == 1 else f'group of at most {rows} examples'}"
 
 
-def _validate(delta: float, adjacency: str, rows: int) -> None:
+def _validate(accountant: str, delta: float, adjacency: str, rows: int) -> None:
     problems = []
+    if accountant not in ACCOUNTANTS:
+        problems.append(f"accountant {accountant!r} is unknown; one of {', '.join(ACCOUNTANTS)}.")
     if not 0 < delta < 1:
         problems.append(f"delta {delta} is not in (0, 1): no Gaussian mechanism has one.")
     if adjacency not in ADJACENCIES:
@@ -279,17 +275,7 @@ def _validate(delta: float, adjacency: str, rows: int) -> None:
         raise ValueError("\n".join([*problems, f"HINT: delta below 1/N, adjacency one of {', '.join(ADJACENCIES)}."]))
 
 
-def _warn_fallback(name: str, reasons: Sequence[str]) -> None:
-    warnings.warn(f"{'; '.join(reasons)}: epsilon is from {name}.", AccountantFallbackWarning, stacklevel=4)
-
-
 # ---- a second accountant's opinion, so that the error of one library does not stay unseen
-
-NOTICEABLE = 0.01  # of epsilon
-
-
-class AccountantDisagreementWarning(UserWarning):
-    """Two accountants give epsilons for the same releases that are more than a hundredth apart."""
 
 
 def warn_of_disagreement(
@@ -307,15 +293,26 @@ def warn_of_disagreement(
     """
     if not 0 < bound.epsilon < math.inf:
         return
-    recorded, exact = tuple(entries), adjacency == ADD_REMOVE and max_examples_per_unit == 1
+    releases = collect(entries)
+    exact = adjacency == ADD_REMOVE and max_examples_per_unit == 1
     for name in ("pld", "prv", "rdp"):
         if name == bound.accountant or (name == "prv" and not exact):
             continue
-        other = _answer_of(name, recorded, delta, adjacency, max_examples_per_unit)
+        other = answer_by(name, releases, delta, adjacency, max_examples_per_unit)
         if other is not None:
             if _apart(bound, other):
-                warnings.warn(_text(bound, other, adjacency), AccountantDisagreementWarning, stacklevel=3)
+                warnings.warn(_disagreement(bound, other), AccountantDisagreementWarning, stacklevel=3)
             return
+
+
+def answer_by(name: str, releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound | None:
+    """Returns the bound by this accountant itself, or None where it cannot answer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _ACCOUNTANTS[name](releases, delta, adjacency, rows)
+        except _LIBRARY_ERRORS:
+            return None
 
 
 def _apart(bound: PrivacyBound, other: PrivacyBound) -> bool:
@@ -326,26 +323,11 @@ def _apart(bound: PrivacyBound, other: PrivacyBound) -> bool:
     return gap > NOTICEABLE * min(bound.epsilon, other.epsilon)
 
 
-def _answer_of(
-    name: str, entries: tuple[LedgerEntry, ...], delta: float, adjacency: str, rows: int
-) -> PrivacyBound | None:
-    """The bound by this accountant itself; None where another one had to answer for it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            bound = get_accountant(name).epsilon(entries, delta, adjacency, rows)
-        except ValueError:
-            return None
-    return bound if bound.accountant == name else None
-
-
-def _text(bound: PrivacyBound, other: PrivacyBound, adjacency: str) -> str:
+def _disagreement(bound: PrivacyBound, other: PrivacyBound) -> str:
     text = (
         f"epsilon is {upper_text(bound.epsilon)} by {bound.accountant} and {upper_text(other.epsilon)} by "
         f"{other.accountant}, for the same releases; the first is what is stated."
     )
     if bound.epsilon < other.epsilon:
         return f"{text}\nHINT: one of them errs; publish the larger one, and report these settings to the project."
-    if adjacency == REPLACE_ONE and bound.accountant != "pld":
-        text += f" {bound.accountant} knows add/remove only, and pays for a replacement as for two examples."
     return f"{text}\nHINT: accountant {other.accountant}"

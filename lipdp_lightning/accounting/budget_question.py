@@ -12,7 +12,6 @@ from lipdp_lightning.accounting.accountants import (
     ADJACENCIES,
     REPLACE_ONE,
     PrivacyBound,
-    warn_of_disagreement,
 )
 from lipdp_lightning.accounting.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
 from lipdp_lightning.accounting.events import (
@@ -20,7 +19,6 @@ from lipdp_lightning.accounting.events import (
     LARGEST,
     SMALLEST,
     SMALLEST_DELTA,
-    SUBSAMPLED_GAUSSIAN,
     LedgerEntry,
     size_problems,
 )
@@ -83,9 +81,6 @@ def compute_budget(
     rows = []
     for level in noise_multipliers:
         bound = privacy_bound(level, delta, sample_rate, steps, accountant, adjacency, preliminary=before)
-        if adjacency == REPLACE_ONE and accountant != "pld":  # what counting a replacement as two examples costs
-            entries = [*before, LedgerEntry(SUBSAMPLED_GAUSSIAN, level, sample_rate, steps)]
-            warn_of_disagreement(bound, entries, delta, adjacency)
         rows.append(_row(level, bound, delta, sample_rate, steps, adjacency))
     for epsilon in epsilons:
         level, bound = calibrate_noise(epsilon, delta, sample_rate, steps, accountant, adjacency, preliminary=before)
@@ -186,5 +181,9 @@ def format_table(rows: Sequence[BudgetRow]) -> str:
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
     lines += ["", f"adjacency   {RELATIONS[rows[0].adjacency]}"]
     lines += [f"accountant  {name}: {MEANINGS[name]}" for name in dict.fromkeys(row.accountant for row in rows)]
+    if rows[0].adjacency == REPLACE_ONE:
+        lines.append(
+            "            pld answers for replace_one, whichever accountant is named: only it has a form for it"
+        )
     lines.append("sampling    Poisson: each example is drawn independently at each step; shuffling is not covered")
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from lipdp_lightning.accounting.accountants import (
     ADD_REMOVE,
     AccountantFallbackWarning,
     PrivacyBound,
-    get_accountant,
+    epsilon_of,
     warn_of_disagreement,
 )
 from lipdp_lightning.accounting.events import MOST_STEPS, SMALLEST_EPSILON, SUBSAMPLED_GAUSSIAN, LedgerEntry
@@ -45,7 +45,7 @@ def privacy_bound(
 ) -> PrivacyBound:
     """The certified bound of `steps` subsampled Gaussian steps, and of what was released before them."""
     entries = [*preliminary, LedgerEntry(SUBSAMPLED_GAUSSIAN, noise_multiplier, sample_rate, steps)]
-    return get_accountant(accountant).epsilon(entries, delta, adjacency, max_examples_per_unit)
+    return epsilon_of(accountant, entries, delta, adjacency, max_examples_per_unit)
 
 
 def noise_multiplier_for(
@@ -83,20 +83,22 @@ def calibrate_noise(
     """`noise_multiplier_for`, and the bound at the noise multiplier it found."""
     _check(epsilon, tolerance, delta, sample_rate)
 
-    def search_with(name: str, relation: str, rows: int, target: float, start: float) -> _Search:
+    def search_with(name: str, target: float, start: float) -> _Search:
         def bound(x: float) -> PrivacyBound:
-            return privacy_bound(math.exp(x), delta, sample_rate, steps, name, relation, rows, preliminary)
+            return privacy_bound(
+                math.exp(x), delta, sample_rate, steps, name, adjacency, max_examples_per_unit, preliminary
+            )
 
         return _Search(bound, target, (math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)), start)
 
     start = math.log(_first_guess(epsilon, delta, sample_rate, steps))
-    if accountant == "prv":
-        # the fast accountant, under PRV's own reading of the relation, leads to the place; PRV decides
-        order = max_examples_per_unit * (1 if adjacency == ADD_REMOVE else 2)
+    if accountant == "prv" and adjacency == ADD_REMOVE:
+        # the fast accountant leads to the place; PRV decides
+        order = max_examples_per_unit
         error = order * min(0.0102, 0.0052 * epsilon / order)
-        quick = search_with("pld", ADD_REMOVE, order, epsilon - error, start).run(0.25 * tolerance)
+        quick = search_with("pld", epsilon - error, start).run(0.25 * tolerance)
         start = start if math.isnan(quick) else quick
-    search = search_with(accountant, adjacency, max_examples_per_unit, epsilon, start)
+    search = search_with(accountant, epsilon, start)
     log_noise = search.run(0.9 * tolerance)
     if search.unreachable:
         raise ValueError(

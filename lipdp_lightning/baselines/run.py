@@ -24,7 +24,7 @@ import yaml
 
 from data_modules.base import PrivateDataModule
 
-from ..accounting.accountants import get_accountant
+from ..accounting.accountants import epsilon_of
 from ..accounting.events import LedgerEntry
 from ..commands.config_file import check_config_file
 from ..commands.experiment import DEFAULTS, Experiment, make_experiment
@@ -232,7 +232,7 @@ def _noise_for(budget: _Keyed) -> float:
 
 @lru_cache(maxsize=4096)
 def _bound(events: tuple[LedgerEntry, ...], accountant: str, delta: float, adjacency: str, rows: int) -> float:
-    return get_accountant(accountant).epsilon(events, delta, adjacency, rows).epsilon
+    return epsilon_of(accountant, events, delta, adjacency, rows).epsilon
 
 
 def guarantee(plan: PrivacyPlan) -> float:

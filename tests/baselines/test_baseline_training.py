@@ -257,10 +257,10 @@ def test_run_once_calibrates_a_budget_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_guarantee_is_that_of_the_plan() -> None:
     result = run_once(SMALL, {"privacy.method": "nonprivate"})
     assert result.epsilon == math.inf and not result.certified and any("not private" in w for w in result.warnings)
-    from lipdp_lightning.accounting.accountants import get_accountant
+    from lipdp_lightning.accounting.accountants import epsilon_of
 
     plan = run_once(SMALL, {}).plan
-    expected = get_accountant("rdp").epsilon(plan.events(), plan.delta).epsilon
+    expected = epsilon_of("rdp", plan.events(), plan.delta).epsilon
     assert run_once(SMALL, {}).epsilon == pytest.approx(expected, rel=1e-12)
 
 

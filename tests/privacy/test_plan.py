@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lipdp_lightning.accounting.accountants import get_accountant
+from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.privacy.plan import DeltaWarning, NonCertifiedWarning, PrivacyPlan
 
 BASE = dict(dataset_size=1000, expected_batch_size=100, steps=50, noise_multiplier=1.1, delta=1e-5)
@@ -233,7 +233,7 @@ def create(**options):
 
 
 def spent(made):
-    return get_accountant(made.accountant).epsilon(made.events(), made.delta, made.adjacency).epsilon
+    return epsilon_of(made.accountant, made.events(), made.delta, made.adjacency).epsilon
 
 
 def test_create_calibrates():
