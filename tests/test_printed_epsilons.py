@@ -27,7 +27,7 @@ WRITERS = {"upper_text", "lower_text", "format_bound", "ShownBound"}
 ROUNDERS = {"round", "format", "format_number", "format_cell", "_number"}
 # what an epsilon goes into and does not come out of: a comparison, or a number of another kind
 KEEPS = {"max", "min", "float", "ceil", "sum", "fsum", "number", "plain_value", "zip", "round"}
-OTHER_KINDS = {"len", "bool", "isfinite", "noise_multiplier_for", "calibrate_noise", "steps_for", "guess_bound"}
+OTHER_KINDS = {"len", "bool", "isfinite", "calibrate_noise", "steps_for", "guess_bound"}
 
 
 def name_of(node: ast.expr) -> str:

@@ -41,15 +41,7 @@ ADJACENCIES = (ADD_REMOVE, REPLACE_ONE)
 NOTICEABLE = 0.01  # of epsilon: two accountants that are further apart than this contradict each other
 _EPSILON_LIMIT = 1e9
 # what the accounting libraries raise when their numerics give out
-_LIBRARY_ERRORS = (
-    AccountantFailure,
-    ValueError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    AssertionError,
-    IndexError,
-)
+_LIBRARY_ERRORS = (ValueError, ArithmeticError, RuntimeError, MemoryError, AssertionError, IndexError)
 
 
 class AccountantFallbackWarning(UserWarning):
@@ -64,8 +56,7 @@ class AccountantDisagreementWarning(UserWarning):
 class PrivacyBound:
     """The mechanism is (epsilon, delta)-DP. The smallest true epsilon lies in [lower, upper], upper == epsilon.
 
-    lower is 0 where the accountant gives upper bounds only. accountant is the one that answered; note says for which
-    relation, and why another than the one that was named.
+    lower is 0 where the accountant gives upper bounds only. accountant is the one that answered; note says why.
     """
 
     epsilon: float
@@ -190,8 +181,8 @@ def _prv(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -
 
 
 _ACCOUNTANTS: Mapping[str, Callable[[Sequence[Release], float, str, int], PrivacyBound]] = {
-    "prv": _prv,
     "pld": _pld,
+    "prv": _prv,
     "rdp": _rdp,
 }
 _FALLBACKS: Mapping[str, tuple[str, ...]] = {"prv": ("pld", "rdp"), "pld": ("rdp",), "rdp": ()}

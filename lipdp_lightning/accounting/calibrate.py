@@ -27,7 +27,7 @@ LARGEST_NOISE = 1e6
 
 
 def steps_for_epochs(epochs: float, dataset_size: int, expected_batch_size: float) -> int:
-    """ceil(epochs / sample_rate): the least number of steps that draws each example `epochs` times on average."""
+    """Returns ceil(epochs / sample_rate), the least number of steps with ``epochs`` draws of each row on average."""
     exact = Fraction(epochs) * dataset_size / Fraction(expected_batch_size)
     # 0.1 is not a tenth: without this tolerance 0.1 epochs of 100 steps would be 11 steps
     return max(1, math.ceil(exact - Fraction(1, 10**9)))
@@ -43,30 +43,9 @@ def privacy_bound(
     max_examples_per_unit: int = 1,
     preliminary: Sequence[LedgerEntry] = (),
 ) -> PrivacyBound:
-    """The certified bound of `steps` subsampled Gaussian steps, and of what was released before them."""
+    """Returns the bound of ``steps`` subsampled Gaussian steps, and of what was released before them."""
     entries = [*preliminary, LedgerEntry(SUBSAMPLED_GAUSSIAN, noise_multiplier, sample_rate, steps)]
     return epsilon_of(accountant, entries, delta, adjacency, max_examples_per_unit)
-
-
-def noise_multiplier_for(
-    epsilon: float,
-    delta: float,
-    sample_rate: float,
-    steps: int,
-    accountant: str = "pld",
-    adjacency: str = ADD_REMOVE,
-    max_examples_per_unit: int = 1,
-    tolerance: float = TOLERANCE,
-    preliminary: Sequence[LedgerEntry] = (),
-) -> float:
-    """A noise multiplier whose certified epsilon is at most `epsilon`, within `tolerance` of the smallest such.
-
-    For a step that also answers other queries on its sample, this is the JOINED multiplier of the step. What
-    `preliminary` lists is composed with the steps: epsilon is that of both.
-    """
-    return calibrate_noise(
-        epsilon, delta, sample_rate, steps, accountant, adjacency, max_examples_per_unit, tolerance, preliminary
-    )[0]
 
 
 def calibrate_noise(
@@ -80,7 +59,14 @@ def calibrate_noise(
     tolerance: float = TOLERANCE,
     preliminary: Sequence[LedgerEntry] = (),
 ) -> tuple[float, PrivacyBound]:
-    """`noise_multiplier_for`, and the bound at the noise multiplier it found."""
+    """Returns a noise multiplier whose certified epsilon is at most ``epsilon``, and the bound there.
+
+    It is within ``tolerance`` of the smallest such. For a step that also answers other queries on its sample, it is the
+    JOINED multiplier of the step. Epsilon is that of ``preliminary`` and the steps together.
+
+    Raises:
+        ValueError: if no noise, or any noise, meets the target.
+    """
     _check(epsilon, tolerance, delta, sample_rate)
 
     def search_with(name: str, target: float, start: float) -> _Search:
@@ -130,7 +116,7 @@ def steps_for(
     max_examples_per_unit: int = 1,
     tolerance: float = TOLERANCE,
 ) -> int:
-    """A number of steps whose certified epsilon is at most `epsilon`.
+    """Returns a number of steps whose certified epsilon is at most ``epsilon``.
 
     One more step (or, beyond 1/tolerance steps, a fraction `tolerance` of them more) exceeds it.
     """

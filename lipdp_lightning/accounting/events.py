@@ -26,13 +26,8 @@ class LedgerEntry:
     A ledger is a sequence of entries. The ledger of a run is `plan.events(branches.spent(step))`: the statistics
     released before the first step, and the steps of all branches of the run.
 
-    Attributes:
-        mechanism: `subsampled_gaussian` if each example is in the sum with probability ``sample_rate``, independently
-            and afresh for each release; `gaussian` if every example is in it.
-        noise_multiplier: standard deviation of the noise. Zero spends everything.
-        sample_rate: probability of each example; 1 for `gaussian`.
-        count: number of releases.
-        label: what was released, for readers.
+    `subsampled_gaussian`: each example is in the sum with probability ``sample_rate``, independently and afresh each
+    time. `gaussian`: every example is in it. A noise multiplier of 0 spends everything. The label is for readers.
 
     Example:
         >>> LedgerEntry("subsampled_gaussian", noise_multiplier=1.1, sample_rate=256 / 60000, count=14062)

@@ -189,13 +189,10 @@ class Subject:
 
 def repeated_step(plan: PrivacyPlan, switched: bool) -> PrivacyPlan:
     """A plan of any number of the given plan's steps, before its switch or after: trials are steps of their own."""
-    first = plan.first_switched_step if switched else 0
-    clipping = plan.clipping_at(first) if plan.clips_examples else plan.clipping
+    influence = plan.influence_at(int(plan.first_switched_step) if switched else 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return dataclasses.replace(
-            plan, steps=ANY_NUMBER, switch_at=None, switch_to=None, scaling=plan.scaling_at(first), clipping=clipping
-        )
+        return dataclasses.replace(plan, steps=ANY_NUMBER, influence=influence)
 
 
 def with_example(batch: Batch, example: Example) -> Batch:

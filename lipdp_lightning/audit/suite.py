@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -184,7 +185,7 @@ class Questions:
             chosen["certificate"] = lambda share: self._certificate()
         chosen["neighbours"] = lambda share: neighbours_finding(self.subject, self.worst)
         chosen["scaling"] = lambda share: interaction_finding(self.subject, seed=self.seed)
-        if plan.switch_to is not None:
+        if plan.first_switched_step < math.inf:
             chosen["after the switch"] = lambda share: self._switched()
         chosen["accounting"] = lambda share: accounting_finding(plan, self.claimed)
         if self.effort.runs:

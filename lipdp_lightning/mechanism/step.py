@@ -73,6 +73,7 @@ class Mechanism:
         self.certificate = certifier.certify()
         self._identity = certifier.identity
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
+        self._influence = plan.influence_at(0)
         self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views)
         self.scaling.attach(model)
         named = dict(model.named_parameters())
@@ -244,8 +245,9 @@ class Mechanism:
 
     def _switch(self, step: int) -> None:
         """Attaches the other scaling from the step on at which the plan switches."""
-        due = self.plan.scaling_at(step)
-        if not self.plan.clips_examples and due != self.scaling.name:
+        due = self.plan.influence_at(step)
+        if due != self._influence:
+            self._influence = due
             self.scaling.detach(self.model)
             self.scaling = scaling_of(self.plan, step, self.certificate, self.views)
             self.scaling.attach(self.model)

@@ -24,7 +24,7 @@ from lipdp_lightning.accounting.accountants import (
     warn_of_disagreement,
 )
 from lipdp_lightning.accounting.budget_question import compute_budget, format_table
-from lipdp_lightning.accounting.calibrate import calibrate_noise, noise_multiplier_for, steps_for
+from lipdp_lightning.accounting.calibrate import calibrate_noise, steps_for
 from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import PldCurve, PrvCurve
 from lipdp_lightning.accounting.spending import Spending
@@ -140,7 +140,7 @@ def test_no_statement_counts_a_replacement_as_two_examples(accountant: str) -> N
     )
     assert [named.shown(steps) for steps in (1, 60, 200)] == [spent.shown(steps) for steps in (1, 60, 200)]
     assert named.guarantee().epsilon == spent.guarantee().epsilon
-    noises = [noise_multiplier_for(2.0, *settings[1:], name, "replace_one") for name in ("pld", accountant)]
+    noises = [calibrate_noise(2.0, *settings[1:], name, "replace_one")[0] for name in ("pld", accountant)]
     assert noises[0] == noises[1]
 
 

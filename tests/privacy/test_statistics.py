@@ -33,7 +33,7 @@ def plan(**options: Any) -> PrivacyPlan:
     } | options  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return PrivacyPlan(**chosen)
+        return PrivacyPlan.from_dict(chosen)
 
 
 def rows(count: int = 300, dimension: int = 40, seed: int = 0) -> Tensor:
