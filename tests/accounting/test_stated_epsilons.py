@@ -220,6 +220,15 @@ def test_a_report_of_several_branches_states_what_all_of_them_released(
     assert f"branches of this run count together: {content['steps_taken']} steps" in page
 
 
+def test_the_report_says_which_accountant_answered_for_a_replacement_and_why(tmp_path: Path) -> None:
+    plan = make_plan(adjacency="replace_one", accountant="rdp", steps=3)
+    fit(plan, PrivacyAccountant(), PrivacyReport(tmp_path))
+    content = json.loads((tmp_path / "privacy_report.json").read_text())
+    tight = epsilon_of("pld", plan.events(), plan.delta, "replace_one").epsilon
+    assert (content["epsilon"], content["accountant"]) == (tight, "pld")
+    assert any("rdp knows add/remove only" in note for note in content["notes"])
+
+
 # ---- one function
 
 COMPUTES = {"PldCurve", "PrvCurve", "RdpCurve", "solve_group", "answer_by", "get_epsilon", "get_epsilon_for_delta"}
