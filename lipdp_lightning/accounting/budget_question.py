@@ -143,7 +143,7 @@ def _problems_of_query(
 
 
 def format_table(rows: Sequence[BudgetRow]) -> str:
-    """The rows for a reader: aligned columns, then what the numbers mean."""
+    """Returns the rows for a reader: aligned columns, then what the numbers mean."""
     header = ("epsilon", "bracket", "delta", "noise multiplier", "sample rate", "steps", "accountant")
     cells = [header] + [
         (

@@ -39,12 +39,12 @@ _AUTHENTICATED = 1 << 30  # bytes of one authentication code, which takes less t
 
 
 def new_secret() -> bytes:
-    """128 bits from the operating system: not to be logged, configured, or kept but in resume checkpoints."""
+    """Returns 128 bits from the operating system, which resume checkpoints alone may keep: no log, no configuration."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def derive_key(secret: bytes, purpose: str, *indices: int | bytes) -> bytes:
-    """The 32-byte key of (purpose, indices) under the secret, by HMAC-SHA256.
+    """Returns the 32-byte key of (purpose, indices) under the secret, by HMAC-SHA256.
 
     The encoding is injective: texts and bytes carry a type tag and their length, integers a tag and 16 signed
     bytes. Hence ("a", 12, 3), ("a", 1, 23), ("a1", 2, 3) and ("a", b"12", 3) have unrelated keys.
@@ -75,7 +75,7 @@ def _encode_integer(value: int) -> bytes:
 
 
 def state_digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *context: bytes) -> bytes:
-    """32 bytes that name the state a step starts from: names, dtypes, shapes and every bit of the tensors.
+    """Returns 32 bytes that name the state a step starts from: names, dtypes, shapes and all bits of tensors.
 
     As part of the noise key it makes an exact replay of a step repeat its noise (the same release again,
     which costs nothing), and any other continuation draw fresh noise. `context` carries the rest of what
@@ -93,7 +93,7 @@ def state_digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *
 
 
 class KeyedDigest:
-    """The same for those who hold a secret key of 32 bytes, in a tenth of the time: large tensors enter by their GMAC.
+    """A digest of a state under a secret key of 32 bytes, in a tenth of the time: large tensors enter by their GMAC.
 
     Two states that do not depend on the key share a digest with probability below 2^-90, for up to 2^34 bytes. What is
     asked for again and again is read where it lies, as long as it lies there.
@@ -106,7 +106,7 @@ class KeyedDigest:
         self._laid: list[tuple[bytes, memoryview]] = []
 
     def of(self, tensors: Mapping[str, Tensor]) -> bytes:
-        """Of their names, dtypes, shapes and bits."""
+        """Returns the digest of the tensors' names, dtypes, shapes and bits."""
         parts: list[bytes | memoryview] = []
         for number, (header, data) in enumerate(self._places(tensors)):
             parts.append(header)
@@ -119,7 +119,7 @@ class KeyedDigest:
         return hashlib.sha256(b"".join(parts)).digest()
 
     def _places(self, tensors: Mapping[str, Tensor]) -> Sequence[tuple[bytes, memoryview]]:
-        """Header and bytes of each tensor, as they lie if they lie there still, or copies of them."""
+        """Returns header and bytes of each tensor: where they lie, if they lie there still, or copies."""
         held = list(tensors.values())
         places = list(tensors), *(list(map(of, held)) for of in _PLACE)
         if places != self._read:
@@ -138,7 +138,7 @@ _PLACE = (
 
 
 def _header(name: str, tensor: Tensor) -> bytes:
-    """It determines the length of what follows."""
+    """Returns what stands before the bytes of a tensor; it determines their number."""
     return _encode_bytes(b"n", f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode())
 
 
@@ -147,7 +147,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """As they lie in memory: numpy lacks bf16, and -0.0 differs from 0.0."""
+    """Returns the bytes as they lie in memory: numpy lacks bf16, and -0.0 differs from 0.0."""
     plain = tensor.detach()
     if plain.device.type != "cpu" or not _is_plain(plain):
         plain = plain.resolve_conj().resolve_neg().contiguous().cpu()
@@ -172,16 +172,16 @@ class CounterStream:
         self.seek(position)
 
     def seek(self, block: int) -> None:
-        """Continue at the given block (of 16 bytes) of the stream."""
+        """Continues at the given block (of 16 bytes) of the stream."""
         assert 0 <= block < 1 << 128
         self.position = block
 
     def bytes(self, count: int) -> builtins.bytes:
-        """The next `count` bytes."""
+        """Returns the next ``count`` bytes."""
         return self._draw(count).tobytes()
 
     def uint64(self, count: int) -> npt.NDArray[np.uint64]:
-        """The next `count` uniform 64-bit words, little-endian on every machine."""
+        """Returns the next ``count`` uniform 64-bit words, little-endian on every machine."""
         return self._draw(count * _WORD_BYTES).view("<u8")
 
     def normal(self, count: int) -> Tensor:
