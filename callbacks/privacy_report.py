@@ -24,8 +24,8 @@ from callbacks.temperature_scaling import (
     planned_beside_training,
     released_beside_training,
 )
+from lipdp_lightning.accounting.accountants import PrivacyBound
 from lipdp_lightning.bound_text import upper_text
-from lipdp_lightning.privacy.accountants import PrivacyBound
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures
@@ -120,6 +120,7 @@ class PrivacyReport(Callback):
         strategy = _strategy(trainer)
         plan, mechanism, branches = strategy.plan, strategy.mechanism, strategy.branches
         assert plan is not None and mechanism is not None
+        options = plan.to_dict()
         spending = strategy.spending
         taken = branches.spent(trainer.global_step)
         planned = spending.guarantee() if plan.certified else None
@@ -131,6 +132,8 @@ class PrivacyReport(Callback):
             "epsilon covers it together with the steps"
             for label, level in plan.preliminary
         ]
+        if planned is not None and planned.accountant != plan.accountant:
+            notes.append(f"epsilon: {planned.note}")
         if branches.count > 1:
             notes.append(f"{branches.count} branches of this run count together: {taken} steps")
         if branches.copied:
@@ -160,10 +163,10 @@ class PrivacyReport(Callback):
             steps_taken=taken,
             accountant=plan.accountant if over is None else over.accountant,
             scaling=plan.scaling,
-            allocation=plan.allocation,
-            projection=None if plan.max_norm is None else plan.projection,
-            clipping=plan.clipping,
-            clip_norm=plan.clip_norm,
+            allocation=options["allocation"],
+            projection=None if options["max_norm"] is None else options["projection"],
+            clipping=options["clipping"],
+            clip_norm=options["clip_norm"],
             switch=_switch(plan),
             loss_clip=plan.loss_clip,
             unit=plan.unit,
@@ -229,7 +232,8 @@ def _uncertified(plan: PrivacyPlan) -> str | None:
 
 
 def _switch(plan: PrivacyPlan) -> str | None:
-    return None if plan.switch_at is None else f"{plan.switch_to} from step {plan.first_switched_step} on"
+    to = plan.to_dict()["switch_to"]
+    return None if to is None else f"{to} from step {plan.first_switched_step} on"
 
 
 def _released(module: Any, plan: PrivacyPlan) -> list[str]:

@@ -36,7 +36,7 @@ def make_plan(**options: Any) -> PrivacyPlan:
     } | options  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return PrivacyPlan(**chosen)
+        return PrivacyPlan.from_dict(chosen)
 
 
 class Noiseless(Mechanism):

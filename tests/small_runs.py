@@ -58,7 +58,7 @@ def make_plan(**options: Any) -> PrivacyPlan:
     } | options  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return PrivacyPlan(**chosen)
+        return PrivacyPlan.from_dict(chosen)
 
 
 def make_network(seed: int = 0) -> nn.Module:

@@ -10,11 +10,11 @@ from private_step import Harness, Noiseless, mahalanobis, make_plan, mlp, random
 from scipy import stats
 from torch import Tensor, nn
 
+from lipdp_lightning.accounting.accountants import epsilon_of
+from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.mechanism.noise import StepNoise
 from lipdp_lightning.mechanism.step import Mechanism
-from lipdp_lightning.privacy.accountants import get_accountant
-from lipdp_lightning.privacy.ledger import LedgerEntry
-from lipdp_lightning.privacy.randomness import derive_key
+from lipdp_lightning.privacy.keys import derive_key
 
 REFERENCE = {"noise_multiplier": 1.1, "steps": 14_062, "delta": 1e-5}
 RATE = 256 / 60_000
@@ -22,7 +22,7 @@ RATE = 256 / 60_000
 
 def epsilon(noise_multiplier: float) -> float:
     entry = LedgerEntry("subsampled_gaussian", noise_multiplier, RATE, 14_062)
-    return get_accountant("pld").epsilon([entry], 1e-5).epsilon
+    return epsilon_of("pld", [entry], 1e-5).epsilon
 
 
 def test_noise_of_one_multiplier_on_each_of_k_layers_is_not_one_mechanism() -> None:

@@ -378,7 +378,7 @@ def test_a_function_and_a_test_that_do_not_exist_are_found() -> None:
 # ---- how large the core is
 
 
-CORE = ("bounds", "kernels", "layers", "mechanism", "norms", "privacy")
+CORE = ("accounting", "bounds", "kernels", "layers", "mechanism", "norms", "privacy")
 FOUR_LAYERS = (12, 16, 16, 16, 5)
 
 

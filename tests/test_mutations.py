@@ -176,14 +176,14 @@ CAUGHT: dict[str, dict[str, str]] = {
         "a lower bound at a cut that is free": "test_broken_bounds_fail_the_same_check",
         "a lower bound of counted errors": "test_broken_bounds_fail_the_same_check",
     },
-    "privacy/test_accountants.py": {
+    "accounting/test_accountants.py": {
         "half the noise for replace-one": "test_halving_the_noise_is_not_replace_one",
         "delta of the group not multiplied": "test_group_of_two_needs_the_factor_of_delta",
     },
     "privacy/test_branches.py": {
         "steps not reserved, other branches not counted, secret kept": "test_broken_records_are_short",
     },
-    "privacy/test_ledger.py": {
+    "accounting/test_events.py": {
         "queries on one sample as separate events": "test_queries_on_one_sample_are_one_event",
     },
     "privacy/test_statistics.py": {
@@ -198,7 +198,7 @@ CAUGHT: dict[str, dict[str, str]] = {
         "shuffled epochs": "test_a_shuffled_epoch_is_rejected",
         "each rank samples for itself": "test_per_rank_independent_sampling_is_rejected",
     },
-    "privacy/test_spending.py": {
+    "accounting/test_spending.py": {
         "epsilon of the step before": "test_broken_displays_fail_the_same_check",
     },
     "test_counterexamples.py": {
@@ -403,7 +403,7 @@ def joint_is_covered(monkeypatch: pytest.MonkeyPatch, kind: type[Joint], build: 
     with monkeypatch.context() as patch:
         patch.setattr(
             mechanism_module, "scaling_of",
-            lambda plan, step, certificate, views: kind(NoiseBudget.of(plan, views), plan.scaling_floor),
+            lambda plan, step, certificate, views: kind(NoiseBudget.of(plan, views), plan.influence.floor),
         )  # fmt: skip
         return is_covered(harness_of(seeded(build, 4), scaling="joint", loss_clip=0.05))
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callbacks.progress import PrivateProgressBar
+from lipdp_lightning.accounting.budget_question import BudgetRow, format_table
 from lipdp_lightning.bound_text import ShownBound, lower_text, upper_text
 from lipdp_lightning.commands import status
-from lipdp_lightning.privacy.budget import BudgetRow, format_table
 from lipdp_lightning.report.tables import plan_rows
 from lipdp_lightning.studies.reproduce.entry import describe_epsilon
 from lipdp_lightning.tuning.objectives import OBJECTIVES
@@ -27,7 +27,7 @@ WRITERS = {"upper_text", "lower_text", "format_bound", "ShownBound"}
 ROUNDERS = {"round", "format", "format_number", "format_cell", "_number"}
 # what an epsilon goes into and does not come out of: a comparison, or a number of another kind
 KEEPS = {"max", "min", "float", "ceil", "sum", "fsum", "number", "plain_value", "zip", "round"}
-OTHER_KINDS = {"len", "bool", "isfinite", "noise_multiplier_for", "calibrate_noise", "steps_for", "guess_bound"}
+OTHER_KINDS = {"len", "bool", "isfinite", "calibrate_noise", "steps_for", "guess_bound"}
 
 
 def name_of(node: ast.expr) -> str:

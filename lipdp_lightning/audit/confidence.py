@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from ..privacy.curves import ADD, REMOVE, PldCurve
+from ..accounting.privacy_curves import ADD, REMOVE, PldCurve
 
 _LARGEST_MULTIPLIER = 1e4
 

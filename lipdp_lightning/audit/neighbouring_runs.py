@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
-from ..privacy.randomness import derive_key
 from ..privacy.sampling import poisson_sample
 from ..training.module import PrivateModule
 from .brief_training import train_briefly

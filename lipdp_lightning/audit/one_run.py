@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..accounting.calibrate import privacy_bound
 from ..bound_text import lower_text, upper_text
 from ..mechanism.noise import Sum
 from ..mechanism.scaling import StepNumbers
 from ..mechanism.step import Mechanism
-from ..privacy.calibrate import privacy_bound
+from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
-from ..privacy.randomness import derive_key
 from ..training.module import PrivateModule
 from ..training.strategy import PrivateStrategy
 from .brief_training import train_briefly

@@ -7,10 +7,10 @@ from __future__ import annotations
 import math
 from functools import lru_cache, reduce
 
+from ..accounting.accountants import REPLACE_ONE
+from ..accounting.spending import Spending
 from ..bound_text import lower_text, upper_text
-from ..privacy.accountants import REPLACE_ONE
 from ..privacy.plan import PrivacyPlan
-from ..privacy.spending import Spending
 from .findings import Finding, verdict
 
 _SLACK = 2e-3  # relative, between two discretisations that both round down

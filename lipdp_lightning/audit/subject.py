@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..accounting.events import MOST_STEPS
 from ..bounds.losses import Loss
 from ..clipping import make_clipper
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
+from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
-from ..privacy.plan_checks import MOST_STEPS
-from ..privacy.randomness import derive_key
 from ..training.clipped_loss import ClippedLoss
 from ..training.guards import make_certifier, matching_modules
 from ..training.module import PrivateModule
@@ -197,13 +197,10 @@ def repeated_step(plan: PrivacyPlan, switched: bool) -> PrivacyPlan:
     """Returns a plan of any number of the given plan's steps, before its switch or after; trials are steps of their
     own.
     """
-    first = int(plan.first_switched_step) if switched else 0
-    clipping = plan.clipping_at(first) if plan.clips_examples else plan.clipping
+    influence = plan.influence_at(int(plan.first_switched_step) if switched else 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return dataclasses.replace(
-            plan, steps=ANY_NUMBER, switch_at=None, switch_to=None, scaling=plan.scaling_at(first), clipping=clipping
-        )
+        return dataclasses.replace(plan, steps=ANY_NUMBER, influence=influence)
 
 
 def with_example(batch: Batch, example: Example) -> Batch:

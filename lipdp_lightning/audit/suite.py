@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ..accounting.calibrate import privacy_bound
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
-from ..privacy.calibrate import privacy_bound
+from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
-from ..privacy.randomness import derive_key
 from ..training.module import PrivateModule
 from .attack import attack
 from .blackbox import black_box_questions, our_implementation
@@ -203,7 +204,7 @@ class Questions:
             chosen["certificate"] = lambda share: self._certificate()
         chosen["neighbours"] = lambda share: neighbours_finding(self.subject, self.worst)
         chosen["scaling"] = lambda share: interaction_finding(self.subject, seed=self.seed)
-        if plan.switch_to is not None:
+        if plan.first_switched_step < math.inf:
             chosen["after the switch"] = lambda share: self._switched()
         chosen["accounting"] = lambda share: accounting_finding(plan, self.claimed)
         if self.effort.runs:

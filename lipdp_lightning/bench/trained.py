@@ -110,7 +110,7 @@ def train_privately(job: Job, between: Between, options: dict[str, Any]) -> None
     """Trains privately with these options of the plan."""
     network = job.network
     data = RandomRows(network.shape, job.rows, network.outputs)
-    plan = PrivacyPlan(
+    plan = PrivacyPlan.create(
         dataset_size=data.dataset_size, expected_batch_size=job.batch_size, noise_multiplier=NOISE_MULTIPLIER,
         delta=1e-6, steps=ENOUGH_STEPS, accountant="rdp", **options,
     )  # fmt: skip

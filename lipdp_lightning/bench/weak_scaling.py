@@ -75,7 +75,7 @@ def work(model: str, batch_size: int, processes: int, turns: int) -> None:
     torch.manual_seed(0)
     build, shape = MODELS[model]
     data = RandomRows(shape, 16 * batch_size * processes)
-    plan = PrivacyPlan(
+    plan = PrivacyPlan.create(
         dataset_size=data.dataset_size, expected_batch_size=batch_size * processes, noise_multiplier=1.0, delta=1e-6,
         steps=turns * (WARM_UP + STEPS_PER_TURN), accountant="rdp", scaling="joint", allocation="global",
     )  # fmt: skip

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate, GroupBound, UseBound
 from ..bounds.certifier import Certifier
 from ..privacy.plan import PrivacyPlan
+from ..privacy.plan_parts import ClippedExamples
 
 ALL_LAYERS = "all layers"
 
@@ -54,6 +55,7 @@ def clip_groups(network: nn.Module, scaling: str) -> list[tuple[str, dict[str, T
 
 def group_radius(network: nn.Module, plan: PrivacyPlan) -> float:
     """Returns the radius of each group; K groups of R / sqrt(K) bound the whole gradient by R."""
-    if plan.clip_norm is None:
-        return 0.0
-    return plan.clip_norm / math.sqrt(len(clip_groups(network, plan.scaling)))
+    match plan.influence:
+        case ClippedExamples(norm=norm):
+            return norm / math.sqrt(len(clip_groups(network, plan.scaling)))
+    return 0.0

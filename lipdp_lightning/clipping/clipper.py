@@ -16,6 +16,7 @@ from opacus.grad_sample import GradSampleHooks, GradSampleHooksFastGradientClipp
 from torch import Tensor, nn
 
 from ..privacy.plan import PrivacyPlan
+from ..privacy.plan_parts import ClippedExamples
 from . import samplers  # noqa: F401 - registers the samplers of this library's layers
 from .clipped_groups import clip_groups, group_radius
 from .factors import clip_factors
@@ -41,10 +42,10 @@ class OpacusClipper:
         if not rows.shape[0]:
             return loss_of(rows).sum()
         self._check_mode()
-        clipping = self._plan.clipping_at(step)
-        assert clipping is not None
-        sums_of = self._reweighted if self._plan.scaling == "clip_ghost" else self._summed
-        loss, sums = sums_of(rows, loss_of, clipping)
+        influence = self._plan.influence_at(step)
+        assert isinstance(influence, ClippedExamples)
+        sums_of = self._reweighted if influence.name == "clip_ghost" else self._summed
+        loss, sums = sums_of(rows, loss_of, influence.clipping)
         given: Tensor = _Given.apply(loss.detach(), sums, *self._parameters)
         return given
 

@@ -100,8 +100,8 @@ def membership_question(experiment: Any, rest: Sequence[str], seed: int) -> Call
 
     from data_modules.poisson import InMemoryRows
 
+    from ..accounting.calibrate import privacy_bound
     from ..audit.membership import membership_attacks, membership_finding
-    from ..privacy.calibrate import privacy_bound
 
     def ask(alpha: float) -> Any:
         data, plan = experiment.datamodule, experiment.plan

@@ -59,7 +59,7 @@ def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
     from ..bounds.certifier import Certifier
     from ..mechanism.step import Mechanism
     from ..norms.follow import Follower
-    from ..privacy.randomness import new_secret
+    from ..privacy.keys import new_secret
     from ..training.facts import group_rows
     from ..training.guards import matching_modules
     from ..training.output_guards import refuse_outputs

@@ -18,7 +18,7 @@ _FORMAT = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     parser.add_argument(
-        "--run-dir", default="runs", metavar="FOLDER", help="where runs are to be written (default: runs)"
+        "--run-dir", default="runs", metavar="FOLDER", help="folder that runs are written to (default: runs)"
     )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 

@@ -4,7 +4,7 @@ Counts are integers, and so is their noise: sampled exactly, from uniform intege
 2020, section 5), it has none of the gaps through which textbook floating-point Laplace noise reveals its input.
 Gaussian noise is float64, rounded to a grid on which the sum with an integer is exact: that equals rounding the noised
 value, a post-processing; the normals beneath it are approximate in their last bits (see
-`lipdp_lightning.privacy.randomness`), which is mitigated, not proven away.
+`lipdp_lightning.privacy.keys`), which is mitigated, not proven away.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key, new_secret
+from lipdp_lightning.privacy.keys import CounterStream, derive_key, new_secret
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

@@ -1,1 +1,1 @@
-"""What ``lipdp doctor`` looks at: a machine before its first private run."""
+"""Examines a machine before its first private run, for ``lipdp doctor``."""

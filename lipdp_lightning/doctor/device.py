@@ -1,4 +1,4 @@
-"""What a private step relies on, on one device: noise, digest, certificate, repeated bits, waits, time."""
+"""Checks what a private step relies on, on one device: noise, digest, certificate, repeated bits, waits, time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import warnings
 
 import torch
 
-from ..kernels.environment import repeats_bits, require_repeated_bits
 from ..kernels.multilinear import key_table, multilinear_hash
 from ..kernels.normals import normals
+from ..kernels.numeric_environment import repeats_bits, require_repeated_bits
 from ..mechanism.noise import StepNoise, Sum, release_
 from .finding import Finding
 from .trial import Trial

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about one subject.
+    """The finding about one subject.
 
     Attributes:
         text: what was seen, in a few words.

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..kernels.arithmetic import arithmetic_problems, require_exact_arithmetic
-from ..kernels.environment import gpu_facts
+from ..kernels.numeric_environment import gpu_facts
 from .finding import Finding
 
 NEEDED = {

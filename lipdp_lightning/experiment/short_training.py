@@ -24,8 +24,8 @@ import yaml
 
 from data_modules.base import PrivateDataModule
 
-from ..privacy.accountants import get_accountant
-from ..privacy.ledger import LedgerEntry
+from ..accounting.accountants import epsilon_of
+from ..accounting.events import LedgerEntry
 from ..privacy.plan import PrivacyPlan
 from ..training.module import PrivateModule
 from ..training.settings import PrivacySettings
@@ -235,7 +235,7 @@ def _noise_for(budget: _Keyed) -> float:
 
 @lru_cache(maxsize=4096)
 def _bound(events: tuple[LedgerEntry, ...], accountant: str, delta: float, adjacency: str, rows: int) -> float:
-    return get_accountant(accountant).epsilon(events, delta, adjacency, rows).epsilon
+    return epsilon_of(accountant, events, delta, adjacency, rows).epsilon
 
 
 def guarantee(plan: PrivacyPlan) -> float:

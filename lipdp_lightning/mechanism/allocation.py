@@ -17,9 +17,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from ..privacy.plan import PrivacyPlan
+from ..privacy.plan_parts import CustomShares, Shares
 
 Allocation = Literal["equal", "global", "optimal", "custom"]
 
@@ -56,12 +57,13 @@ class NoiseBudget:
     @classmethod
     def of(cls, plan: PrivacyPlan, views: int = 1) -> NoiseBudget:
         """Returns the budget of one step under a plan; custom weights are scaled to sum to 1."""
-        allocation = cast(Allocation, plan.allocation)  # checked by the plan
-        weights = None
-        if allocation == "custom":
-            total = math.fsum(weight for _, weight in plan.group_weights)
-            weights = {pattern: weight / total for pattern, weight in plan.group_weights}
-        return cls(plan.noise_multiplier, allocation, plan.expected_batch_size, views, weights)
+        match plan.shares:
+            case Shares(rule=rule):
+                return cls(plan.noise_multiplier, rule, plan.expected_batch_size, views)
+            case CustomShares(weights=given):
+                total = math.fsum(weight for _, weight in given)
+                weights = {pattern: weight / total for pattern, weight in given}
+                return cls(plan.noise_multiplier, "custom", plan.expected_batch_size, views, weights)
 
     def margin(self, partial_sums: float) -> float:
         """Returns the rounding margin of a sensitivity; views are rows that are added, too."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from ..bounds.certificate import Certificate
 from ..layers.exact_norms import LARGEST_CANCELLATION
 from ..privacy.plan import PrivacyPlan
+from ..privacy.plan_parts import (
+    BatchMaximum,
+    CertifiedBounds,
+    ClippedExamples,
+    ExampleNorms,
+    PublicRadius,
+    TrackedRadius,
+    Unlimited,
+)
 from .allocation import NoiseBudget
 from .exact import ALL, Exact, ExactLayerwise
 from .scaling import BatchMax, Joint, Layerwise, Radii, Radius, Scaling
@@ -34,33 +41,31 @@ class Unbounded(Clipped):
 def scaling_of(plan: PrivacyPlan, step: int, certificate: Certificate, views: int = 1) -> Scaling:
     """Returns the scaling that the plan has in force at a step, for a model with this certificate."""
     budget = NoiseBudget.of(plan, views)
-    kind = "clip" if plan.clips_examples else plan.scaling_at(step)
-    return _MAKERS[kind](plan, budget, certificate)
+    match plan.influence_at(step):
+        case CertifiedBounds(name="layerwise", floor=floor):
+            return Layerwise(budget, floor)
+        case CertifiedBounds(name="joint", floor=floor):
+            return Joint(budget, floor)
+        case CertifiedBounds():
+            return Scaling(budget)
+        case ExampleNorms(name="exact", radius=radius, floor=floor):
+            return Exact(budget, _radii(radius, [ALL]), floor)
+        case ExampleNorms(name="exact_layerwise", radius=radius, floor=floor):
+            return ExactLayerwise(budget, _radii(radius, [group.name for group in certificate.groups]), floor)
+        case ExampleNorms(radius=radius):
+            paths = {use.module for group in certificate.groups for use in group.uses if use.scalable}
+            return Radius(budget, _radii(radius, sorted(paths)))
+        case ClippedExamples():
+            return Clipped(budget)
+        case BatchMaximum():
+            return BatchMax(budget)
+        case Unlimited():
+            return Unbounded(budget)
 
 
-def _radii(plan: PrivacyPlan, names: list[str]) -> Radii:
-    first = FIRST_RADIUS if plan.radius is None else plan.radius
-    return Radii(dict.fromkeys(names, first), plan.radius_quantile, plan.radius_noise_multiplier)
-
-
-def _radius(plan: PrivacyPlan, budget: NoiseBudget, certificate: Certificate) -> Scaling:
-    paths = {use.module for group in certificate.groups for use in group.uses if use.scalable}
-    return Radius(budget, _radii(plan, sorted(paths)))
-
-
-def _exact_layerwise(plan: PrivacyPlan, budget: NoiseBudget, certificate: Certificate) -> Scaling:
-    names = [group.name for group in certificate.groups]
-    return ExactLayerwise(budget, _radii(plan, names), plan.scaling_floor)
-
-
-_MAKERS: Mapping[str, Callable[[PrivacyPlan, NoiseBudget, Certificate], Scaling]] = {
-    "worst_case": lambda plan, budget, certificate: Scaling(budget),
-    "layerwise": lambda plan, budget, certificate: Layerwise(budget, plan.scaling_floor),
-    "joint": lambda plan, budget, certificate: Joint(budget, plan.scaling_floor),
-    "batch_max": lambda plan, budget, certificate: BatchMax(budget),
-    "radius": _radius,
-    "exact": lambda plan, budget, certificate: Exact(budget, _radii(plan, [ALL]), plan.scaling_floor),
-    "exact_layerwise": _exact_layerwise,
-    "clip": lambda plan, budget, certificate: Clipped(budget),
-    "none": lambda plan, budget, certificate: Unbounded(budget),
-}
+def _radii(radius: PublicRadius | TrackedRadius, names: list[str]) -> Radii:
+    match radius:
+        case PublicRadius(value=value):
+            return Radii(dict.fromkeys(names, value))
+        case TrackedRadius(quantile=quantile, noise_multiplier=noise):
+            return Radii(dict.fromkeys(names, FIRST_RADIUS), quantile, noise)

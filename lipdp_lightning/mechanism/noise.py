@@ -19,7 +19,7 @@ from torch import Tensor
 from ..kernels.loops import gpu_kernels
 from ..kernels.normals import normals
 from ..privacy.grid import grid_shift
-from ..privacy.randomness import derive_key
+from ..privacy.keys import derive_key
 
 Mode = Literal["distributed", "replicated"]
 Reduce = Callable[[Tensor], None]

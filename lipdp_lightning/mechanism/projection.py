@@ -300,13 +300,14 @@ class Projector:
         trained = [name for group in certificate.groups for name in group.parameters]
         self._names = {n.rpartition(".")[0] or n: n for n in trained if follower.operators_of(n)}
         self._rules: dict[str, Projection | None] = dict.fromkeys(self._names)
-        if plan.max_norm is not None and plan.projection != "none":
-            limit = plan.max_norm if isinstance(plan.max_norm, int | float) else dict(plan.max_norm)
-            self._rules = resolve_projection(list(self._names), plan.projection, limit, plan.free_layers)
-        free = frozenset(n for n in self._names if any(fnmatchcase(n, pattern) for pattern in plan.free_layers))
+        constraint = plan.constraint
+        if (balls := constraint.balls) is not None:
+            limit = balls.max_norm if isinstance(balls.max_norm, int | float) else dict(balls.max_norm)
+            self._rules = resolve_projection(list(self._names), balls.projection, limit, constraint.free_layers)
+        free = frozenset(n for n in self._names if any(fnmatchcase(n, pattern) for pattern in constraint.free_layers))
         weights = {layer: parameters[name] for layer, name in self._names.items()}
-        self._standardized = standardized_layers(weights, plan.standardize, free)
-        self._with_variance = plan.standardize == "mean_and_variance"
+        self._standardized = standardized_layers(weights, constraint.standardize, free)
+        self._with_variance = constraint.standardize == "mean_and_variance"
 
     def project_(self) -> None:
         """Puts every layer back into its norm ball; the follower then holds the bounds of what is stored."""

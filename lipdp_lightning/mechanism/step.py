@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
 from ..bounds.held import HeldTensors
-from ..kernels.environment import numeric_environment
+from ..kernels.numeric_environment import numeric_environment
 from ..norms.follow import Follower
+from ..privacy.keys import KeyedDigest, derive_key, state_digest
 from ..privacy.plan import PrivacyPlan
-from ..privacy.randomness import KeyedDigest, derive_key, state_digest
 from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, release_
 from .projection import Projector
@@ -76,6 +76,7 @@ class Mechanism:
         self.certificate = certifier.certify()
         self._identity = certifier.identity
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
+        self._influence = plan.influence_at(0)
         self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views)
         self.scaling.attach(model)
         named = dict(model.named_parameters())
@@ -249,8 +250,9 @@ class Mechanism:
 
     def _switch(self, step: int) -> None:
         """Attaches the other scaling from the step on at which the plan switches."""
-        due = self.plan.scaling_at(step)
-        if not self.plan.clips_examples and due != self.scaling.name:
+        due = self.plan.influence_at(step)
+        if due != self._influence:
+            self._influence = due
             self.scaling.detach(self.model)
             self.scaling = scaling_of(self.plan, step, self.certificate, self.views)
             self.scaling.attach(self.model)

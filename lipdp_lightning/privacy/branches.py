@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..files import read_json, write_bytes_atomically
-from .place import place_of
-from .randomness import derive_key
+from .keys import derive_key
 
 FORMAT = 2  # of the file
+LOCK_FILE = "lock"
 RESERVED_AT_ONCE = 50  # steps; what a changed resume after a crash may count too much, at most
 
 
@@ -206,6 +207,23 @@ class Branches:
         branches = [asdict(b) for b in self._known]
         record = {"format": FORMAT, "plan": self._plan, "copied": self.copied, "branches": branches}
         write_bytes_atomically(self._path, json.dumps(record, indent=1).encode())
+
+
+def place_of(directory: Path) -> str:
+    """Returns the identity of a run directory; a renamed one keeps it, a copy or a restored backup has another.
+
+    It consists of the directory's inode and, where a run has locked it, the inode of the lock file and the time at
+    which that file was made. File systems set the latter themselves, and neither `cp -a` nor a backup brings it back;
+    `chmod` and `chown` of the lock file change it, which costs a run no more than a secret of its own.
+    """
+    parts = [os.stat(directory).st_ino]
+    try:
+        lock = os.stat(directory / LOCK_FILE)
+    except FileNotFoundError:
+        pass
+    else:
+        parts += [lock.st_ino, lock.st_ctime_ns]
+    return ".".join(map(str, parts))
 
 
 def _name(secret: bytes, context: bytes) -> str:

@@ -8,24 +8,15 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from lipdp_lightning.bound_text import upper_text
-from lipdp_lightning.privacy.ledger import (
-    GAUSSIAN,
-    SUBSAMPLED_GAUSSIAN,
-    LedgerEntry,
-    join_noise_multipliers,
-)
-from lipdp_lightning.privacy.plan_checks import SMALLEST_EPSILON, plan_problems
+from ..accounting.events import GAUSSIAN, SMALLEST_EPSILON, SUBSAMPLED_GAUSSIAN, LedgerEntry, join_noise_multipliers
+from ..bound_text import upper_text
+from . import plan_parts as parts
+from .plan_checks import normalised, plan_problems
 
-ADJACENCY = "add_remove"
-_PAIRS = ("group_weights", "cotangent_clip", "preliminary")
-_FLOATS = (
-    *("noise_multiplier", "delta", "input_bound", "loss_clip", "radius", "radius_quantile"),
-    *("radius_noise_multiplier", "scaling_floor", "clip_norm", "switch_at"),
-)
+PARTS = ("influence", "shares", "constraint")
 
 
 class DeltaWarning(UserWarning):
@@ -40,20 +31,33 @@ class NonCertifiedWarning(UserWarning):
 class PrivacyPlan:
     """Every public constant the guarantee depends on (docs/guarantee.md, section 1.1 and 1.6).
 
-    dataset_size and expected_batch_size are DECLARED, not read from the data: neighbouring data sets differ in
-    size. noise_multiplier is the sigma of the joint condition sum_k ||c_ik g_ik||^2 / sigma_k^2 <= 1 / sigma^2.
-    Equal plans have equal digests; sampler, mechanism and accountant compare theirs in set-up.
+    `create` and `from_dict` make a plan from flat options. Equal plans have equal digests; sampler, mechanism and
+    accountant compare theirs in set-up.
 
-    max_norm is one radius for all layers, or (pattern, radius) pairs; None leaves every layer free. A radius
-    scaling has a public `radius`, or tracks the quantile `radius_quantile` with its own noise on the step's
-    sample, which makes the step one release of a smaller, joined noise multiplier.
+    Attributes:
+        dataset_size: DECLARED, not read from the data: neighbouring data sets differ in size.
+        expected_batch_size: declared; the mean size of a step's Poisson sample, and what released sums are divided by.
+        steps: the planned number of steps.
+        noise_multiplier: the sigma of the joint condition sum_k ||c_ik g_ik||^2 / sigma_k^2 <= 1 / sigma^2.
+        delta: of the guarantee.
+        influence: how the influence of one example on a step is limited. A tracked radius is estimated from the step's
+            sample with its own noise, which makes the step one release of a smaller, joined noise multiplier.
+        shares: how the noise is shared among the groups of parameters.
+        constraint: what is done to the weights after every step.
+        adjacency: `add_remove` or `replace_one`.
+        accountant: `pld`, `prv` or `rdp`.
+        unit: what is protected: an `example`, or a `group` of at most ``max_examples_per_unit`` rows.
+        input_bound: norm that every input is bounded by; None leaves it to the module.
+        loss_clip: norm that each example's loss gradient is clipped to.
+        cotangent_clip: (pattern of modules, radius) pairs; cotangents at their outputs are clipped.
+        preliminary: (label, noise multiplier) of statistics of all rows that are released once, before the first
+            step (privacy/statistics.py). Epsilon is that of statistics and steps together.
+        secure: whether the noise of every coordinate is a sum of four draws.
+        allow_noncertified: whether a plan without a guarantee is accepted.
 
-    Scalings clip_* clip each example's gradient to clip_norm, by the function `clipping`, and use no bound of the
-    network; the guarantee rests on the clipping then. From the share switch_at of the steps on, `switch_to` replaces
-    the clipping function, or the scaling; each step stays a release of the same noise multiplier.
-
-    preliminary are (label, noise multiplier) of statistics of all rows that are released once, before the first
-    step (privacy/statistics.py). They are in the ledger: epsilon is that of statistics and steps together.
+    Example:
+        >>> PrivacyPlan(60000, 256, 14062, 1.1, 1e-6, influence=ExampleNorms("exact", PublicRadius(1.0)))
+        >>> PrivacyPlan.create(dataset_size=60000, expected_batch_size=256, epochs=60, epsilon=3, delta=1e-6)
     """
 
     dataset_size: int
@@ -61,39 +65,25 @@ class PrivacyPlan:
     steps: int
     noise_multiplier: float
     delta: float
-    adjacency: str = ADJACENCY
+    influence: parts.Influence = field(default_factory=parts.CertifiedBounds)
+    shares: parts.Shares | parts.CustomShares = field(default_factory=parts.Shares)
+    constraint: parts.Constraint = field(default_factory=parts.Constraint)
+    adjacency: str = "add_remove"
     accountant: str = "pld"
     unit: str = "example"
     max_examples_per_unit: int = 1
-    scaling: str = "joint"
-    allocation: str = "optimal"
-    group_weights: tuple[tuple[str, float], ...] = ()
-    projection: str = "clip"
-    max_norm: float | tuple[tuple[str, float], ...] | None = 1.0
-    free_layers: tuple[str, ...] = ()
-    standardize: str = "none"
     input_bound: float | None = None
     loss_clip: float | None = None
-    cotangent_clip: tuple[tuple[str, float], ...] = ()
-    radius: float | None = None
-    radius_quantile: float | None = None
-    radius_noise_multiplier: float | None = None
-    scaling_floor: float = 1e-6
+    cotangent_clip: parts.Table = ()
+    preliminary: parts.Table = ()
     secure: bool = False
     sampling: str = "poisson"
     allow_noncertified: bool = False
-    clipping: str | None = None
-    clip_norm: float | None = None
-    switch_at: float | None = None
-    switch_to: str | None = None
-    preliminary: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in _normalised(self).items():
+        options = _checked(self.to_dict())
+        for name, value in parts.parts_of(options).items():
             object.__setattr__(self, name, value)
-        problems = plan_problems(self)
-        if problems:
-            raise ValueError("\n".join(problems))
         if self.delta >= 1 / self.dataset_size:
             warnings.warn(
                 f"delta {self.delta:g} >= 1/N = {1 / self.dataset_size:.3g}: it permits publishing one record "
@@ -118,12 +108,22 @@ class PrivacyPlan:
         delta: float | None = None,
         **options: Any,
     ) -> PrivacyPlan:
-        """A plan from `epsilon` (the noise is calibrated) or `noise_multiplier`, and from `epochs` or `steps`.
+        """Returns a plan from flat options.
 
-        steps = ceil(epochs * dataset_size / expected_batch_size). delta defaults to 1/N, which is the most that
-        can be justified, and draws a DeltaWarning.
+        Args:
+            dataset_size: declared number of rows.
+            expected_batch_size: mean size of a step's sample.
+            epsilon: target of the whole run, to which the noise is calibrated.
+            noise_multiplier: in place of epsilon.
+            epochs: expected passes over the data; steps = ceil(epochs * dataset_size / expected_batch_size).
+            steps: in place of epochs.
+            delta: by default 1/N, which is the most that can be justified, and draws a DeltaWarning.
+            **options: other keys of `to_dict`, as in the ``privacy`` group of a configuration.
+
+        Raises:
+            ValueError: with every problem of the options at once, each with a HINT.
         """
-        from lipdp_lightning.privacy.calibrate import steps_for_epochs
+        from lipdp_lightning.accounting.calibrate import steps_for_epochs
 
         problems = []
         if (epsilon is None) == (noise_multiplier is None):
@@ -141,11 +141,10 @@ class PrivacyPlan:
             epochs = None
         if epochs is not None and dataset_size >= 1 and 0 < expected_batch_size < math.inf:
             steps = steps_for_epochs(epochs, dataset_size, expected_batch_size)
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(options) - known)
+        unknown = sorted(set(options) - _KNOWN)
         if unknown:
-            problems.append(f"unknown options {', '.join(unknown)}.\nHINT: known are {', '.join(sorted(known))}.")
-        fields = {name: value for name, value in options.items() if name in known}
+            problems.append(f"unknown options {', '.join(unknown)}.\nHINT: known are {', '.join(sorted(_KNOWN))}.")
+        fields = {name: value for name, value in options.items() if name in _KNOWN}
         fields |= {
             "dataset_size": dataset_size,
             "expected_batch_size": expected_batch_size,
@@ -156,14 +155,14 @@ class PrivacyPlan:
         with warnings.catch_warnings():  # one of this plan's values may be a placeholder
             warnings.simplefilter("ignore")
             try:
-                draft = cls(**fields)
+                draft = cls.from_dict(fields)
             except ValueError as error:
                 raise ValueError("\n".join([str(error), *problems])) from None
         if problems:
             raise ValueError("\n".join(problems))
         if epsilon is not None:
             fields["noise_multiplier"] = draft._calibrated(epsilon)
-        return cls(**fields)
+        return cls.from_dict(fields)
 
     @property
     def sample_rate(self) -> float:
@@ -171,72 +170,85 @@ class PrivacyPlan:
         return self.expected_batch_size / self.dataset_size
 
     @property
-    def tracks_radius(self) -> bool:
-        """Whether a clipping radius is estimated from the private data at every step."""
-        return self.radius_quantile is not None
+    def scaling(self) -> str:
+        """The name by which users call the form of ``influence``, for texts."""
+        return self.influence.name
 
     @property
     def certified(self) -> bool:
         """Whether a guarantee exists: false for `batch_max`, without any bound, and for a run without noise."""
-        return self.scaling not in ("batch_max", "none") and self.noise_multiplier > 0
+        return not isinstance(self.influence, parts.BatchMaximum | parts.Unlimited) and self.noise_multiplier > 0
 
     @property
     def clips_examples(self) -> bool:
         """Whether the guarantee rests on clipping each example's gradient, and not on bounds of the network."""
-        return self.scaling.startswith("clip_")
+        return isinstance(self.influence, parts.ClippedExamples)
 
     @property
     def first_switched_step(self) -> float:
-        """From which step on `switch_to` is in force; infinity without a switch."""
-        return math.inf if self.switch_at is None else math.ceil(self.switch_at * self.steps)
+        """From which step on the influence is limited as it is after its switch; infinity without a switch."""
+        switch = getattr(self.influence, "switch", None)
+        return math.inf if switch is None else math.ceil(switch.at * self.steps)
 
-    def scaling_at(self, step: int) -> str:
-        """The scaling of a step."""
-        switched = step >= self.first_switched_step and not self.clips_examples
-        return str(self.switch_to) if switched else self.scaling
+    def influence_at(self, step: int) -> parts.Influence:
+        """Returns how the influence of one example is limited at a step; the value has no switch."""
+        switched = step >= self.first_switched_step
+        match self.influence:
+            case parts.CertifiedBounds(name=name, switch=parts.Switch(to=to)) as bounds:
+                return dataclasses.replace(bounds, name=to if switched else name, switch=None)
+            case parts.ClippedExamples(clipping=clipping, switch=parts.Switch(to=to)) as clipped:
+                return dataclasses.replace(clipped, clipping=to if switched else clipping, switch=None)
+        return self.influence
 
-    def clipping_at(self, step: int) -> str | None:
-        """The clipping function of a step; None where nothing is clipped per example."""
-        switched = step >= self.first_switched_step and self.clips_examples
-        return self.switch_to if switched else self.clipping
+    @property
+    def _radius_noise(self) -> float | None:
+        match self.influence:
+            case parts.ExampleNorms(radius=parts.TrackedRadius(noise_multiplier=noise)):
+                return noise
+        return None
 
     @property
     def step_noise_multiplier(self) -> float:
-        """The noise multiplier of everything one step releases: the sum, and the quantile if there is one."""
-        if self.radius_noise_multiplier is None:
-            return self.noise_multiplier
-        return join_noise_multipliers((self.noise_multiplier, self.radius_noise_multiplier))
+        """The noise multiplier of everything one step releases: the sum, and the votes on a radius if there are any."""
+        votes = self._radius_noise
+        return self.noise_multiplier if votes is None else join_noise_multipliers((self.noise_multiplier, votes))
 
     def step_event(self) -> LedgerEntry:
-        """What one step adds to the ledger."""
+        """Returns what one step adds to the ledger."""
         mechanism = GAUSSIAN if self.sample_rate == 1 else SUBSAMPLED_GAUSSIAN
-        label = "gradient and radius" if self.tracks_radius else "gradient"
+        label = "gradient" if self._radius_noise is None else "gradient and radius"
         return LedgerEntry(mechanism, self.step_noise_multiplier, self.sample_rate, 1, label)
 
     def preliminary_events(self) -> tuple[LedgerEntry, ...]:
-        """What is released before the first step: a Gaussian mechanism for each statistic."""
+        """Returns what is released before the first step: a Gaussian mechanism for each statistic."""
         return tuple(LedgerEntry(GAUSSIAN, level, 1.0, 1, label) for label, level in self.preliminary)
 
     def events(self, steps: int | None = None) -> tuple[LedgerEntry, ...]:
-        """The ledger of the planned run, or of a run of so many steps."""
+        """Returns the ledger of the planned run, or of a run of so many steps."""
         count = self.steps if steps is None else steps
         taken = (dataclasses.replace(self.step_event(), count=count),) if count else ()
         return (*self.preliminary_events(), *taken)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; `from_dict` of it, also after JSON, is an equal plan."""
-        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        """Returns the flat options, plain values; `from_dict` of them, also after JSON, is an equal plan."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in PARTS}
+        options = normalised(own | parts.flat_options(self.influence, self.shares, self.constraint))
+        return {name: _plain(value) for name, value in options.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyPlan:
-        """Inverse of `to_dict`. Unknown keys are refused: a constant of the guarantee would be dropped."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        missing = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING} - set(values)
-        if wrong := sorted(set(values) - known):
-            raise ValueError(f"unknown plan keys {', '.join(wrong)}.\nHINT: known are {', '.join(sorted(known))}.")
+        """Returns the plan of flat options, the inverse of `to_dict`.
+
+        Raises:
+            ValueError: if a key is unknown (a constant of the guarantee would be dropped) or missing, and with every
+                problem of the values at once.
+        """
+        missing = _NEEDED - set(values)
+        if wrong := sorted(set(values) - _KNOWN):
+            raise ValueError(f"unknown plan keys {', '.join(wrong)}.\nHINT: known are {', '.join(sorted(_KNOWN))}.")
         if missing:
             raise ValueError(f"plan keys {', '.join(sorted(missing))} are missing.\nHINT: they have no default.")
-        return cls(**values)
+        return cls(**parts.parts_of(_checked(_DEFAULTS | dict(values))))
 
     def digest(self) -> bytes:
         """SHA-256 of the canonical JSON (sorted keys, floats in shortest exact form)."""
@@ -244,59 +256,38 @@ class PrivacyPlan:
         return hashlib.sha256(text.encode()).digest()
 
     def _calibrated(self, epsilon: float) -> float:
-        """The gradient's noise multiplier for which the whole run, radius queries and statistics included, meets
-        epsilon."""
-        from lipdp_lightning.privacy.calibrate import noise_multiplier_for
+        """Returns the gradient's noise multiplier for which the whole run, with votes and statistics, meets epsilon."""
+        from lipdp_lightning.accounting.calibrate import calibrate_noise
 
-        joined = noise_multiplier_for(
-            epsilon,
-            self.delta,
-            self.sample_rate,
-            self.steps,
-            self.accountant,
-            self.adjacency,
-            self.max_examples_per_unit,
-            preliminary=self.preliminary_events(),
-        )
-        if self.radius_noise_multiplier is None:
+        joined, _ = calibrate_noise(
+            epsilon, self.delta, self.sample_rate, self.steps, self.accountant, self.adjacency,
+            self.max_examples_per_unit, preliminary=self.preliminary_events(),
+        )  # fmt: skip
+        votes = self._radius_noise
+        if votes is None:
             return joined
-        if self.radius_noise_multiplier <= joined:
+        if votes <= joined:
             raise ValueError(
-                f"radius_noise_multiplier {self.radius_noise_multiplier} alone spends more than epsilon {epsilon}: "
+                f"radius_noise_multiplier {votes} alone spends more than epsilon {epsilon}: "
                 f"the step as a whole needs {joined:.4g}, and nothing is left for the gradient.\n"
                 f"HINT: radius_noise_multiplier of about {5 * joined:.3g} costs the gradient 2 %."
             )
-        gradient = 1 / math.sqrt((1 / joined) ** 2 - (1 / self.radius_noise_multiplier) ** 2)
+        gradient = 1 / math.sqrt((1 / joined) ** 2 - (1 / votes) ** 2)
         return gradient * (1 + 1e-12)  # joining again must not fall below by rounding
 
 
-def _normalised(plan: PrivacyPlan) -> dict[str, Any]:
-    """Values as YAML and JSON may bring them (lists, mappings, whole numbers), in the one form that is hashed."""
-    result: dict[str, Any] = {}
-    for name in _FLOATS:
-        value = getattr(plan, name)
-        result[name] = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    batch = plan.expected_batch_size
-    if isinstance(batch, float) and batch.is_integer():
-        result["expected_batch_size"] = int(batch)
-    for name in _PAIRS:
-        result[name] = _pairs(getattr(plan, name))
-    norm = plan.max_norm
-    result["max_norm"] = _pairs(norm) if isinstance(norm, Mapping | list | tuple) else norm
-    if isinstance(norm, int) and not isinstance(norm, bool):
-        result["max_norm"] = float(norm)
-    free = plan.free_layers
-    result["free_layers"] = tuple(free) if isinstance(free, list | tuple) else free
-    return result
+_OWN = {f.name: f.default for f in dataclasses.fields(PrivacyPlan) if f.name not in PARTS}
+_NEEDED = {name for name, default in _OWN.items() if default is dataclasses.MISSING}
+_DEFAULTS = {name: default for name, default in _OWN.items() if name not in _NEEDED} | dict(parts.FLAT)
+_KNOWN = _NEEDED | set(_DEFAULTS)
 
 
-def _pairs(value: Any) -> Any:
-    """(pattern, number) pairs as a tuple; what does not look like them is left for the checks to name."""
-    items = value.items() if isinstance(value, Mapping) else value
-    try:
-        return tuple((str(pattern), float(number)) for pattern, number in items)
-    except (TypeError, ValueError):
-        return value
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options in the one form that is hashed; ValueError with everything that is wrong with them."""
+    options = normalised(options)
+    if problems := plan_problems(options):
+        raise ValueError("\n".join(problems))
+    return options
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Poisson samples and keyed splits, as pure functions of a secret.
+"""Poisson samples, as pure functions of a secret and a step.
 
 Subsampling amplifies privacy only if each example is drawn with probability at most sample_rate, independently
 of the others and afresh at each step (docs/guarantee.md, sections 1.1 and 1.7). An empty sample is a step like
@@ -8,7 +8,6 @@ any other: it is never redrawn, since whether a redraw happened would depend on 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 
@@ -18,7 +17,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
-from lipdp_lightning.privacy.randomness import derive_key
+from lipdp_lightning.privacy.keys import derive_key
 
 _WORDS = 1 << 64
 _HALF = 1 << 32
@@ -107,27 +106,3 @@ def local_slice(indices: Tensor, rank: int, world_size: int, chunk: int = 0, chu
             "used twice.\nHINT: 0 <= rank < world_size and 0 <= chunk < chunks."
         )
     return indices if world_size * chunks == 1 else indices[chunk * world_size + rank :: world_size * chunks]
-
-
-def keyed_split(secret: bytes, ids: Sequence[int | bytes | str], fractions: Sequence[float]) -> tuple[Tensor, ...]:
-    """Disjoint random parts of the records, as positions in `ids`; where a record goes depends on its id alone.
-
-    Removing or adding a record moves no other one, so queries on different parts compose in parallel (the
-    maximum of their epsilons). With a permutation of the rows (torch's random_split) removing one record deals
-    the others anew: the parts of two neighbouring data sets have nothing in common, and the epsilons add up.
-    Sizes are random, fractions[k] * len(ids) on average. Rows with equal ids stay together.
-    """
-    total = math.fsum(fractions)
-    if not fractions or any(not f >= 0 for f in fractions) or abs(total - 1) > 1e-9:
-        raise ValueError(
-            f"fractions {list(fractions)} sum to {total}: records would be lost or dealt twice.\n"
-            "HINT: non-negative fractions with sum 1, for example (0.9, 0.1)."
-        )
-    bounds = [math.floor(sum(map(Fraction, fractions[: k + 1]), Fraction(0)) * _WORDS) for k in range(len(fractions))]
-    last = max(k for k, fraction in enumerate(fractions) if fraction > 0)
-    parts: list[list[int]] = [[] for _ in fractions]
-    for position, record in enumerate(ids):
-        key = derive_key(secret, "split", record.encode() if isinstance(record, str) else record)
-        word = int.from_bytes(key[:8], "little")
-        parts[next((k for k in range(last) if word < bounds[k]), last)].append(position)
-    return tuple(torch.tensor(part, dtype=torch.int64) for part in parts)

@@ -45,9 +45,9 @@ class Step:
         self._x /= self._x.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1)
         self._mechanism: Mechanism | None = None
         if scaling in ("worst_case", "layerwise", "exact"):
-            plan = PrivacyPlan(
-                100_000, rows, 10**6, 1.0, 1e-6, scaling=scaling, max_norm=None,
-                radius=1.0 if scaling == "exact" else None,
+            plan = PrivacyPlan.create(
+                dataset_size=100_000, expected_batch_size=rows, steps=10**6, noise_multiplier=1.0, delta=1e-6,
+                scaling=scaling, max_norm=None, radius=1.0 if scaling == "exact" else None,
             )  # fmt: skip
             certifier = Certifier(self._model, shape, 1.0, self._loss, norms=Follower())
             self._mechanism = Mechanism(self._model, certifier, plan, bytes(16))

@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..bench.arithmetic import FLOAT64, CertificateCounts, Counts, count, count_certificate
-from ..privacy.randomness import CounterStream
+from ..bench.step_counts import FLOAT64, CertificateCounts, Counts, count, count_certificate
+from ..privacy.keys import CounterStream
 
 STEPS_COUNTED = 20
 UPDATE_SIZE = 0.002

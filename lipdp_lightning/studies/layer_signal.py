@@ -35,7 +35,7 @@ from ..layers import ScaledLayer, scale_cotangent
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
-from ..privacy.randomness import new_secret
+from ..privacy.keys import new_secret
 from ..report.tables import render_table
 from ..training.guards import matching_modules
 

@@ -65,7 +65,7 @@ def _steps(views: int, examples: int, steps: int) -> list[float]:
     """Returns the seconds of some steps; the samples are of fixed size, since every row is in each."""
     torch.manual_seed(0)
     data, cost = RandomRows(SHAPE, examples), _Cost(views)
-    plan = PrivacyPlan(
+    plan = PrivacyPlan.create(
         dataset_size=examples, expected_batch_size=examples, noise_multiplier=1.0, delta=1e-6, steps=steps + WARM_UP,
         accountant="rdp", scaling="joint", allocation="global",
     )  # fmt: skip

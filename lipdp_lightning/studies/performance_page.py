@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..bench.arithmetic import count, memory_lines
 from ..bench.comparison_files import markdown_table, measured_by
 from ..bench.comparison_plots import write_png
+from ..bench.step_counts import count, memory_lines
 from .growth import HEADERS, SERIES, Law, figure_of, lines
 
 _SECTION = re.compile(r"^<!-- bench: (\w+) -->\n(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)

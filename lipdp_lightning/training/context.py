@@ -10,7 +10,7 @@ import lightning
 import torch
 
 from .. import __version__
-from ..kernels.environment import numeric_environment, repeats_bits
+from ..kernels.numeric_environment import numeric_environment, repeats_bits
 from .sources import code_digest
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..kernels.arithmetic import check_exact_arithmetic, require_exact_arithmetic
-from ..kernels.environment import require_repeated_bits
+from ..kernels.numeric_environment import require_repeated_bits
 
 
 def require_exact_products(device: torch.device, deterministic: bool = False) -> None:

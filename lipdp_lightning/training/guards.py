@@ -15,8 +15,8 @@ from ..bounds.certifier import CertificationError, Certifier
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
 from ..norms.operators import NormSource
+from ..privacy.keys import new_secret
 from ..privacy.plan import PrivacyPlan
-from ..privacy.randomness import new_secret
 from ..slurm.environment import task_problems
 from .module import PrivateModule
 from .module_guards import module_problems

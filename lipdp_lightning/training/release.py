@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..privacy.randomness import new_secret
+from ..privacy.keys import new_secret
 from ..privacy.statistics import Statistics
 
 STATISTICS = "lipdp_statistics"  # the key in checkpoints

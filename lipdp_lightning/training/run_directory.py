@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..files import is_left_over, naming, read_json, read_text, remove_left_overs, write_bytes_atomically
-from ..privacy.place import LOCK_FILE, place_of
+from ..privacy.branches import LOCK_FILE, place_of
 from ..run_names import (
     CHECKPOINTS,
     CONFIG_FILE,

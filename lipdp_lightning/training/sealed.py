@@ -16,7 +16,7 @@ import hashlib
 import hmac
 import struct
 
-from ..privacy.randomness import derive_key
+from ..privacy.keys import derive_key
 
 _MAGIC = b"\nlipdp checkpoint 2\n"
 _DIGEST = 32

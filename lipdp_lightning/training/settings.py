@@ -32,7 +32,7 @@ class PrivacySettings:
         free_layers: patterns of layers that no projection touches.
         standardize: after a step, take the mean out of every kernel of a convolution, or equal norms too.
         adjacency: whom the guarantee protects: add_remove or replace_one.
-        accountant: pld, prv or rdp; pld is exact for replace_one, for which the other two pay as for two examples.
+        accountant: pld, prv or rdp; for replace_one pld answers whichever is named: only it has a form for it.
         loss_clip: clip each example's loss gradient to this norm.
         cotangent_clip: pattern of modules -> radius; clips the cotangent at their output.
         radius: radius of the scalings 'radius', 'exact' and 'exact_layerwise'.

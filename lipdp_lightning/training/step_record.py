@@ -8,7 +8,7 @@ from io import FileIO
 from pathlib import Path
 
 from ..files import flush_directory, naming, read_bytes
-from ..privacy.randomness import derive_key
+from ..privacy.keys import derive_key
 
 _LINE = re.compile(r"^([0-9a-f]{16}) (\d+) ([0-9a-f]{32})$")
 _DIVERGED = "diverged"

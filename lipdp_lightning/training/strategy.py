@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..accounting.spending import Spending
 from ..clipping import Clipper, make_clipper
 from ..kernels.arithmetic import check_exact_arithmetic
 from ..layers.cotangents import attach_cotangent_clips
@@ -18,9 +19,8 @@ from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
 from ..privacy.branches import Branches, ResumeState
+from ..privacy.keys import derive_key, new_secret
 from ..privacy.plan import PrivacyPlan
-from ..privacy.randomness import derive_key, new_secret
-from ..privacy.spending import Spending
 from ..privacy.statistics import Statistics
 from .averaging import WeightAverage, average_of
 from .checkpoint_io import OwnerOnlyCheckpointIO

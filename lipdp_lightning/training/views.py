@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..augmentations import Augmentation, Draws, seeded
-from ..privacy.randomness import state_digest
+from ..privacy.keys import state_digest
 
 StepKey = Callable[..., int]
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..privacy.accountants import get_accountant
-from ..privacy.ledger import LedgerEntry
+from ..accounting.accountants import epsilon_of
+from ..accounting.events import LedgerEntry
 from ..privacy.plan import PrivacyPlan
 from .search import beside_of, events_of
 
@@ -32,7 +32,7 @@ def bound(events: Sequence[LedgerEntry], plan: PrivacyPlan, accountant: str) -> 
     """Returns epsilon of a ledger under the relation and unit of the plan."""
     if any(event.noise_multiplier == 0 for event in events):
         return math.inf
-    found = get_accountant(accountant).epsilon(events, plan.delta, plan.adjacency, plan.max_examples_per_unit)
+    found = epsilon_of(accountant, events, plan.delta, plan.adjacency, plan.max_examples_per_unit)
     return found.epsilon
 
 

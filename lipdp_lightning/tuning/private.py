@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import yaml
 
+from ..accounting.events import LedgerEntry
 from ..bound_text import upper_text
 from ..experiment.short_training import Prepared, Result, merged, prepare
 from ..files import OWNER_ONLY, read_bytes, write_bytes_atomically
 from ..privacy.grid import grid_shift
-from ..privacy.ledger import LedgerEntry
-from ..privacy.randomness import CounterStream, derive_key, new_secret
+from ..privacy.keys import CounterStream, derive_key, new_secret
 from ..report.atomic import write_all_atomically
 from ..training.release import STATISTICS
 from .counting import correct_rows

@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..accounting.events import LedgerEntry
 from ..bound_text import upper_text
 from ..experiment.short_training import Prepared, Result, beside_training, prepare
-from ..privacy.ledger import LedgerEntry
 from .objectives import Objective
 from .space import Choice, Range, Space
 from .storage import optuna

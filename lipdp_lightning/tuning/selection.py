@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..privacy.accountants import solve_group
-from ..privacy.curves import AccountantFailure, RdpCurve, collect
-from ..privacy.ledger import GAUSSIAN, LedgerEntry
-from ..privacy.randomness import CounterStream
+from ..accounting.accountants import solve_group
+from ..accounting.events import GAUSSIAN, LedgerEntry
+from ..accounting.privacy_curves import AccountantFailure, RdpCurve, collect
+from ..privacy.keys import CounterStream
 
 NAMES = {"geometric": 1.0, "logarithmic": 0.0}
 MOST_TRIALS = 1e6

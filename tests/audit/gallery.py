@@ -77,7 +77,7 @@ def plan_of(**options: Any) -> PrivacyPlan:
     } | options  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return PrivacyPlan(**chosen)
+        return PrivacyPlan.from_dict(chosen)
 
 
 def mlp() -> nn.Module:

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import Logger
 from small_runs import fit, make_module, make_plan, make_trainer
 
 from callbacks import PrivacyAccountant, PrivateProgressBar
-from lipdp_lightning.privacy.spending import Spending
+from lipdp_lightning.accounting.spending import Spending
 
 
 class Rows(Logger):

@@ -12,7 +12,7 @@ from small_runs import BlobsWithValidation, fit, make_module, make_plan
 
 from callbacks import GradientNoiseMonitor, PrivacyAccountant, PrivacyReport, ResumeCheckpoint
 from callbacks.privacy_report import summary_of
-from lipdp_lightning.privacy.spending import Spending
+from lipdp_lightning.accounting.spending import Spending
 
 VALIDATES = {"limit_val_batches": 1.0}
 

@@ -102,7 +102,7 @@ class ClipsTheMean(OpacusClipper):
         loss = loss_of(rows).sum()
         sums = torch.autograd.grad(loss, self._parameters)
         norm = torch.stack([g.norm() for g in sums]).norm().reshape(1)
-        factor = clip_factors(norm, self._plan.clip_norm * rows.shape[0], clipping)
+        factor = clip_factors(norm, self._plan.influence.norm * rows.shape[0], clipping)
         return loss, [factor * g for g in sums]
 
 
@@ -123,7 +123,7 @@ class RadiusPerLayer(OpacusClipper):
 
     def _summed(self, rows: Any, loss_of: Any, clipping: str) -> Any:
         own = clipper_module.group_radius
-        clipper_module.group_radius = lambda network, plan: plan.clip_norm
+        clipper_module.group_radius = lambda network, plan: plan.influence.norm
         try:
             return super()._summed(rows, loss_of, clipping)
         finally:

@@ -32,12 +32,12 @@ def test_the_ledger_is_that_of_a_run_without_a_switch(first: str, second: str) -
     plain = make_plan(scaling=first)
     switched = make_plan(scaling=first, switch_at=0.5, switch_to=second)
     assert plain.events() == switched.events()
-    assert [switched.scaling_at(s) for s in (0, 24, 25, 49)] == [first, first, second, second]
+    assert [switched.influence_at(s).name for s in (0, 24, 25, 49)] == [first, first, second, second]
 
 
 def test_clipping_switches_at_its_step() -> None:
     plan = clip_plan("clip_flat", "local", switch_at=0.95, switch_to="global")
-    assert [plan.clipping_at(s) for s in (0, 47, 48, 49)] == ["local", "local", "global", "global"]
+    assert [plan.influence_at(s).clipping for s in (0, 47, 48, 49)] == ["local", "local", "global", "global"]
     network, shape = make_network("mlp", gain=5.0)
     steps = ClippedSteps(network, shape, plan)
     batch = loud_batch(shape, 5)

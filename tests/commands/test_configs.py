@@ -11,8 +11,8 @@ import pytest
 import yaml
 from command_runs import ROOT, fit
 
+from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.experiment.experiment import parse_experiment
-from lipdp_lightning.privacy.accountants import get_accountant
 from lipdp_lightning.training.averaging import average_of
 from lipdp_lightning.training.views import view_problems, views_of
 
@@ -73,7 +73,7 @@ def test_a_large_configuration_is_complete(file: Path) -> None:
     experiment = parse_experiment(["--config", str(file), *ON_ONE_CPU], None, "off")
     privacy, plan = contents(file)["privacy"], experiment.plan
     assert plan.certified and plan.expected_batch_size == privacy["batch_size"]
-    bound = get_accountant("pld").epsilon(plan.events(), plan.delta, plan.adjacency).epsilon
+    bound = epsilon_of("pld", plan.events(), plan.delta, plan.adjacency).epsilon
     assert 0.95 * privacy["epsilon"] <= bound <= privacy["epsilon"] * (1 + 1e-3)
     if "_wrn" in file.stem:
         check_kit(experiment, contents(file)["trainer"]["devices"])

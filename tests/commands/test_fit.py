@@ -19,8 +19,8 @@ import torch
 import yaml
 from command_runs import LONG, QUICKSTART, ROOT, SMALL, Outcome, environment, fit, lipdp, snapshot
 
+from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.privacy.plan import PrivacyPlan
-from lipdp_lightning.privacy.spending import Spending
 
 REPORT_KEYS = {
     "certified", "epsilon", "delta", "adjacency", "noise_multiplier", "sample_rate", "steps_taken", "accountant",

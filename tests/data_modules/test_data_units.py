@@ -162,10 +162,10 @@ def test_the_plan_is_made_for_the_unit_that_the_data_declares() -> None:
 
 
 def test_protecting_three_rows_costs_more_than_protecting_one() -> None:
-    from lipdp_lightning.privacy.accountants import get_accountant
+    from lipdp_lightning.accounting.accountants import epsilon_of
 
     plan = PrivacyPlan.create(dataset_size=1000, expected_batch_size=10, steps=20, noise_multiplier=4.0, delta=1e-4)
-    one, three = (get_accountant("pld").epsilon(plan.events(), 1e-4, max_examples_per_unit=m).epsilon for m in (1, 3))
+    one, three = (epsilon_of("pld", plan.events(), 1e-4, max_examples_per_unit=m).epsilon for m in (1, 3))
     assert three > 2.5 * one
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from lipdp_lightning.mechanism.noise import StepNoise
-from lipdp_lightning.privacy.randomness import derive_key
+from lipdp_lightning.privacy.keys import derive_key
 from lipdp_lightning.privacy.sampling import local_slice, poisson_sample
 from lipdp_lightning.training import PrivateStrategy
 

@@ -1,4 +1,4 @@
-"""What decides the last bits of a sum: lipdp_lightning/kernels/environment.py."""
+"""What decides the last bits of a sum: lipdp_lightning/kernels/numeric_environment.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lipdp_lightning.kernels import environment
-from lipdp_lightning.kernels.environment import numeric_environment, repeats_bits, require_repeated_bits
+from lipdp_lightning.kernels import numeric_environment as environment
+from lipdp_lightning.kernels.numeric_environment import numeric_environment, repeats_bits, require_repeated_bits
 
 GPU = torch.device("cuda", 0)
 

@@ -14,9 +14,9 @@ import torch
 from scipy import stats
 
 from lipdp_lightning.kernels import cpu
-from lipdp_lightning.kernels.environment import numeric_environment
 from lipdp_lightning.kernels.normals import normals, normals_by_torch
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key, state_digest
+from lipdp_lightning.kernels.numeric_environment import numeric_environment
+from lipdp_lightning.privacy.keys import CounterStream, derive_key, state_digest
 
 SECRET = bytes(range(16))
 KEY = derive_key(SECRET, "test")

@@ -203,7 +203,7 @@ def moved(monkeypatch: pytest.MonkeyPatch, kind: type[Exact], build: Callable[[]
         patch.setattr(
             mechanism_module, "scaling_of",
             lambda plan, step, certificate, views: kind(
-                NoiseBudget.of(plan, views), Radii({ALL: plan.radius}), plan.scaling_floor
+                NoiseBudget.of(plan, views), Radii({ALL: plan.influence.radius.value}), plan.influence.floor
             ),
         )  # fmt: skip
         harness = harness_of(build())

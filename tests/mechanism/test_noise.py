@@ -15,7 +15,7 @@ from lipdp_lightning.kernels.normals import normals
 from lipdp_lightning.mechanism import noise as noise_module
 from lipdp_lightning.mechanism.noise import PIECE, Mode, Place, StepNoise, Sum, release_
 from lipdp_lightning.privacy.grid import grid_shift
-from lipdp_lightning.privacy.randomness import derive_key, state_digest
+from lipdp_lightning.privacy.keys import derive_key, state_digest
 
 SECRET = bytes(range(16))
 DIGEST = b"d" * 32

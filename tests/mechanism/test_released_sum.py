@@ -77,7 +77,7 @@ def shift(harness: Harness, example: Example, batch: Batch) -> float:
         # the second query of the step, against its own noise
         one = (harness.mechanism.votes - votes).square().sum().item()
         deviation = harness.mechanism.numbers().vote_deviation
-        assert one / deviation**2 <= TOLERANCE / harness.plan.radius_noise_multiplier**2
+        assert one / deviation**2 <= TOLERANCE / harness.plan.influence.radius.noise_multiplier**2
     return moved * harness.plan.noise_multiplier**2
 
 

@@ -9,14 +9,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lipdp_lightning.privacy.accountants import get_accountant
+from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.privacy.plan import DeltaWarning, NonCertifiedWarning, PrivacyPlan
+from lipdp_lightning.privacy.plan_parts import (
+    FLAT,
+    BatchMaximum,
+    CertifiedBounds,
+    ClippedExamples,
+    Constraint,
+    CustomShares,
+    ExampleNorms,
+    NormBalls,
+    PublicRadius,
+    Shares,
+    Switch,
+    TrackedRadius,
+    Unlimited,
+)
 
 BASE = dict(dataset_size=1000, expected_batch_size=100, steps=50, noise_multiplier=1.1, delta=1e-5)
 
 
 def plan(**changes):
-    return PrivacyPlan(**{**BASE, **changes})
+    return PrivacyPlan.from_dict({**BASE, **changes})
 
 
 positive = st.floats(1e-6, 1e6)
@@ -99,7 +114,7 @@ def test_every_field_is_in_the_digest():
         "switch_to",
         "sampling",  # has one value only
     }
-    assert covered == {field.name for field in dataclasses.fields(PrivacyPlan)}
+    assert covered == set(plan().to_dict())
 
 
 def test_digest_ignores_how_a_value_was_written():
@@ -110,8 +125,104 @@ def test_digest_ignores_how_a_value_was_written():
 
 
 def test_the_plan_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        plan().steps = 3
+    for value, name in ((plan(), "steps"), (plan().influence, "name"), (plan().constraint.balls, "max_norm")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, name, 3)
+
+
+FORMS = [  # flat options, the parts they make, and how the digest begins, which other versions have written to disk
+    (dict(), dict(), "a0e74492d9e4f977"),
+    (
+        dict(scaling="worst_case", allocation="equal", scaling_floor=1e-3, max_norm=[["a", 1]]),
+        dict(
+            influence=CertifiedBounds("worst_case", 1e-3),
+            shares=Shares("equal"),
+            constraint=Constraint(NormBalls("clip", (("a", 1.0),))),
+        ),
+        "691fe888747edc8f",
+    ),
+    (
+        dict(scaling="layerwise", switch_at=0.5, switch_to="joint", projection="bjorck", free_layers=["head"]),
+        dict(
+            influence=CertifiedBounds("layerwise", switch=Switch(0.5, "joint")),
+            constraint=Constraint(NormBalls("bjorck"), ("head",)),
+        ),
+        "87883f080d4b9847",
+    ),
+    (
+        dict(scaling="radius", radius=2, standardize="mean"),
+        dict(influence=ExampleNorms("radius", PublicRadius(2.0)), constraint=Constraint(standardize="mean")),
+        "3ce1abcba7c64ff3",
+    ),
+    (
+        dict(scaling="exact", radius_quantile=0.5, radius_noise_multiplier=9, scaling_floor=1e-3),
+        dict(influence=ExampleNorms("exact", TrackedRadius(0.5, 9.0), 1e-3)),
+        "a50f1328c7d8550c",
+    ),
+    (
+        dict(scaling="exact_layerwise", radius=1.0, allocation="custom", group_weights={"a": 2}),
+        dict(influence=ExampleNorms("exact_layerwise", PublicRadius(1.0)), shares=CustomShares((("a", 2.0),))),
+        "0456d6671bc510c0",
+    ),
+    (
+        dict(scaling="clip_ghost", clipping="automatic", clip_norm=0.5, max_norm=None),
+        dict(influence=ClippedExamples("clip_ghost", "automatic", 0.5), constraint=Constraint(None)),
+        "8fa277006a29ba48",
+    ),
+    (
+        dict(
+            scaling="clip_flat", clipping="local", clip_norm=1, switch_at=0.9, switch_to="global", allocation="global"
+        ),
+        dict(influence=ClippedExamples("clip_flat", "local", 1.0, Switch(0.9, "global")), shares=Shares("global")),
+        "d3526e0c5056b9d1",
+    ),
+    (
+        dict(scaling="batch_max", allow_noncertified=True),
+        dict(influence=BatchMaximum(), allow_noncertified=True),
+        "efeb827b04f1c092",
+    ),
+    (
+        dict(scaling="none", allow_noncertified=True, noise_multiplier=0),
+        dict(influence=Unlimited(), allow_noncertified=True, noise_multiplier=0),
+        "7d0ab4c3ccd960c6",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "parts", "digest"), FORMS)
+@pytest.mark.filterwarnings("ignore::lipdp_lightning.privacy.plan.NonCertifiedWarning")
+def test_flat_options_and_parts_make_one_plan_whose_digest_stays(options, parts, digest):
+    flat, made = plan(**options), PrivacyPlan(**{**BASE, **parts})
+    assert flat == made and hash(flat) == hash(made)
+    assert flat.digest().hex()[:16] == made.digest().hex()[:16] == digest
+    assert PrivacyPlan.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert {name: getattr(made, name) for name in parts} == parts
+    assert set(FLAT) < set(made.to_dict())
+
+
+def test_parts_are_checked_like_options():
+    for influence, word in (
+        (ExampleNorms("exact", PublicRadius(-1.0)), "radius -1.0"),
+        (ExampleNorms("joint", PublicRadius(1.0)), "would ignore it"),
+        (CertifiedBounds("exact"), "needs a public radius"),
+        (CertifiedBounds("batch_max"), "allow_noncertified"),
+        (CertifiedBounds("joint", switch=Switch(2.0, "radius")), "cannot switch"),
+        (ClippedExamples("clip_flat", "soft", 1.0), "clipping 'soft'"),
+        (BatchMaximum(), "allow_noncertified"),
+    ):
+        with pytest.raises(ValueError, match="HINT") as caught:
+            PrivacyPlan(**BASE, influence=influence)
+        assert word in str(caught.value)
+
+
+def test_what_is_in_force_at_a_step_has_no_switch():
+    bounds = plan(scaling="layerwise", switch_at=0.5, switch_to="joint", scaling_floor=1e-3)
+    assert bounds.first_switched_step == 25
+    assert [bounds.influence_at(step) for step in (0, 24)] == [CertifiedBounds("layerwise", 1e-3)] * 2
+    assert [bounds.influence_at(step) for step in (25, 49)] == [CertifiedBounds("joint", 1e-3)] * 2
+    clipped = plan(scaling="clip_flat", clipping="local", clip_norm=2.0, switch_at=0.9, switch_to="global")
+    assert [clipped.influence_at(step).clipping for step in (44, 45)] == ["local", "global"]
+    assert plan().first_switched_step == math.inf and plan().influence_at(49) == plan().influence
 
 
 def test_from_dict_refuses_unknown_and_missing_keys():
@@ -233,7 +344,7 @@ def create(**options):
 
 
 def spent(made):
-    return get_accountant(made.accountant).epsilon(made.events(), made.delta, made.adjacency).epsilon
+    return epsilon_of(made.accountant, made.events(), made.delta, made.adjacency).epsilon
 
 
 def test_create_calibrates():

@@ -17,8 +17,8 @@ from private_step import make_plan
 from scipy import stats
 
 from lipdp_lightning.privacy import sampling
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key, new_secret
-from lipdp_lightning.privacy.sampling import SampleCiphers, keyed_split, local_slice, poisson_sample
+from lipdp_lightning.privacy.keys import CounterStream, derive_key, new_secret
+from lipdp_lightning.privacy.sampling import SampleCiphers, local_slice, poisson_sample
 from lipdp_lightning.training.draws import planned_draws
 
 SECRET = b"a fixed secret.."
@@ -274,55 +274,3 @@ def test_shares_that_do_not_exist_are_refused(share):
     rank, world_size, chunk, chunks = share
     with pytest.raises(ValueError, match="HINT"):
         local_slice(torch.arange(4), rank, world_size, chunk, chunks)
-
-
-def validation_ids_kept(split, size=10_000, removed=4321):
-    """How many of the validation ids are still validation ids after one record is removed."""
-    ids = list(range(size))
-    rest = [i for i in ids if i != removed]
-    before, after = split(ids), split(rest)
-    return len(before & after), len(before - {removed})
-
-
-def test_keyed_split_redeals_nobody():
-    def keyed(ids):
-        return {ids[p] for p in keyed_split(SECRET, ids, (0.9, 0.1))[1].tolist()}
-
-    kept, total = validation_ids_kept(keyed)
-    assert kept == total and 850 < total < 1150
-
-
-def test_random_split_redeals_almost_everybody():
-    def permuted(ids):
-        generator = torch.Generator().manual_seed(0)
-        parts = torch.utils.data.random_split(ids, [len(ids) - 1000, 1000], generator)
-        return {ids[p] for p in parts[1].indices}
-
-    kept, total = validation_ids_kept(permuted)
-    assert kept < 0.15 * total
-
-
-def test_keyed_split_partitions_at_the_fractions():
-    parts = keyed_split(SECRET, [f"row {i}" for i in range(6000)], (0.5, 0.3, 0.2))
-    assert sorted(torch.cat(parts).tolist()) == list(range(6000))
-    assert stats.chisquare([len(p) for p in parts], [3000, 1800, 1200]).pvalue > 1e-3
-
-
-def test_keyed_split_depends_on_the_id_and_the_secret_only():
-    ids = [b"x", b"y", "z", 4] * 3
-    first = keyed_split(SECRET, ids, (0.5, 0.5))
-    where = [next(k for k, p in enumerate(first) if i in p.tolist()) for i in range(len(ids))]
-    assert where[:4] == where[4:8] == where[8:]
-    many = list(range(500))
-    assert not torch.equal(keyed_split(SECRET, many, (0.5, 0.5))[0], keyed_split(OTHER, many, (0.5, 0.5))[0])
-
-
-@pytest.mark.parametrize("fractions", [(), (0.5, 0.4), (1.5, -0.5), (math.nan, 1.0)])
-def test_bad_fractions_are_refused(fractions):
-    with pytest.raises(ValueError, match="HINT"):
-        keyed_split(SECRET, [1, 2], fractions)
-
-
-def test_zero_fractions_get_nothing():
-    parts = keyed_split(SECRET, range(300), (0.0, 1.0, 0.0))
-    assert [len(p) for p in parts] == [0, 300, 0]

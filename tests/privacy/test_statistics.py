@@ -14,11 +14,11 @@ import torch
 from scipy import optimize, stats
 from torch import Tensor
 
+from lipdp_lightning.accounting.accountants import epsilon_of
+from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.privacy import statistics
-from lipdp_lightning.privacy.accountants import get_accountant
+from lipdp_lightning.privacy.keys import derive_key
 from lipdp_lightning.privacy.plan import PrivacyPlan
-from lipdp_lightning.privacy.randomness import derive_key
-from lipdp_lightning.privacy.spending import Spending
 from lipdp_lightning.privacy.statistics import Statistics, Terms, bounded_sum, noisy_mean
 
 SECRET, OTHER = bytes(range(16)), bytes(range(1, 17))
@@ -33,7 +33,7 @@ def plan(**options: Any) -> PrivacyPlan:
     } | options  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return PrivacyPlan(**chosen)
+        return PrivacyPlan.from_dict(chosen)
 
 
 def rows(count: int = 300, dimension: int = 40, seed: int = 0) -> Tensor:
@@ -243,7 +243,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def accounts_for_everything(made: PrivacyPlan) -> bool:
     """Against the closed form: full batches and statistics are one Gaussian mechanism."""
     mu = math.sqrt(made.steps / made.noise_multiplier**2 + sum(1 / level**2 for _, level in TWO))
-    claimed = get_accountant("pld").epsilon(made.events(), made.delta).epsilon
+    claimed = epsilon_of("pld", made.events(), made.delta).epsilon
     truth = gaussian_epsilon(mu, made.delta)
     return truth * (1 - 1e-6) <= claimed <= truth * 1.01
 
@@ -275,7 +275,7 @@ def test_noise_is_calibrated_to_statistics_and_steps_together(accountant: str, b
     made, alone = (
         PrivacyPlan.create(**options, accountant=accountant, preliminary=preliminary) for preliminary in (TWO, ())
     )
-    bound = get_accountant(accountant).epsilon(made.events(), made.delta).epsilon
+    bound = epsilon_of(accountant, made.events(), made.delta).epsilon
     assert 1.95 < bound <= 2.0 and made.noise_multiplier > 1.002 * alone.noise_multiplier
 
 
@@ -292,7 +292,7 @@ def test_a_group_pays_for_its_rows_in_the_statistics_too() -> None:
     one, three = (plan(unit="group", max_examples_per_unit=rows, **options) for rows in (1, 3))
     quiet = plan(unit="group", max_examples_per_unit=3, preliminary=(), **options)
     epsilons = [
-        get_accountant("pld").epsilon(p.events(), p.delta, p.adjacency, p.max_examples_per_unit).epsilon
+        epsilon_of("pld", p.events(), p.delta, p.adjacency, p.max_examples_per_unit).epsilon
         for p in (one, quiet, three)
     ]
     assert 3 * epsilons[0] < epsilons[2] and epsilons[1] < epsilons[2]

@@ -7,7 +7,8 @@ import tracemalloc
 import pytest
 import torch
 
-from lipdp_lightning.bench.arithmetic import (
+from lipdp_lightning.bench.contender_rows import Row
+from lipdp_lightning.bench.step_counts import (
     NOISE_AT_ONCE,
     CertificateCounts,
     Counts,
@@ -15,7 +16,6 @@ from lipdp_lightning.bench.arithmetic import (
     count_certificate,
     memory_lines,
 )
-from lipdp_lightning.bench.contender_rows import Row
 from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum, release_
 from lipdp_lightning.studies.gpu_estimate import Assumed, estimate
 from lipdp_lightning.studies.growth import SERIES, fit, laws_of

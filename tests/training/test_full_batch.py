@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import Callback
 from scipy.stats import norm
 from small_runs import fit, make_module, make_plan
 
-from lipdp_lightning.privacy.accountants import get_accountant
-from lipdp_lightning.privacy.ledger import GAUSSIAN
+from lipdp_lightning.accounting.accountants import epsilon_of
+from lipdp_lightning.accounting.events import GAUSSIAN
 from lipdp_lightning.training import PrivateModule
 
 STEPS, SIGMA, DELTA = 200, 30.0, 1e-5
@@ -39,13 +39,13 @@ def test_its_epsilon_is_that_of_a_gaussian(accountant: str, slack: float) -> Non
         accountant=accountant, allow_noncertified=False,
     )  # fmt: skip
     assert plan.sample_rate == 1 and [event.mechanism for event in plan.events()] == [GAUSSIAN]
-    bound = get_accountant(accountant).epsilon(plan.events(), plan.delta, plan.adjacency).epsilon
+    bound = epsilon_of(accountant, plan.events(), plan.delta, plan.adjacency).epsilon
     assert exact_epsilon() <= bound <= slack * exact_epsilon()
     half = make_plan(
         dataset_size=1000, expected_batch_size=500, steps=STEPS, noise_multiplier=SIGMA, delta=DELTA,
         accountant=accountant,
     )  # fmt: skip
-    sampled = get_accountant(accountant).epsilon(half.events(), half.delta, half.adjacency).epsilon
+    sampled = epsilon_of(accountant, half.events(), half.delta, half.adjacency).epsilon
     assert sampled < exact_epsilon(), "a sample of half the rows is accounted for like all of them"
 
 

@@ -250,7 +250,7 @@ def test_a_copy_is_told_by_more_than_the_number_of_its_inode(tmp_path: Path, mon
     def stat(path: Path) -> SimpleNamespace:
         return SimpleNamespace(st_ino=7, st_ctime_ns=os.stat(path).st_ctime_ns)
 
-    monkeypatch.setattr("lipdp_lightning.privacy.place.os", SimpleNamespace(stat=stat))
+    monkeypatch.setattr("lipdp_lightning.privacy.branches.os", SimpleNamespace(stat=stat))
     session(tmp_path / "run", crash=5)
     shutil.copytree(tmp_path / "run", tmp_path / "second")
     trainer, notes = session(tmp_path / "second")

@@ -15,9 +15,9 @@ import pytest
 import torch
 import yaml
 
+from lipdp_lightning.accounting.accountants import epsilon_of
+from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.cli import main
-from lipdp_lightning.privacy.accountants import get_accountant
-from lipdp_lightning.privacy.ledger import LedgerEntry
 from lipdp_lightning.training import PrivateStrategy
 from lipdp_lightning.tuning.search import events_of
 from lipdp_lightning.tuning.space import flat_keys, read_space
@@ -104,9 +104,8 @@ def check_costs(out: Path, page: str) -> None:
     """The epsilons of the page, computed again from the trials' own ledgers."""
     trials = study_of(out / "study.sqlite").trials
     ledgers = [events_of(t) for t in trials]
-    account = get_accountant("rdp")
-    summed = sum(account.epsilon(ledger, 1e-4).epsilon for ledger in ledgers)
-    composed = account.epsilon([e for ledger in ledgers for e in ledger], 1e-4).epsilon
+    summed = sum(epsilon_of("rdp", ledger, 1e-4).epsilon for ledger in ledgers)
+    composed = epsilon_of("rdp", [e for ledger in ledgers for e in ledger], 1e-4).epsilon
     assert composed < summed
     assert f"epsilon {math.ceil(composed * 1e3) / 1e3:g} at delta 0.0001 by Renyi" in page
     assert f"epsilon {math.ceil(summed * 1e3) / 1e3:g} at delta {len(trials) * 1e-4:g} as plain sums" in page
@@ -328,7 +327,7 @@ def test_only_the_best_is_released(config: Path, tmp_path: Path, capsys: Any) ->
     page = (out / "selection.md").read_text()
     assert "standard deviation 4" in page and all(str(t.values[0]) not in page for t in study.trials)
     claimed = float(page.split("epsilon = ")[1].split()[0])
-    worst = max(get_accountant("rdp").epsilon(events_of(t), 1e-4).epsilon for t in study.trials)
+    worst = max(epsilon_of("rdp", events_of(t), 1e-4).epsilon for t in study.trials)
     assert claimed > worst
     before = (out / "selection.md").read_text()
     assert tune(config, out, *options) == 0  # a second start trains nothing

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lipdp_lightning.privacy.accountants import get_accountant
-from lipdp_lightning.privacy.ledger import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key
+from lipdp_lightning.accounting.accountants import epsilon_of
+from lipdp_lightning.accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.privacy.keys import CounterStream, derive_key
 from lipdp_lightning.tuning.selection import TrialCount, score_entry, selected_divergences, selection_epsilon
 
 ETAS = (-0.5, 0.0, 0.5, 1.0, 3.0)
@@ -104,7 +104,7 @@ def test_a_fixed_number_of_trials_is_not_covered() -> None:
 def test_epsilon_is_that_of_the_worst_trial_with_its_price() -> None:
     steps = [LedgerEntry(SUBSAMPLED_GAUSSIAN, sigma, 0.02, 500, "gradient") for sigma in (1.0, 1.5)]
     count = TrialCount.with_mean(0.0, 10.0)
-    alone = [get_accountant("rdp").epsilon([s], 1e-5).epsilon for s in steps]
+    alone = [epsilon_of("rdp", [s], 1e-5).epsilon for s in steps]
     selected = [selection_epsilon([[s]], count, 1e-5) for s in steps]
     assert selected[0] > alone[0] > alone[1] and selected[1] > alone[1]
     assert selection_epsilon([[steps[0]], [steps[1]]], count, 1e-5) == pytest.approx(selected[0])

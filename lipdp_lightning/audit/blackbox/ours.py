@@ -57,7 +57,7 @@ def our_implementation(
             settings["radius"] = RADIUS[scaling]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            plan = PrivacyPlan(**settings | options)
+            plan = PrivacyPlan.from_dict(settings | options)
         return Subject(module, plan, shape, kind=kind, secret=hyper.seed.to_bytes(16, "big"))
 
     def train(data: Data, hyper: HyperParameters, start: Checkpoint | None) -> Checkpoint:

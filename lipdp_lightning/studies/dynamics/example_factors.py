@@ -76,7 +76,7 @@ class Scaled:
         }  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._plan = PrivacyPlan(**settings | dict(self.options))
+            self._plan = PrivacyPlan.from_dict(settings | dict(self.options))
         self._certifier = Certifier(
             self.network, self.input_shape, self.input_bound, self.loss, compute_dtype=torch.float64
         )

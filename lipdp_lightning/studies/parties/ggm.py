@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from lipdp_lightning.privacy.randomness import derive_key
+from lipdp_lightning.privacy.keys import derive_key
 
 Words = npt.NDArray[np.uint64]
 

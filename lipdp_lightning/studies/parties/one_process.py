@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lipdp_lightning.curves.releases import CurveRelease
-from lipdp_lightning.privacy.randomness import new_secret
+from lipdp_lightning.privacy.keys import new_secret
 from lipdp_lightning.studies.parties.costs import Traffic, count_session
 from lipdp_lightning.studies.parties.kernel_sums import ThresholdCounts, UStatistic
 from lipdp_lightning.studies.parties.secure_aggregation import (

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lipdp_lightning.privacy.randomness import new_secret
+from lipdp_lightning.privacy.keys import new_secret
 from lipdp_lightning.studies.parties.costs import ANALYST, PARTIES, WORD_BYTES, Traffic, server_name
 from lipdp_lightning.studies.parties.kernel_sums import ThresholdCounts, UStatistic
 from lipdp_lightning.studies.parties.one_process import ServerView

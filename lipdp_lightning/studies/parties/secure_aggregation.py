@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key
+from lipdp_lightning.privacy.keys import CounterStream, derive_key
 from lipdp_lightning.studies.parties.kernel_sums import UStatistic
 
 Bytes = npt.NDArray[np.uint8]

@@ -20,7 +20,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from lipdp_lightning.privacy.randomness import new_secret
+from lipdp_lightning.privacy.keys import new_secret
 from lipdp_lightning.report.atomic import write_all_atomically
 from lipdp_lightning.report.figure_style import label_axes, legend, new_figure
 from lipdp_lightning.report.show import show

@@ -32,9 +32,9 @@ def as_published(epsilon: float, rows: int, layers: int = LAYERS) -> Reaccounted
     Batch size and noise multiplier are taken from the papers' search space; the number of steps is the largest for
     which the RDP accountant, which the papers use, stays at `epsilon`. The truth is by PLD.
     """
-    from lipdp_lightning.privacy.accountants import get_accountant
-    from lipdp_lightning.privacy.calibrate import steps_for
-    from lipdp_lightning.privacy.ledger import SUBSAMPLED_GAUSSIAN, LedgerEntry
+    from lipdp_lightning.accounting.accountants import epsilon_of
+    from lipdp_lightning.accounting.calibrate import steps_for
+    from lipdp_lightning.accounting.events import SUBSAMPLED_GAUSSIAN, LedgerEntry
 
     delta, found = 1 / rows, []
     for batch in BATCH_SIZES:
@@ -47,7 +47,7 @@ def as_published(epsilon: float, rows: int, layers: int = LAYERS) -> Reaccounted
             if rate >= 1 or steps < 1 / rate or steps > MOST_EPOCHS / rate:
                 continue  # less than an epoch, or unrealistically long
             release = LedgerEntry(SUBSAMPLED_GAUSSIAN, noise / math.sqrt(layers), rate, steps)
-            found.append(get_accountant("pld").epsilon([release], delta).epsilon)
+            found.append(epsilon_of("pld", [release], delta).epsilon)
     if not found:
         return Reaccounted(math.nan, math.nan, 0)
     return Reaccounted(min(found), max(found), len(found))

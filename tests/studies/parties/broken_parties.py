@@ -7,7 +7,7 @@ import socket
 import time
 from dataclasses import replace
 
-from lipdp_lightning.privacy.randomness import new_secret
+from lipdp_lightning.privacy.keys import new_secret
 from lipdp_lightning.studies.parties.roles import Server, collect_messages, deliver, end_after, run_party, run_server
 from lipdp_lightning.studies.parties.secure_aggregation import ShareRandomness
 from lipdp_lightning.studies.parties.transport import HOST, OPEN, call, new_identities

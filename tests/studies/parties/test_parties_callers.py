@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lipdp_lightning.privacy.randomness import new_secret
+from lipdp_lightning.privacy.keys import new_secret
 from lipdp_lightning.studies.parties import AdditiveSharing, ThresholdCounts
 from lipdp_lightning.studies.parties.costs import ANALYST
 from lipdp_lightning.studies.parties.roles import Server, Setting, collect_messages, deliver, party_name

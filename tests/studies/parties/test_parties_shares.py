@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lipdp_lightning.privacy.randomness import CounterStream, derive_key
+from lipdp_lightning.privacy.keys import CounterStream, derive_key
 from lipdp_lightning.studies.parties import (
     AdditiveSharing,
     FunctionSharing,

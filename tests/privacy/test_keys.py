@@ -1,4 +1,4 @@
-"""Keys, streams and digests: lipdp_lightning/privacy/randomness.py."""
+"""Keys, streams and digests: lipdp_lightning/privacy/keys.py."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from lipdp_lightning.privacy.randomness import (
+from lipdp_lightning.privacy.keys import (
     CounterStream,
     KeyedDigest,
     derive_key,

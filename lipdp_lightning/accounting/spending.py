@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
-from .accountants import REPLACE_ONE, PrivacyBound, get_accountant
-from .cross_check import warn_of_disagreement
-from .plan import PrivacyPlan
+from .accountants import PrivacyBound, epsilon_of
+from .events import LedgerEntry
+
+
+class PlannedReleases(Protocol):
+    """The part of a plan that accountants need."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def delta(self) -> float: ...
+    @property
+    def adjacency(self) -> str: ...
+    @property
+    def max_examples_per_unit(self) -> int: ...
+    @property
+    def accountant(self) -> str: ...
+    def events(self, steps: int | None = None) -> tuple[LedgerEntry, ...]:
+        """Returns the ledger of so many steps, of all planned ones by default."""
 
 
 class Spending:
@@ -15,31 +32,32 @@ class Spending:
     The guarantee is the epsilon of the planned steps, by the plan's accountant. Between, PLD answers on
     a grid of step counts, each when it is first reached; a step shows the grid point at or after it, so
     what is shown is an upper bound, and never above the guarantee. Grid points are multiples of steps / points.
-    Statistics that the plan releases before the first step count from the start.
+    Statistics that the plan releases before the first step count from the start. The caller counts the steps of all
+    branches (privacy/branches.py, `Branches.spent`).
+
+    Args:
+        plan: what is released, and what for.
+        points: number of grid points.
     """
 
-    def __init__(self, plan: PrivacyPlan, points: int = 20) -> None:
+    def __init__(self, plan: PlannedReleases, points: int = 20) -> None:
         self._plan = plan
         self._grid = max(1, math.ceil(plan.steps / points))
         self._known: dict[int, float] = {}
         self._guarantee: PrivacyBound | None = None
 
     def guarantee(self) -> PrivacyBound:
-        """The epsilon of all planned steps."""
+        """Returns the epsilon of all planned steps."""
         if self._guarantee is None:
-            plan = self._plan
-            self._guarantee = self._bound(plan.steps, plan.accountant)
-            if plan.adjacency == REPLACE_ONE and plan.accountant != "pld":  # a replacement is counted as two examples
-                known = plan.delta, plan.adjacency, plan.max_examples_per_unit
-                warn_of_disagreement(self._guarantee, plan.events(), *known)
+            self._guarantee = self._bound(self._plan.steps, self._plan.accountant)
         return self._guarantee
 
     def exactly(self, steps: int) -> PrivacyBound:
-        """The epsilon of exactly so many steps, by the plan's accountant."""
+        """Returns the epsilon of exactly so many steps, by the plan's accountant."""
         return self.guarantee() if steps == self._plan.steps else self._bound(steps, self._plan.accountant)
 
     def shown(self, steps: int) -> float:
-        """An upper bound on the epsilon of the first ``steps`` steps."""
+        """Returns an upper bound on the epsilon of the first ``steps`` steps."""
         planned = self._plan.steps
         point = -(-steps // self._grid) * self._grid
         point = min(point, planned) if steps <= planned else point
@@ -52,4 +70,4 @@ class Spending:
     def _bound(self, steps: int, accountant: str) -> PrivacyBound:
         plan = self._plan
         entries = plan.events(steps)
-        return get_accountant(accountant).epsilon(entries, plan.delta, plan.adjacency, plan.max_examples_per_unit)
+        return epsilon_of(accountant, entries, plan.delta, plan.adjacency, plan.max_examples_per_unit)

@@ -1,4 +1,4 @@
-"""What decides the last bits of a sum besides the program: the libraries, the processor, their switches."""
+"""Names what decides the last bits of a sum besides the program: libraries, processor and switches."""
 
 from __future__ import annotations
 

@@ -11,16 +11,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from lipdp_lightning.bound_text import upper_text
-from lipdp_lightning.privacy.accountants import (
+from lipdp_lightning.accounting.accountants import (
     ADD_REMOVE,
     AccountantFallbackWarning,
     PrivacyBound,
-    get_accountant,
+    epsilon_of,
+    warn_of_disagreement,
 )
-from lipdp_lightning.privacy.cross_check import warn_of_disagreement
-from lipdp_lightning.privacy.ledger import SUBSAMPLED_GAUSSIAN, LedgerEntry
-from lipdp_lightning.privacy.plan_checks import MOST_STEPS, SMALLEST_EPSILON
+from lipdp_lightning.accounting.events import MOST_STEPS, SMALLEST_EPSILON, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.bound_text import upper_text
 
 TOLERANCE = 1e-3
 SMALLEST_NOISE = 0.05
@@ -28,7 +27,7 @@ LARGEST_NOISE = 1e6
 
 
 def steps_for_epochs(epochs: float, dataset_size: int, expected_batch_size: float) -> int:
-    """ceil(epochs / sample_rate): the least number of steps that draws each example `epochs` times on average."""
+    """Returns ceil(epochs / sample_rate), the least number of steps with ``epochs`` draws of each row on average."""
     exact = Fraction(epochs) * dataset_size / Fraction(expected_batch_size)
     # 0.1 is not a tenth: without this tolerance 0.1 epochs of 100 steps would be 11 steps
     return max(1, math.ceil(exact - Fraction(1, 10**9)))
@@ -44,30 +43,9 @@ def privacy_bound(
     max_examples_per_unit: int = 1,
     preliminary: Sequence[LedgerEntry] = (),
 ) -> PrivacyBound:
-    """The certified bound of `steps` subsampled Gaussian steps, and of what was released before them."""
+    """Returns the bound of ``steps`` subsampled Gaussian steps, and of what was released before them."""
     entries = [*preliminary, LedgerEntry(SUBSAMPLED_GAUSSIAN, noise_multiplier, sample_rate, steps)]
-    return get_accountant(accountant).epsilon(entries, delta, adjacency, max_examples_per_unit)
-
-
-def noise_multiplier_for(
-    epsilon: float,
-    delta: float,
-    sample_rate: float,
-    steps: int,
-    accountant: str = "pld",
-    adjacency: str = ADD_REMOVE,
-    max_examples_per_unit: int = 1,
-    tolerance: float = TOLERANCE,
-    preliminary: Sequence[LedgerEntry] = (),
-) -> float:
-    """A noise multiplier whose certified epsilon is at most `epsilon`, within `tolerance` of the smallest such.
-
-    For a step that also answers other queries on its sample, this is the JOINED multiplier of the step. What
-    `preliminary` lists is composed with the steps: epsilon is that of both.
-    """
-    return calibrate_noise(
-        epsilon, delta, sample_rate, steps, accountant, adjacency, max_examples_per_unit, tolerance, preliminary
-    )[0]
+    return epsilon_of(accountant, entries, delta, adjacency, max_examples_per_unit)
 
 
 def calibrate_noise(
@@ -81,23 +59,32 @@ def calibrate_noise(
     tolerance: float = TOLERANCE,
     preliminary: Sequence[LedgerEntry] = (),
 ) -> tuple[float, PrivacyBound]:
-    """`noise_multiplier_for`, and the bound at the noise multiplier it found."""
+    """Returns a noise multiplier whose certified epsilon is at most ``epsilon``, and the bound there.
+
+    It is within ``tolerance`` of the smallest such. For a step that also answers other queries on its sample, it is the
+    JOINED multiplier of the step. Epsilon is that of ``preliminary`` and the steps together.
+
+    Raises:
+        ValueError: if no noise, or any noise, meets the target.
+    """
     _check(epsilon, tolerance, delta, sample_rate)
 
-    def search_with(name: str, relation: str, rows: int, target: float, start: float) -> _Search:
+    def search_with(name: str, target: float, start: float) -> _Search:
         def bound(x: float) -> PrivacyBound:
-            return privacy_bound(math.exp(x), delta, sample_rate, steps, name, relation, rows, preliminary)
+            return privacy_bound(
+                math.exp(x), delta, sample_rate, steps, name, adjacency, max_examples_per_unit, preliminary
+            )
 
         return _Search(bound, target, (math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)), start)
 
     start = math.log(_first_guess(epsilon, delta, sample_rate, steps))
-    if accountant == "prv":
-        # the fast accountant, under PRV's own reading of the relation, leads to the place; PRV decides
-        order = max_examples_per_unit * (1 if adjacency == ADD_REMOVE else 2)
+    if accountant == "prv" and adjacency == ADD_REMOVE:
+        # the fast accountant leads to the place; PRV decides
+        order = max_examples_per_unit
         error = order * min(0.0102, 0.0052 * epsilon / order)
-        quick = search_with("pld", ADD_REMOVE, order, epsilon - error, start).run(0.25 * tolerance)
+        quick = search_with("pld", epsilon - error, start).run(0.25 * tolerance)
         start = start if math.isnan(quick) else quick
-    search = search_with(accountant, adjacency, max_examples_per_unit, epsilon, start)
+    search = search_with(accountant, epsilon, start)
     log_noise = search.run(0.9 * tolerance)
     if search.unreachable:
         raise ValueError(
@@ -129,7 +116,7 @@ def steps_for(
     max_examples_per_unit: int = 1,
     tolerance: float = TOLERANCE,
 ) -> int:
-    """A number of steps whose certified epsilon is at most `epsilon`.
+    """Returns a number of steps whose certified epsilon is at most ``epsilon``.
 
     One more step (or, beyond 1/tolerance steps, a fraction `tolerance` of them more) exceeds it.
     """
@@ -170,7 +157,7 @@ def _steps_at(x: float) -> int:
 
 
 def _first_guess(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
-    """By the central limit: the composition is close to a Gaussian of mu = q sqrt(T (exp(1/s^2) - 1))."""
+    """Guesses by the central limit: the composition is close to a Gaussian of mu = q sqrt(T (exp(1/s^2) - 1))."""
     tail = math.sqrt(2 * math.log(1 / delta))
     mu = math.sqrt(tail**2 + 2 * epsilon) - tail
     guess = 1 / math.sqrt(math.log1p(mu**2 / (sample_rate**2 * steps)))
@@ -178,7 +165,7 @@ def _first_guess(epsilon: float, delta: float, sample_rate: float, steps: int) -
 
 
 class _Search:
-    """Where a decreasing bound(x).epsilon meets the target: the end of a bracket on which it is met.
+    """Returns where a decreasing bound(x).epsilon meets the target: the end of a bracket on which it is met.
 
     Secant steps on log epsilon, which is nearly straight in x, each moved a little past the root so that both
     ends close in; bisection where that does not converge.
@@ -229,7 +216,7 @@ class _Search:
         return min(math.log(max(epsilon, 1e-12 * self._target) / self._target), 20.0)
 
     def answer(self, x: float) -> PrivacyBound:
-        """The bound at the answer, with its warnings; those of the points tried on the way do not matter."""
+        """Returns the bound at the answer, with its warnings; those of the points tried on the way do not matter."""
         for text in self._messages[x]:
             warnings.warn(text, AccountantFallbackWarning, stacklevel=4)
         return self._bounds[x]

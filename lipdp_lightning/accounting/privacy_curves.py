@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lipdp_lightning.privacy.ledger import LedgerEntry
+from lipdp_lightning.accounting.events import LedgerEntry
 
 # (noise multiplier, sample rate, count)
 Release = tuple[float, float, int]
@@ -30,11 +30,11 @@ class AccountantFailure(RuntimeError):
 
 class PrivacyCurve(Protocol):
     def delta_at(self, epsilon: float) -> float:
-        """A delta for which the composition is (epsilon, delta)-DP."""
+        """Returns a delta for which the composition is (epsilon, delta)-DP."""
 
 
 def collect(entries: Iterable[LedgerEntry]) -> list[Release]:
-    """The releases of a ledger, equal ones together and all unsampled Gaussians as one.
+    """Returns the releases of a ledger, equal ones together and all unsampled Gaussians as one.
 
     The order of a composition does not matter; n Gaussians of multipliers s_i on the same data are exactly one
     of multiplier 1/sqrt(sum 1/s_i^2).
@@ -73,7 +73,7 @@ class RdpCurve:
     @classmethod
     @lru_cache(maxsize=64)
     def _divergences(cls, noise_multiplier: float, sample_rate: float) -> npt.NDArray[np.float64]:
-        """Of one release, at all orders; they are not to be written to."""
+        """Returns the divergences of one release at all orders; they must not be written to."""
         if sample_rate == 1:
             return np.array([order / (2 * noise_multiplier**2) for order in cls.ORDERS])
         from opacus.accountants.analysis import rdp
@@ -126,7 +126,7 @@ class PldCurve:
         self.looseness = sum(count for _, count in losses) * step**2 / 4 / variance
 
     def _grid_step(self, losses: Sequence[tuple[_Loss, int]]) -> float:
-        """A fortieth of the smallest standard deviation of a loss, unless that is too fine to compute.
+        """Returns a fortieth of the smallest standard deviation of a loss, unless that is too fine to compute.
 
         Discretising adds a variance of at most step^2 / 4 to each loss: only tightness depends on the step.
         """
@@ -148,7 +148,7 @@ class PldCurve:
         return max(0.0, float(self._pmf.get_delta_for_epsilon(float(epsilon))))
 
     def optimistic(self) -> PrivacyCurve:
-        """The same curve with the rounding of the transforms taken off instead of added; it bounds nothing."""
+        """Returns the curve with the rounding of the transforms taken off instead of added; it bounds nothing."""
         return _OptimisticCurve(self)
 
 
@@ -173,7 +173,7 @@ class _Loss:
     @staticmethod
     @lru_cache(maxsize=8)
     def of(noise_multiplier: float, sample_rate: float, direction: str) -> _Loss:
-        """The same object for the same release: how often it is made is all that differs along a run."""
+        """Returns the same object for the same release, since only the number of releases changes along a run."""
         from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
         loss = GaussianPrivacyLoss(noise_multiplier, sampling_prob=sample_rate, adjacency_type=AdjacencyType[direction])
@@ -183,7 +183,7 @@ class _Loss:
 
 @lru_cache(maxsize=8)
 def _discretised(loss: _Loss, step: float) -> Any:
-    """One release on a grid; compositions make distributions of their own and leave this one as it is."""
+    """Returns one release on a grid; compositions make distributions of their own and do not change it."""
     from dp_accounting.pld import pld_pmf
 
     low, high = math.floor(loss.lower / step), math.ceil(loss.upper / step)
@@ -254,7 +254,7 @@ class PrvCurve:
         self._composition = composed.compute_composition(self.counts)
 
     def bracket(self, delta: float) -> tuple[float, float]:
-        """A lower and an upper bound of the REMOVE epsilon at the delta the curve was built for."""
+        """Returns a lower and an upper bound of the REMOVE epsilon at the delta the curve was built for."""
         lower, _, upper = self._composition.compute_epsilon(delta, self.delta_error, self.error)
         if not (math.isfinite(lower) and math.isfinite(upper) and lower <= upper):
             raise AccountantFailure(f"the PRV accountant returned the bracket [{lower}, {upper}]")

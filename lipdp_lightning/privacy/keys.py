@@ -84,7 +84,13 @@ def state_digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *
     numeric_environment(). SHA-256: with the instructions of current processors it takes less time than
     blake2b.
     """
-    return _digest(tensors, context)
+    digest = hashlib.sha256()
+    for item in context:
+        digest.update(_encode_bytes(b"c", item))
+    for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        digest.update(_header(name, tensor))
+        digest.update(_bytes_of(tensor))
+    return digest.digest()
 
 
 class KeyedDigest:
@@ -165,16 +171,6 @@ _PLACE = (
 """What says where the bytes of a tensor lie, and what they are bytes of."""
 
 
-def _digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], context: Iterable[bytes]) -> bytes:
-    digest = hashlib.sha256()
-    for item in context:
-        digest.update(_encode_bytes(b"c", item))
-    for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
-        digest.update(_header(name, tensor))
-        digest.update(_bytes_of(tensor))
-    return digest.digest()
-
-
 def _header(name: str, tensor: Tensor) -> bytes:
     """It determines the length of what follows."""
     return _encode_bytes(b"n", f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode())
@@ -231,23 +227,15 @@ class CounterStream:
 
     def _draw(self, count: int) -> npt.NDArray[np.uint8]:
         assert count >= 0
-        buffer = _buffer(count)
-        self._encrypt(buffer, count, self.position)
-        self.position += _blocks(count)
-        return buffer[:count]
-
-    def _encrypt(self, buffer: npt.NDArray[np.uint8], count: int, position: int) -> None:
-        counter = modes.CTR(position.to_bytes(BLOCK_BYTES, "big"))
+        buffer = np.empty(count + BLOCK_BYTES, dtype=np.uint8)  # update_into asks for one block more than it writes
+        counter = modes.CTR(self.position.to_bytes(BLOCK_BYTES, "big"))
         encryptor = Cipher(algorithms.AES(self._key), counter).encryptor()
         view, zeros = buffer.data, memoryview(_ZEROS)
         for start in range(0, count, len(_ZEROS)):
             written = encryptor.update_into(zeros[: min(len(_ZEROS), count - start)], view[start:])
             assert written == min(len(_ZEROS), count - start)
-
-
-def _buffer(count: int) -> npt.NDArray[np.uint8]:
-    # update_into asks for one block more than it writes
-    return np.empty(count + BLOCK_BYTES, dtype=np.uint8)
+        self.position += _blocks(count)
+        return buffer[:count]
 
 
 def _blocks(count: int) -> int:

@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lipdp_lightning.accounting.accountants import ACCOUNTANTS, ADD_REMOVE, ADJACENCIES, REPLACE_ONE
+from lipdp_lightning.accounting.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
+from lipdp_lightning.accounting.events import GAUSSIAN, LARGEST, SMALLEST, SMALLEST_DELTA, LedgerEntry, size_problems
 from lipdp_lightning.bound_text import lower_text, upper_text
-from lipdp_lightning.privacy.accountants import ACCOUNTANTS, ADD_REMOVE, ADJACENCIES, REPLACE_ONE, PrivacyBound
-from lipdp_lightning.privacy.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
-from lipdp_lightning.privacy.cross_check import warn_of_disagreement
-from lipdp_lightning.privacy.ledger import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
-from lipdp_lightning.privacy.plan_checks import LARGEST, SMALLEST, SMALLEST_DELTA, size_problems
 
 RELATIONS = {
     "add_remove": "add/remove one: neighbours differ by the presence of one example",
@@ -51,10 +49,22 @@ def compute_budget(
     adjacency: str = ADD_REMOVE,
     statistics: Sequence[float] = (),
 ) -> list[BudgetRow]:
-    """One row for each epsilon (the noise is calibrated) or for each noise multiplier (epsilon is computed).
+    """Returns one row for each epsilon (the noise is calibrated) or for each noise multiplier (epsilon is computed).
 
-    batch_size is the expected size of the Poisson sample; steps = ceil(epochs * dataset_size / batch_size).
-    statistics are the noise multipliers of what is released of all rows before the first step.
+    Args:
+        dataset_size: declared number of rows.
+        batch_size: the expected size of the Poisson sample.
+        delta: of the guarantee.
+        epochs: steps = ceil(epochs * dataset_size / batch_size); or give ``steps``.
+        steps: the number of steps.
+        epsilons: budgets; or give ``noise_multipliers``.
+        noise_multipliers: noise levels.
+        accountant: `pld`, `prv` or `rdp`.
+        adjacency: `add_remove` or `replace_one`.
+        statistics: noise multipliers of what is released of all rows before the first step.
+
+    Raises:
+        ValueError: with everything that is wrong with the question, each with a HINT.
     """
     problems = [
         *_problems_of_run(dataset_size, batch_size, delta, epochs, steps),
@@ -67,33 +77,13 @@ def compute_budget(
         assert epochs is not None
         steps = steps_for_epochs(epochs, dataset_size, batch_size)
     before = [LedgerEntry(GAUSSIAN, level, 1.0, 1, "statistic") for level in statistics]
-    rows = []
-    for level in noise_multipliers:
-        bound = privacy_bound(level, delta, sample_rate, steps, accountant, adjacency, preliminary=before)
-        if adjacency == REPLACE_ONE and accountant != "pld":  # what counting a replacement as two examples costs
-            entries = [*before, LedgerEntry(SUBSAMPLED_GAUSSIAN, level, sample_rate, steps)]
-            warn_of_disagreement(bound, entries, delta, adjacency)
-        rows.append(_row(level, bound, delta, sample_rate, steps, adjacency))
-    for epsilon in epsilons:
-        level, bound = calibrate_noise(epsilon, delta, sample_rate, steps, accountant, adjacency, preliminary=before)
-        rows.append(_row(level, bound, delta, sample_rate, steps, adjacency))
-    return rows
-
-
-def _row(
-    noise_multiplier: float, bound: PrivacyBound, delta: float, sample_rate: float, steps: int, adjacency: str
-) -> BudgetRow:
-    return BudgetRow(
-        epsilon=bound.epsilon,
-        epsilon_lower=bound.lower,
-        epsilon_upper=bound.upper,
-        delta=delta,
-        noise_multiplier=noise_multiplier,
-        sample_rate=sample_rate,
-        steps=steps,
-        adjacency=adjacency,
-        accountant=bound.accountant,
-    )
+    known = (delta, sample_rate, steps, accountant, adjacency)
+    found = [(level, privacy_bound(level, *known, preliminary=before)) for level in noise_multipliers]
+    found += [calibrate_noise(epsilon, *known, preliminary=before) for epsilon in epsilons]
+    return [
+        BudgetRow(b.epsilon, b.lower, b.upper, delta, level, sample_rate, steps, adjacency, b.accountant)
+        for level, b in found
+    ]
 
 
 def _problems_of_run(
@@ -153,7 +143,7 @@ def _problems_of_query(
 
 
 def format_table(rows: Sequence[BudgetRow]) -> str:
-    """The rows for a reader: aligned columns, then what the numbers mean."""
+    """Returns the rows for a reader: aligned columns, then what the numbers mean."""
     header = ("epsilon", "bracket", "delta", "noise multiplier", "sample rate", "steps", "accountant")
     cells = [header] + [
         (
@@ -173,5 +163,9 @@ def format_table(rows: Sequence[BudgetRow]) -> str:
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
     lines += ["", f"adjacency   {RELATIONS[rows[0].adjacency]}"]
     lines += [f"accountant  {name}: {MEANINGS[name]}" for name in dict.fromkeys(row.accountant for row in rows)]
+    if rows[0].adjacency == REPLACE_ONE:
+        lines.append(
+            "            pld answers for replace_one, whichever accountant is named: only it has a form for it"
+        )
     lines.append("sampling    Poisson: each example is drawn independently at each step; shuffling is not covered")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -13,17 +14,22 @@ import pytest
 from exact_epsilons import Case, exact_epsilon, gaussian_epsilon, read_cases
 from small_runs import Crash, fit, make_module, make_plan
 
+import lipdp_lightning
 from callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint
+from lipdp_lightning.accounting import accountants
+from lipdp_lightning.accounting.accountants import (
+    AccountantDisagreementWarning,
+    PrivacyBound,
+    epsilon_of,
+    warn_of_disagreement,
+)
+from lipdp_lightning.accounting.budget_question import compute_budget, format_table
+from lipdp_lightning.accounting.calibrate import calibrate_noise, steps_for
+from lipdp_lightning.accounting.events import LedgerEntry
+from lipdp_lightning.accounting.privacy_curves import PldCurve, PrvCurve
+from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.mechanism.step import Mechanism
-from lipdp_lightning.privacy import cross_check
-from lipdp_lightning.privacy.accountants import PrivacyBound, get_accountant
-from lipdp_lightning.privacy.budget import compute_budget
-from lipdp_lightning.privacy.calibrate import calibrate_noise, steps_for
-from lipdp_lightning.privacy.cross_check import AccountantDisagreementWarning, warn_of_disagreement
-from lipdp_lightning.privacy.curves import PldCurve, PrvCurve
-from lipdp_lightning.privacy.ledger import LedgerEntry
 from lipdp_lightning.privacy.plan import PrivacyPlan
-from lipdp_lightning.privacy.spending import Spending
 
 ROUNDING = 1 - 1e-6
 
@@ -48,7 +54,7 @@ def test_every_epsilon_that_is_shown_is_at_least_the_exact_one(accountant: str, 
             assert spending.shown(steps) >= exact * ROUNDING
             assert spending.exactly(steps).epsilon >= exact * ROUNDING
         exact = gaussian_epsilon(shift * math.sqrt(40) / 25, 1e-3)
-        loosest = 1.01 if accountant == "pld" else 1.35 if shift == 1 else 3.0
+        loosest = 1.01 if accountant == "pld" or shift == 2 else 1.35
         assert exact * ROUNDING <= spending.guarantee().epsilon <= loosest * exact
 
 
@@ -76,7 +82,7 @@ def test_statistics_and_no_step_at_all() -> None:
 @pytest.mark.parametrize("rows", [2, 5])
 @pytest.mark.parametrize(("adjacency", "shift"), [("add_remove", 1), ("replace_one", 2)])
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.filterwarnings("ignore::lipdp_lightning.privacy.cross_check.AccountantDisagreementWarning")
+@pytest.mark.filterwarnings("ignore::lipdp_lightning.accounting.accountants.AccountantDisagreementWarning")
 def test_noise_for_a_group_protects_all_its_rows(rows: int, adjacency: str, shift: int, accountant: str) -> None:
     """The rows of one unit may all point one way, and on the full batch all of them are there."""
     noise, bound = calibrate_noise(2.0, 1e-4, 1.0, 10, accountant, adjacency, rows)
@@ -117,24 +123,37 @@ def test_an_accountant_that_errs_is_contradicted(monkeypatch: pytest.MonkeyPatch
     assert stated / other == pytest.approx(share, rel=0.02)
 
 
-def test_what_counts_a_replacement_twice_says_what_that_costs() -> None:
-    (text,) = calibrated_warnings(3.0, 1e-5, 0.02, 200, "rdp", "replace_one")
-    assert "by rdp" in text and "by pld" in text and "two examples" in text and "HINT: accountant pld" in text
-    with pytest.warns(AccountantDisagreementWarning, match="two examples"):
-        compute_budget(1000, 10, 1e-5, steps=200, noise_multipliers=[1.0], accountant="prv", adjacency="replace_one")
-    with pytest.warns(AccountantDisagreementWarning, match="two examples"):
-        Spending(make_plan(adjacency="replace_one")).guarantee()
+@pytest.mark.parametrize("accountant", ["prv", "rdp"])
+def test_no_statement_counts_a_replacement_as_two_examples(accountant: str) -> None:
+    """Budgets, calibrated noise, guarantees and what is shown on the way are those of PLD."""
+    assert calibrated_warnings(3.0, 1e-5, 0.02, 200, accountant, "replace_one") == []
+    settings = (1.0, 1e-5, 0.01, 200)
+    tight = epsilon_of("pld", [LedgerEntry("subsampled_gaussian", 1.0, 0.01, 200)], 1e-5, "replace_one").epsilon
+    (row,) = compute_budget(
+        1000, 10, 1e-5, steps=200, noise_multipliers=[1.0], accountant=accountant, adjacency="replace_one"
+    )
+    assert (row.epsilon, row.accountant) == (tight, "pld")
+    assert "whichever accountant is named" in format_table([row])
+    spent, named = (
+        Spending(make_plan(adjacency="replace_one", accountant=name, noise_multiplier=1.0, steps=200))
+        for name in ("pld", accountant)
+    )
+    assert [named.shown(steps) for steps in (1, 60, 200)] == [spent.shown(steps) for steps in (1, 60, 200)]
+    assert named.guarantee().epsilon == spent.guarantee().epsilon
+    noises = [calibrate_noise(2.0, *settings[1:], name, "replace_one")[0] for name in ("pld", accountant)]
+    assert noises[0] == noises[1]
 
 
 def test_without_the_prv_package_everything_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prv_accountant", None)
     entry = LedgerEntry("subsampled_gaussian", 1.0, 0.02, 200)
     with pytest.warns(UserWarning, match=r"prv-accountant cannot be imported .*: epsilon is from pld"):
-        bound = get_accountant("prv").epsilon([entry], 1e-5)
-    assert bound.accountant == "pld" and bound.epsilon == get_accountant("pld").epsilon([entry], 1e-5).epsilon
+        bound = epsilon_of("prv", [entry], 1e-5)
+    assert bound.accountant == "pld" and bound.epsilon == epsilon_of("pld", [entry], 1e-5).epsilon
     assert calibrated_warnings(3.0, 1e-5, 0.02, 200, "pld") == []
     asked: list[str] = []
-    monkeypatch.setattr(cross_check, "get_accountant", lambda name: asked.append(name) or get_accountant(name))
+    answer_by = accountants.answer_by
+    monkeypatch.setattr(accountants, "answer_by", lambda name, *rest: asked.append(name) or answer_by(name, *rest))
     warn_of_disagreement(bound, [entry], 1e-5)
     assert asked == ["prv", "rdp"]
 
@@ -143,9 +162,9 @@ def test_a_bracket_that_is_too_low_is_not_stated(monkeypatch: pytest.MonkeyPatch
     entry, right = LedgerEntry("subsampled_gaussian", 1.0, 0.02, 200), PrvCurve.bracket
     monkeypatch.setattr(PrvCurve, "bracket", lambda self, delta: tuple(0.99 * end for end in right(self, delta)))
     with pytest.warns(UserWarning, match="lies below"):
-        assert get_accountant("prv").epsilon([entry], 1e-5).accountant == "pld"
+        assert epsilon_of("prv", [entry], 1e-5).accountant == "pld"
     monkeypatch.undo()
-    assert get_accountant("prv").epsilon([entry], 1e-5).accountant == "prv"
+    assert epsilon_of("prv", [entry], 1e-5).accountant == "prv"
 
 
 def test_no_disagreement_over_nothing() -> None:
@@ -199,3 +218,41 @@ def test_a_report_of_several_branches_states_what_all_of_them_released(
     printed = re.search(r"steps taken account for epsilon = ([\d.]+),", page)
     assert printed is not None and float(printed.group(1)) >= content["epsilon_taken"]
     assert f"branches of this run count together: {content['steps_taken']} steps" in page
+
+
+def test_the_report_says_which_accountant_answered_for_a_replacement_and_why(tmp_path: Path) -> None:
+    plan = make_plan(adjacency="replace_one", accountant="rdp", steps=3)
+    fit(plan, PrivacyAccountant(), PrivacyReport(tmp_path))
+    content = json.loads((tmp_path / "privacy_report.json").read_text())
+    tight = epsilon_of("pld", plan.events(), plan.delta, "replace_one").epsilon
+    assert (content["epsilon"], content["accountant"]) == (tight, "pld")
+    assert any("rdp knows add/remove only" in note for note in content["notes"])
+
+
+# ---- one function
+
+COMPUTES = {"PldCurve", "PrvCurve", "RdpCurve", "solve_group", "answer_by", "get_epsilon", "get_epsilon_for_delta"}
+APART = {
+    "audit/optimistic_epsilon.py": "a lower estimate that a plan's epsilon is compared with",
+    "audit/confidence.py": "what an attack has shown",
+    "tuning/selection.py": "a theorem about Renyi divergences, not a composition",
+}
+
+
+def computing_modules(folder: Path) -> set[str]:
+    """Modules outside the room of the accountants that compute an epsilon without `epsilon_of`."""
+    root = Path(lipdp_lightning.__file__).parent
+    found = set()
+    for path in folder.rglob("*.py"):
+        names = {getattr(n, "id", getattr(n, "attr", None)) for n in ast.walk(ast.parse(path.read_text("utf-8")))}
+        if names & COMPUTES and path.parent.name != "accounting":
+            found.add(path.relative_to(root if path.is_relative_to(root) else folder).as_posix())
+    return found
+
+
+def test_every_stated_epsilon_comes_from_one_function(tmp_path: Path) -> None:
+    root = Path(lipdp_lightning.__file__).parent
+    assert computing_modules(root) == set(APART)
+    assert not computing_modules(root.parent / "callbacks") and not computing_modules(root.parent / "data_modules")
+    (tmp_path / "page.py").write_text("epsilon = RDPAccountant().get_epsilon(delta)")
+    assert computing_modules(tmp_path) == {"page.py"}

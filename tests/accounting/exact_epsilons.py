@@ -1,6 +1,6 @@
 """Epsilons that are exact to many digits, by means that none of the accountants uses; writes exact_epsilons.csv.
 
-    python tests/privacy/exact_epsilons.py
+    python tests/accounting/exact_epsilons.py
 
 With L the privacy loss of all releases under P, delta(e) = E[(1 - exp(e - L))+], and where M(s) = E[exp(s L)]
 

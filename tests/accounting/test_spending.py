@@ -1,4 +1,4 @@
-"""Epsilon as a run goes on: lipdp_lightning/privacy/spending.py."""
+"""Epsilon as a run goes on: lipdp_lightning/accounting/spending.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from private_step import make_plan
 
-from lipdp_lightning.privacy.accountants import get_accountant
-from lipdp_lightning.privacy.ledger import LedgerEntry
+from lipdp_lightning.accounting.accountants import epsilon_of
+from lipdp_lightning.accounting.events import LedgerEntry
+from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.privacy.plan import PrivacyPlan
-from lipdp_lightning.privacy.spending import Spending
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "prv": {"accountant": "prv"},
@@ -42,7 +42,7 @@ def lower_bound(noise_multiplier: float, sample_rate: float, delta: float, steps
     entry = LedgerEntry("subsampled_gaussian", noise_multiplier, sample_rate, steps)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return get_accountant("prv").epsilon([entry], delta).lower
+        return epsilon_of("prv", [entry], delta).lower
 
 
 def is_an_upper_bound(shown: Any, plan: PrivacyPlan) -> bool:
@@ -77,7 +77,7 @@ def test_shown_rises_to_the_guarantee_and_not_above(name: str) -> None:
 def test_the_guarantee_is_that_of_the_planned_steps_by_the_plans_accountant() -> None:
     known = spending("rdp")
     entry = LedgerEntry("subsampled_gaussian", 1.1, 0.02, 90)
-    assert known.guarantee().epsilon == get_accountant("rdp").epsilon([entry], 1e-5).epsilon
+    assert known.guarantee().epsilon == epsilon_of("rdp", [entry], 1e-5).epsilon
     assert known.guarantee().accountant == known.exactly(90).accountant == "rdp"
     assert known.exactly(0).epsilon == 0.0 < known.exactly(45).epsilon < known.guarantee().epsilon
     # the quantile's noise joins the step, groups count as groups

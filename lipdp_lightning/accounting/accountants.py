@@ -1,0 +1,324 @@
+"""Epsilon of a ledger at a delta: `epsilon_of`, with three accountants behind it.
+
+The number reported (`PrivacyBound.epsilon`) is always an upper bound. Relations (docs/guarantee.md, 1.1, 1.6):
+
+* add_remove: the data sets differ by the presence of one unit (one example, or the rows of one group);
+* replace_one: they differ by the value of one unit. PLD accounts for it exactly, with the same noise multiplier, and
+  answers whichever accountant is named: RDP and PRV know add/remove only, for which a replacement is a removal and an
+  addition, a group of two. Half the noise multiplier instead is wrong under subsampling: that pair does not dominate.
+
+The rows of a unit of at most m rows are sampled independently, so the m-fold group property is applied to the whole
+composition: if adding or removing (or replacing) one row is (e, d)-DP for one (e, d), then m rows are
+(m e, d (1 + exp(e) + ... + exp((m-1) e)))-DP. It holds for every mechanism, and is loose for large m.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lipdp_lightning.accounting.events import LedgerEntry
+from lipdp_lightning.accounting.privacy_curves import (
+    ADD,
+    REMOVE,
+    REPLACE,
+    AccountantFailure,
+    MaximumCurve,
+    PldCurve,
+    PrivacyCurve,
+    PrvCurve,
+    RdpCurve,
+    Release,
+    collect,
+)
+from lipdp_lightning.bound_text import lower_text, upper_text
+
+ADD_REMOVE = "add_remove"
+REPLACE_ONE = "replace_one"
+ADJACENCIES = (ADD_REMOVE, REPLACE_ONE)
+NOTICEABLE = 0.01  # of epsilon: two accountants that are further apart than this contradict each other
+_EPSILON_LIMIT = 1e9
+# what the accounting libraries raise when their numerics give out
+_LIBRARY_ERRORS = (ValueError, ArithmeticError, RuntimeError, MemoryError, AssertionError, IndexError)
+
+
+class AccountantFallbackWarning(UserWarning):
+    """The accountant asked for could not answer; another, equally sound one did."""
+
+
+class AccountantDisagreementWarning(UserWarning):
+    """Two accountants give epsilons for the same releases that are more than a hundredth apart."""
+
+
+@dataclass(frozen=True)
+class PrivacyBound:
+    """The mechanism is (epsilon, delta)-DP. The smallest true epsilon lies in [lower, upper], upper == epsilon.
+
+    lower is 0 where the accountant gives upper bounds only. accountant is the one that answered; note says why.
+    """
+
+    epsilon: float
+    lower: float
+    upper: float
+    accountant: str
+    note: str
+
+
+def epsilon_of(
+    accountant: str,
+    entries: Iterable[LedgerEntry],
+    delta: float,
+    adjacency: str = ADD_REMOVE,
+    max_examples_per_unit: int = 1,
+) -> PrivacyBound:
+    """Returns a certified epsilon at ``delta`` of everything in a ledger.
+
+    Every epsilon that a run, a report, a command or a search states comes from this function. A run's ledger is
+    `plan.events(branches.spent(step))`, so that statistics and the steps of all branches are composed here. Private
+    selection (tuning/selection.py) is the exception: its theorem takes Renyi divergences of one trial.
+
+    Args:
+        accountant: "pld", "prv" or "rdp". If it cannot answer, another one does, with a warning that says why.
+            For `replace_one` it is always PLD that answers.
+        entries: the ledger.
+        delta: of the guarantee, in (0, 1).
+        adjacency: "add_remove" or "replace_one".
+        max_examples_per_unit: largest number of rows of one protected unit.
+
+    Raises:
+        ValueError: if an argument is out of range, or no accountant can bound epsilon.
+
+    Example:
+        >>> epsilon_of("pld", [LedgerEntry("subsampled_gaussian", 1.1, 256 / 60000, 14062)], 1e-5).epsilon
+        2.382...
+    """
+    recorded = [entry for entry in entries if entry.count > 0]
+    _validate(accountant, delta, adjacency, max_examples_per_unit)
+    if not recorded:
+        return PrivacyBound(0.0, 0.0, 0.0, accountant, "nothing was released")
+    if any(entry.noise_multiplier == 0 for entry in recorded):
+        return PrivacyBound(math.inf, math.inf, math.inf, accountant, "a release without noise has no epsilon")
+    releases = collect(recorded)
+    if adjacency == REPLACE_ONE and accountant != "pld":
+        bound = _first_answer("pld", releases, delta, adjacency, max_examples_per_unit)
+        why = f"{accountant} knows add/remove only, and would count a replacement as two examples"
+        return replace(bound, note=f"{bound.note}; {why}")
+    return _first_answer(accountant, releases, delta, adjacency, max_examples_per_unit)
+
+
+def _first_answer(name: str, releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
+    """Returns the answer of the accountant, or of the first of its fallbacks that has one."""
+    reasons: list[str] = []
+    for candidate in (name, *_FALLBACKS[name]):
+        try:
+            bound = _ACCOUNTANTS[candidate](releases, delta, adjacency, rows)
+        except _LIBRARY_ERRORS as error:
+            reasons.append(f"{candidate} failed: {str(error) or type(error).__name__}")
+            continue
+        if not reasons:
+            return bound
+        failed = "; ".join(reasons)
+        warnings.warn(f"{failed}: epsilon is from {candidate}.", AccountantFallbackWarning, stacklevel=4)
+        return replace(bound, note=f"{bound.note}; instead of {name} ({failed})")
+    raise ValueError(
+        f"no accountant can bound epsilon at delta {delta} for {releases}: {'; '.join(reasons)}.\n"
+        "HINT: more noise, fewer steps, or a larger delta."
+    )
+
+
+def _upper_bound(name: str, curve: PrivacyCurve, order: int, delta: float, relation: str) -> PrivacyBound:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # overflow in tails that are then not used
+        epsilon = solve_group(curve, order, delta)
+    group = f", group of {order}" if order > 1 else ""
+    return PrivacyBound(epsilon, 0.0, epsilon, name, f"{name}, {relation}{group}")
+
+
+def _rdp(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
+    """Renyi DP: never fails for want of memory or precision, and is the loosest."""
+    order = rows if adjacency == ADD_REMOVE else 2 * rows
+    return _upper_bound("rdp", RdpCurve(releases), order, delta, _relation(adjacency, rows))
+
+
+def _pld(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
+    """Privacy loss distributions: the default, the tightest, and exact for replace-one."""
+    if adjacency == REPLACE_ONE:
+        # adding or removing a row is the replacement of a zero contribution: m replacements cover any group
+        curve: PrivacyCurve = PldCurve(releases, REPLACE)
+    elif all(q == 1 for _, q, _ in releases):
+        curve = PldCurve(releases, REMOVE)  # both directions agree
+    else:
+        curve = MaximumCurve(PldCurve(releases, REMOVE), PldCurve(releases, ADD))
+    return _upper_bound("pld", curve, rows, delta, _relation(adjacency, rows))
+
+
+def _prv(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
+    """Privacy random variables: a bracket around epsilon, of which the upper end is reported.
+
+    The library accounts for REMOVE only. That ADD is never worse is proven for one step but not for
+    compositions, so ADD is bounded by PLD and the larger of the two counts.
+
+    The bracket rests on a mean of the truncated loss that the library finds by one quadrature over a long range. Where
+    that misses a part of the loss, the bracket of many steps lies below the truth. An answer that is below what PLD
+    allows at the very least is rejected, and PLD answers instead.
+    """
+    assert adjacency == ADD_REMOVE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        remove, add = PldCurve(releases, REMOVE), PldCurve(releases, ADD)
+        least, rough = least_epsilon(remove, rows, delta), solve_group(remove, rows, delta) / rows
+        curve = PrvCurve(releases, delta / math.exp(_log_group_factor(rows, rough)), rough)
+        if rows > 1:
+            bound = _upper_bound("prv", MaximumCurve(curve, add), rows, delta, _relation(adjacency, rows))
+            _reject_below(least, 0.0, bound.upper)
+            return bound
+        lower, upper = curve.bracket(delta)
+        _reject_below(least, lower, upper)
+        upper = max(upper, solve_group(add, 1, delta))
+    return PrivacyBound(upper, lower, upper, "prv", f"prv, {_relation(adjacency, 1)}, upper end of the bracket")
+
+
+_ACCOUNTANTS: Mapping[str, Callable[[Sequence[Release], float, str, int], PrivacyBound]] = {
+    "pld": _pld,
+    "prv": _prv,
+    "rdp": _rdp,
+}
+_FALLBACKS: Mapping[str, tuple[str, ...]] = {"prv": ("pld", "rdp"), "pld": ("rdp",), "rdp": ()}
+ACCOUNTANTS = tuple(_ACCOUNTANTS)
+
+
+def solve_group(curve: PrivacyCurve, order: int, delta: float) -> float:
+    """Returns an epsilon at ``delta`` for groups of ``order`` rows.
+
+    It is order * e, for the smallest e that bisection finds with
+    delta_1(e) (1 + exp(e) + ... + exp((order-1) e)) <= delta. Order 1 is the row's own guarantee. Every e that meets
+    the condition is a valid bound, so rounding in the search cannot make it unsound.
+    """
+
+    def met(epsilon: float) -> bool:
+        row_delta = curve.delta_at(epsilon)
+        return row_delta <= 0 or math.log(row_delta) + _log_group_factor(order, epsilon) <= math.log(delta)
+
+    if met(0.0):
+        return 0.0
+    low, high = 0.0, 1e-6
+    while not met(high):
+        low, high = high, high * 4
+        if high > _EPSILON_LIMIT:
+            raise AccountantFailure(f"no finite epsilon at delta {delta:.3g}, numerical error included")
+    while high - low > 1e-5 * high:
+        middle = math.sqrt(low * high) if low > 0 else high / 2
+        if met(middle):
+            high = middle
+        else:
+            low = middle
+        if high < 1e-12:
+            break
+    return order * high
+
+
+def least_epsilon(curve: PldCurve, order: int, delta: float) -> float:
+    """Returns an epsilon that the composition's true one is not below.
+
+    It is what PLD gives, less what discretising can add to it. Discretising widens the composed loss by a known share
+    of its variance, and moves epsilon by at most that share of epsilon itself and of a few standard deviations; a
+    thousandth is left for the rest.
+    """
+    rough = solve_group(curve.optimistic(), order, delta)
+    slack = curve.looseness * (2 * rough + 4 * order * curve.deviation) + 1e-3 * rough
+    return max(0.0, rough - slack)
+
+
+def _reject_below(least: float, lower: float, upper: float) -> None:
+    if upper < least:
+        raise AccountantFailure(
+            f"its bracket [{lower_text(lower)}, {upper_text(upper)}] lies below {lower_text(least)}, which the same "
+            "releases spend at the least by their privacy loss distributions"
+        )
+
+
+def _log_group_factor(order: int, epsilon: float) -> float:
+    """Returns log(1 + exp(e) + ... + exp((order - 1) e)), without overflow."""
+    if order == 1:
+        return 0.0
+    last = (order - 1) * epsilon
+    return last + math.log(math.fsum(math.exp(-j * epsilon) for j in range(order)))
+
+
+def _relation(adjacency: str, rows: int) -> str:
+    relation = "add or remove one" if adjacency == ADD_REMOVE else "replace one"
+    return f"{relation} {'example' if rows == 1 else f'group of at most {rows} examples'}"
+
+
+def _validate(accountant: str, delta: float, adjacency: str, rows: int) -> None:
+    problems = []
+    if accountant not in ACCOUNTANTS:
+        problems.append(f"accountant {accountant!r} is unknown; one of {', '.join(ACCOUNTANTS)}.")
+    if not 0 < delta < 1:
+        problems.append(f"delta {delta} is not in (0, 1): no Gaussian mechanism has one.")
+    if adjacency not in ADJACENCIES:
+        problems.append(f"adjacency {adjacency!r} is unknown.")
+    if rows < 1:
+        problems.append(f"max_examples_per_unit {rows} is not positive.")
+    if problems:
+        raise ValueError("\n".join([*problems, f"HINT: delta below 1/N, adjacency one of {', '.join(ADJACENCIES)}."]))
+
+
+# ---- a second accountant's opinion, so that the error of one library does not stay unseen
+
+
+def warn_of_disagreement(
+    bound: PrivacyBound,
+    entries: Iterable[LedgerEntry],
+    delta: float,
+    adjacency: str = ADD_REMOVE,
+    max_examples_per_unit: int = 1,
+) -> None:
+    """Asks another accountant for the same epsilon, and warns with both numbers where they are over 1 % apart.
+
+    PLD is asked about PRV and RDP; PRV is asked about PLD where both account for the relation exactly, and a bracket
+    that holds the other number agrees with it. Elsewhere RDP is asked, whose bound is looser by nature: it disagrees
+    with PLD only where it is the smaller one.
+    """
+    if not 0 < bound.epsilon < math.inf:
+        return
+    releases = collect(entries)
+    exact = adjacency == ADD_REMOVE and max_examples_per_unit == 1
+    for name in ("pld", "prv", "rdp"):
+        if name == bound.accountant or (name == "prv" and not exact):
+            continue
+        other = answer_by(name, releases, delta, adjacency, max_examples_per_unit)
+        if other is not None:
+            if _apart(bound, other):
+                warnings.warn(_disagreement(bound, other), AccountantDisagreementWarning, stacklevel=3)
+            return
+
+
+def answer_by(name: str, releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound | None:
+    """Returns the bound by this accountant itself, or None where it cannot answer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _ACCOUNTANTS[name](releases, delta, adjacency, rows)
+        except _LIBRARY_ERRORS:
+            return None
+
+
+def _apart(bound: PrivacyBound, other: PrivacyBound) -> bool:
+    if other.accountant == "rdp" and other.epsilon >= bound.epsilon:
+        return False
+    low, high = (other.lower, other.upper) if other.lower > 0 else (other.epsilon, other.epsilon)
+    gap = max(low - bound.epsilon, bound.epsilon - high)
+    return gap > NOTICEABLE * min(bound.epsilon, other.epsilon)
+
+
+def _disagreement(bound: PrivacyBound, other: PrivacyBound) -> str:
+    text = (
+        f"epsilon is {upper_text(bound.epsilon)} by {bound.accountant} and {upper_text(other.epsilon)} by "
+        f"{other.accountant}, for the same releases; the first is what is stated."
+    )
+    if bound.epsilon < other.epsilon:
+        return f"{text}\nHINT: one of them errs; publish the larger one, and report these settings to the project."
+    return f"{text}\nHINT: accountant {other.accountant}"

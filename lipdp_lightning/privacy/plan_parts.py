@@ -1,0 +1,189 @@
+"""The parts of a plan that come in several forms, so that what excludes each other cannot be written together.
+
+* ``Influence``: how the influence of one example on a step is limited. ``CertifiedBounds``, ``ExampleNorms`` and
+  ``ClippedExamples`` are private; ``BatchMaximum`` and ``Unlimited`` are not.
+* ``Shares`` or ``CustomShares``: how the noise is shared among the groups of parameters.
+* ``Constraint``: what is done to the weights after every step.
+
+Users and files give a plan as flat options instead (YAML, command line, `PrivacyPlan.create`, plan.json, digests).
+``parts_of`` and ``flat_options`` are the one place that turns these into parts and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+BoundsName = Literal["worst_case", "layerwise", "joint"]
+Clipping = Literal["local", "global", "automatic"]
+Name = TypeVar("Name", bound=str)
+Table = tuple[tuple[str, float], ...]
+"""(pattern of names, number) pairs; the first pattern that matches counts."""
+
+
+@dataclass(frozen=True)
+class Switch(Generic[Name]):
+    """From the share ``at`` of the steps on, ``to`` is in force: other bounds, or another clipping function."""
+
+    at: float
+    to: Name
+
+
+@dataclass(frozen=True)
+class PublicRadius:
+    """A radius that is declared."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class TrackedRadius:
+    """A radius that follows a quantile of the step's norms, by votes with noise of their own."""
+
+    quantile: float
+    noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class CertifiedBounds:
+    """The bounds of the network limit every example; a factor divides by ``floor`` at least."""
+
+    name: BoundsName = "joint"
+    floor: float = 1e-6
+    switch: Switch[BoundsName] | None = None
+
+
+@dataclass(frozen=True)
+class ExampleNorms:
+    """Norms of each example are compared with a radius."""
+
+    name: Literal["radius", "exact", "exact_layerwise"]
+    radius: PublicRadius | TrackedRadius
+    floor: float = 1e-6
+
+
+@dataclass(frozen=True)
+class ClippedExamples:
+    """The function ``clipping`` clips each example's gradient to ``norm``; no bound of the network is used."""
+
+    name: Literal["clip_flat", "clip_per_layer", "clip_ghost"]
+    clipping: Clipping
+    norm: float
+    switch: Switch[Clipping] | None = None
+
+
+@dataclass(frozen=True)
+class BatchMaximum:
+    """Division by a maximum over the private batch, thesis Algorithm 8 as printed. It is not private."""
+
+    name: Literal["batch_max"] = "batch_max"
+
+
+@dataclass(frozen=True)
+class Unlimited:
+    """Nothing limits an example, for a run without noise. It is not private."""
+
+    name: Literal["none"] = "none"
+
+
+Influence = CertifiedBounds | ExampleNorms | ClippedExamples | BatchMaximum | Unlimited
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A rule shares the noise."""
+
+    rule: Literal["equal", "global", "optimal"] = "optimal"
+
+
+@dataclass(frozen=True)
+class CustomShares:
+    """Declared weights of the groups share the noise."""
+
+    weights: Table
+
+
+@dataclass(frozen=True)
+class NormBalls:
+    """Every layer is put back into its norm ball; ``max_norm`` is one radius, or (pattern, radius) pairs."""
+
+    projection: Literal["clip", "clip_singular", "fixed", "bjorck", "frobenius"] = "clip"
+    max_norm: float | Table = 1.0
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What is done to the weights after every step.
+
+    Attributes:
+        balls: the norm balls of the layers; None leaves every layer free.
+        free_layers: patterns of layers that nothing is done to.
+        standardize: what is taken out of every kernel of a convolution.
+    """
+
+    balls: NormBalls | None = NormBalls()
+    free_layers: tuple[str, ...] = ()
+    standardize: Literal["none", "mean", "mean_and_variance"] = "none"
+
+
+FLAT: Mapping[str, Any] = {
+    "scaling": "joint", "scaling_floor": 1e-6, "radius": None, "radius_quantile": None, "radius_noise_multiplier": None,
+    "clipping": None, "clip_norm": None, "switch_at": None, "switch_to": None, "allocation": "optimal",
+    "group_weights": (), "projection": "clip", "max_norm": 1.0, "free_layers": (), "standardize": "none",
+}  # fmt: skip
+"""The flat options that the parts hold, with their defaults."""
+
+
+def parts_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `PrivacyPlan` for flat options that are complete and have no problems.
+
+    Example:
+        >>> parts_of({**FLAT, "scaling": "exact", "radius": 1.0})["influence"]
+        ExampleNorms(name='exact', radius=PublicRadius(value=1.0), floor=1e-06)
+    """
+    rule, max_norm = options["allocation"], options["max_norm"]
+    balls = None if max_norm is None else NormBalls(options["projection"], max_norm)
+    return {name: value for name, value in options.items() if name not in FLAT} | {
+        "influence": _influence(options),
+        "shares": CustomShares(options["group_weights"]) if rule == "custom" else Shares(rule),
+        "constraint": Constraint(balls, options["free_layers"], options["standardize"]),
+    }
+
+
+def _influence(options: Mapping[str, Any]) -> Influence:
+    name, floor, radius = options["scaling"], options["scaling_floor"], options["radius"]
+    switch = None if options["switch_at"] is None else Switch(options["switch_at"], options["switch_to"])
+    if name in ("clip_flat", "clip_per_layer", "clip_ghost"):
+        return ClippedExamples(name, options["clipping"], options["clip_norm"], switch)
+    if name in ("radius", "exact", "exact_layerwise"):
+        tracked = TrackedRadius(options["radius_quantile"], options["radius_noise_multiplier"])
+        return ExampleNorms(name, tracked if radius is None else PublicRadius(radius), floor)
+    if name in ("worst_case", "layerwise", "joint"):
+        return CertifiedBounds(name, floor, switch)
+    return BatchMaximum() if name == "batch_max" else Unlimited()
+
+
+def flat_options(influence: Influence, shares: Shares | CustomShares, constraint: Constraint) -> dict[str, Any]:
+    """Returns the flat options of the parts; the inverse of ``parts_of``."""
+    options: dict[str, Any] = {**FLAT, "scaling": influence.name}
+    match influence:
+        case CertifiedBounds(floor=floor, switch=switch):
+            options |= {"scaling_floor": floor} | _switched(switch)
+        case ClippedExamples(clipping=clipping, norm=norm, switch=switch):
+            options |= {"clipping": clipping, "clip_norm": norm} | _switched(switch)
+        case ExampleNorms(radius=PublicRadius(value=value), floor=floor):
+            options |= {"scaling_floor": floor, "radius": value}
+        case ExampleNorms(radius=TrackedRadius(quantile=quantile, noise_multiplier=noise), floor=floor):
+            options |= {"scaling_floor": floor, "radius_quantile": quantile, "radius_noise_multiplier": noise}
+    match shares:
+        case CustomShares(weights=weights):
+            options |= {"allocation": "custom", "group_weights": weights}
+        case Shares(rule=rule):
+            options["allocation"] = rule
+    balls = {"max_norm": None} if constraint.balls is None else vars(constraint.balls)
+    return options | balls | {"free_layers": constraint.free_layers, "standardize": constraint.standardize}
+
+
+def _switched(switch: Switch[Any] | None) -> dict[str, Any]:
+    return {} if switch is None else {"switch_at": switch.at, "switch_to": switch.to}
