@@ -137,13 +137,13 @@ def _upper_bound(name: str, curve: PrivacyCurve, order: int, delta: float, relat
 
 
 def _rdp(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
-    """Renyi DP: never fails for want of memory or precision, and is the loosest."""
+    """Returns the bound by Renyi DP, which never fails for want of memory or precision, and is the loosest."""
     order = rows if adjacency == ADD_REMOVE else 2 * rows
     return _upper_bound("rdp", RdpCurve(releases), order, delta, _relation(adjacency, rows))
 
 
 def _pld(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
-    """Privacy loss distributions: the default, the tightest, and exact for replace-one."""
+    """Returns the bound by privacy loss distributions: the default, the tightest, and exact for replace-one."""
     if adjacency == REPLACE_ONE:
         # adding or removing a row is the replacement of a zero contribution: m replacements cover any group
         curve: PrivacyCurve = PldCurve(releases, REPLACE)
@@ -155,7 +155,7 @@ def _pld(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -
 
 
 def _prv(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
-    """Privacy random variables: a bracket around epsilon, of which the upper end is reported.
+    """Returns the upper end of a bracket around epsilon, by privacy random variables.
 
     The library accounts for REMOVE only. That ADD is never worse is proven for one step but not for
     compositions, so ADD is bounded by PLD and the larger of the two counts.

@@ -157,7 +157,7 @@ def _steps_at(x: float) -> int:
 
 
 def _first_guess(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
-    """Guesses by the central limit: the composition is close to a Gaussian of mu = q sqrt(T (exp(1/s^2) - 1))."""
+    """Returns a guess by the central limit: a Gaussian of mu = q sqrt(T (exp(1/s^2) - 1))."""
     tail = math.sqrt(2 * math.log(1 / delta))
     mu = math.sqrt(tail**2 + 2 * epsilon) - tail
     guess = 1 / math.sqrt(math.log1p(mu**2 / (sample_rate**2 * steps)))
@@ -180,7 +180,7 @@ class _Search:
         self.unreachable = False
 
     def run(self, width: float) -> float:
-        """NaN if the target is met at the lower limit, or (`unreachable`) not even at the upper one."""
+        """Returns the end; NaN if the target is met at the lower limit, or (`unreachable`) not at the upper one."""
         low, high = -math.inf, math.inf  # not met, met
         x, slope, previous = self._start, -1.2, (math.nan, math.nan)
         for attempt in range(100):
@@ -206,7 +206,7 @@ class _Search:
         return high
 
     def _excess(self, x: float) -> float:
-        """log(epsilon / target), positive where too much is spent."""
+        """Returns log(epsilon / target), positive where too much is spent."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", AccountantFallbackWarning)
             self._bounds[x] = self._bound(x)

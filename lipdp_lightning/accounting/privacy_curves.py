@@ -73,7 +73,7 @@ class RdpCurve:
     @classmethod
     @lru_cache(maxsize=64)
     def _divergences(cls, noise_multiplier: float, sample_rate: float) -> npt.NDArray[np.float64]:
-        """Returns the divergences of one release at all orders; they must not be written to."""
+        """Returns those of one release, at all orders; they are not to be written to."""
         if sample_rate == 1:
             return np.array([order / (2 * noise_multiplier**2) for order in cls.ORDERS])
         from opacus.accountants.analysis import rdp
@@ -148,7 +148,7 @@ class PldCurve:
         return max(0.0, float(self._pmf.get_delta_for_epsilon(float(epsilon))))
 
     def optimistic(self) -> PrivacyCurve:
-        """Returns the curve with the rounding of the transforms taken off instead of added; it bounds nothing."""
+        """Returns this curve with the rounding of the transforms taken off and not added; it bounds nothing."""
         return _OptimisticCurve(self)
 
 
@@ -173,7 +173,7 @@ class _Loss:
     @staticmethod
     @lru_cache(maxsize=8)
     def of(noise_multiplier: float, sample_rate: float, direction: str) -> _Loss:
-        """Returns the same object for the same release, since only the number of releases changes along a run."""
+        """Returns one object per release: how often it is made is all that differs along a run."""
         from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
         loss = GaussianPrivacyLoss(noise_multiplier, sampling_prob=sample_rate, adjacency_type=AdjacencyType[direction])
@@ -183,7 +183,7 @@ class _Loss:
 
 @lru_cache(maxsize=8)
 def _discretised(loss: _Loss, step: float) -> Any:
-    """Returns one release on a grid; compositions make distributions of their own and do not change it."""
+    """Returns one release on a grid; compositions make distributions of their own and leave it as it is."""
     from dp_accounting.pld import pld_pmf
 
     low, high = math.floor(loss.lower / step), math.ceil(loss.upper / step)
@@ -192,7 +192,7 @@ def _discretised(loss: _Loss, step: float) -> Any:
 
 
 def _loss_moments(loss: Any) -> tuple[float, float]:
-    """Mean and variance of a privacy loss, roughly (by quadrature): they only choose a grid."""
+    """Returns mean and variance of a privacy loss, roughly (by quadrature): they only choose a grid."""
     tail = loss.privacy_loss_tail()
     xs = np.linspace(tail.lower_x_truncation, tail.upper_x_truncation, 4001)
     masses = np.diff(loss.mu_upper_cdf(xs))

@@ -51,14 +51,14 @@ class ResumeState:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> ResumeState:
-        """The state that :meth:`to_dict` gave; ValueError if it has other fields, or branches that are none."""
+        """Returns the state of :meth:`to_dict`; ValueError if it has other fields, or branches that are none."""
         try:
             return cls(**{**saved, "branches": tuple(_branch(b) for b in saved["branches"])})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unreadable(error) from error
 
     def checked(self) -> ResumeState:
-        """This state; ValueError if a value is of another type than a checkpoint of ours has."""
+        """Returns this state; ValueError if a value has another type than in a checkpoint of ours."""
         kinds = (bytes, bytes, str, str | None, int, tuple, dict)
         values = (self.secret, self.context, self.plan, self.directory, self.step, self.branches, self.mechanism)
         wrong = [f"{value!r:.40}" for value, kind in zip(values, kinds, strict=True) if not isinstance(value, kind)]
@@ -91,7 +91,7 @@ class Branches:
     def open(
         self, restored: ResumeState | None, context: bytes, plan: str, planned_steps: int, secret: bytes, fixed: bool
     ) -> None:
-        """Continue a branch, or start one; ``secret`` is fresh and used by a new branch alone."""
+        """Continues a branch, or starts one; ``secret`` is fresh and used by a new branch alone."""
         self._plan, self._planned_steps, self.context, self.secret_fixed = plan, planned_steps, context, fixed
         for owner, found in (
             ("checkpoint", restored and restored.plan),
@@ -123,7 +123,7 @@ class Branches:
         self._write()  # before any checkpoint names the branch: one that is not on record then means a lost record
 
     def taken_here(self, restored: ResumeState) -> range:
-        """The steps that a checkpoint's branch has taken in this directory before it was written."""
+        """Returns the steps that a checkpoint's branch has taken in this directory before it was written."""
         if restored.directory is None or restored.directory != self._directory():
             return range(0)
         name = _name(restored.secret, restored.context)
@@ -134,11 +134,11 @@ class Branches:
         return next((b for b in self._known if b.id == name), None)
 
     def _unused(self, secret: bytes) -> bytes:
-        """A secret of its own for a new branch: a fixed one is given every time, and would repeat the samples."""
+        """Returns a secret for a new branch alone: a fixed one is given every time, and would repeat the samples."""
         return derive_key(secret, "branch", len(self._known))[: len(secret)] if self._known else secret
 
     def _merge(self, restored: ResumeState | None) -> None:
-        """Branches that the checkpoint knows and the record does not."""
+        """Adds the branches that the checkpoint knows and the record does not."""
         for branch in restored.branches if restored is not None else ():
             known = self._find(branch.id)
             if known is None:
@@ -148,7 +148,7 @@ class Branches:
                 known.start, known.reached = min(known.start, branch.start), max(known.reached, branch.reached)
 
     def _reached_at_most(self, branch: Branch, directory: str | None) -> int:
-        """How far a branch may have gone after the checkpoint, which is from ``directory``."""
+        """Returns how far a branch may have gone after the checkpoint, which is from ``directory``."""
         if directory is None:
             return max(branch.reached, self._planned_steps)  # there is no other record
         if directory != self._directory():
@@ -159,7 +159,7 @@ class Branches:
         )
 
     def reserve(self, step: int) -> None:
-        """Record that ``step`` may be released, before it is; ValueError if that would exceed the planned steps."""
+        """Records that ``step`` may be released, before it is; ValueError if that would exceed the planned steps."""
         assert self._current is not None
         if step >= max(self.limit(), self._before):
             raise ValueError(
@@ -171,18 +171,18 @@ class Branches:
             self._write()
 
     def finish(self, step: int) -> None:
-        """The run ended before ``step``: what was reserved beyond it was not taken."""
+        """Records that the run ended before ``step``: what was reserved beyond it was not taken."""
         assert self._current is not None
         self._current.reached = max(step, min(self._before, self._current.reached))
         self._write()
 
     def spent(self, step: int) -> int:
-        """Steps that count when the run is at ``step``: its own, and those of other branches."""
+        """Returns the steps that count when the run is at ``step``: its own, and those of other branches."""
         assert self._current is not None
         return self._of_others() + max(step, self._before) - self._current.start
 
     def limit(self) -> int:
-        """The step at which the planned number of steps is spent."""
+        """Returns the step at which the planned number of steps is spent."""
         assert self._current is not None
         return self._planned_steps - self._of_others() + self._current.start
 
@@ -198,7 +198,7 @@ class Branches:
         return len(self._known)
 
     def _directory(self) -> str | None:
-        """Identity of the run directory; a copy of it has another."""
+        """Returns the identity of the run directory; a copy of it has another."""
         return None if self._path is None else place_of(self._path.parent)
 
     def _write(self) -> None:
@@ -240,7 +240,7 @@ def _branch(saved: dict[str, Any]) -> Branch:
 
 
 def _read(path: Path | None) -> tuple[list[Branch], str, bool]:
-    """The branches on disk, the digest of the plan that they belong to, and whether they were copied from elsewhere."""
+    """Returns the branches on disk, the digest of their plan, and whether they were copied from elsewhere."""
     if path is None or not path.exists():
         return [], "", False
     try:

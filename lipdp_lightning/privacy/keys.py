@@ -40,12 +40,12 @@ _AUTHENTICATED = 1 << 30  # bytes of one authentication code, which takes less t
 
 
 def new_secret() -> bytes:
-    """128 bits from the operating system: not to be logged, configured, or kept but in resume checkpoints."""
+    """Returns 128 bits from the operating system, which resume checkpoints alone may keep: no log, no configuration."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def derive_key(secret: bytes, purpose: str, *indices: int | bytes) -> bytes:
-    """The 32-byte key of (purpose, indices) under the secret, by HMAC-SHA256.
+    """Returns the 32-byte key of (purpose, indices) under the secret, by HMAC-SHA256.
 
     The encoding is injective: texts and bytes carry a type tag and their length, integers a tag and 16 signed
     bytes. Hence ("a", 12, 3), ("a", 1, 23), ("a1", 2, 3) and ("a", b"12", 3) have unrelated keys.
@@ -76,7 +76,7 @@ def _encode_integer(value: int) -> bytes:
 
 
 def state_digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *context: bytes) -> bytes:
-    """32 bytes that name the state a step starts from: names, dtypes, shapes and every bit of the tensors.
+    """Returns 32 bytes that name the state a step starts from: names, dtypes, shapes and all bits of tensors.
 
     As part of the noise key it makes an exact replay of a step repeat its noise (the same release again,
     which costs nothing), and any other continuation draw fresh noise. `context` carries the rest of what
@@ -94,7 +94,7 @@ def state_digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *
 
 
 class KeyedDigest:
-    """The same for those who hold a secret key of 32 bytes, in a tenth of the time.
+    """A digest of a state under a secret key of 32 bytes, in a tenth of the time.
 
     Large tensors on the CPU enter by their GMAC, and those on another device by a hash that is computed there
     (kernels/multilinear.py), of which 32 bytes come to the host. Two states that do not depend on the key share a
@@ -111,7 +111,7 @@ class KeyedDigest:
         self._laid: list[tuple[bytes, memoryview]] = []
 
     def of(self, tensors: Mapping[str, Tensor]) -> bytes:
-        """Of their names, dtypes, shapes and bits."""
+        """Returns the digest of the tensors' names, dtypes, shapes and bits."""
         if not all([tensor.is_cpu for tensor in tensors.values()]):
             return self._of_devices(tensors)
         parts: list[bytes | memoryview] = []
@@ -130,7 +130,7 @@ class KeyedDigest:
         self._read, self._alive, self._laid = None, [], []
 
     def _of_devices(self, tensors: Mapping[str, Tensor]) -> bytes:
-        """Of tensors some of which lie elsewhere: each device's by one hash, with one wait for it.
+        """Returns the digest of tensors some of which lie elsewhere: one hash for each device, with one wait for it.
 
         The headers say which tensor lies where, so that the hashes of two states with the same headers are of words of
         one length.
@@ -153,7 +153,7 @@ class KeyedDigest:
         return multilinear_hash(tensors, self._tables[device]).cpu().numpy().tobytes()
 
     def _places(self, tensors: Mapping[str, Tensor]) -> Sequence[tuple[bytes, memoryview]]:
-        """Header and bytes of each tensor, as they lie if they lie there still, or copies of them."""
+        """Returns header and bytes of each tensor: where they lie, if they lie there still, or copies."""
         held = list(tensors.values())
         places = list(tensors), *(list(map(of, held)) for of in _PLACE)
         if places != self._read:
@@ -172,7 +172,7 @@ _PLACE = (
 
 
 def _header(name: str, tensor: Tensor) -> bytes:
-    """It determines the length of what follows."""
+    """Returns what stands before the bytes of a tensor; it determines their number."""
     return _encode_bytes(b"n", f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode())
 
 
@@ -181,7 +181,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """As they lie in memory: numpy lacks bf16, and -0.0 differs from 0.0."""
+    """Returns the bytes as they lie in memory: numpy lacks bf16, and -0.0 differs from 0.0."""
     plain = tensor.detach()
     if plain.device.type != "cpu" or not _is_plain(plain):
         plain = plain.resolve_conj().resolve_neg().contiguous().cpu()
@@ -206,16 +206,16 @@ class CounterStream:
         self.seek(position)
 
     def seek(self, block: int) -> None:
-        """Continue at the given block (of 16 bytes) of the stream."""
+        """Continues at the given block (of 16 bytes) of the stream."""
         assert 0 <= block < 1 << 128
         self.position = block
 
     def bytes(self, count: int) -> builtins.bytes:
-        """The next `count` bytes."""
+        """Returns the next ``count`` bytes."""
         return self._draw(count).tobytes()
 
     def uint64(self, count: int) -> npt.NDArray[np.uint64]:
-        """The next `count` uniform 64-bit words, little-endian on every machine."""
+        """Returns the next ``count`` uniform 64-bit words, little-endian on every machine."""
         return self._draw(count * _WORD_BYTES).view("<u8")
 
     def normal(self, count: int) -> Tensor:

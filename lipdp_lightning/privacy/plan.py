@@ -166,27 +166,27 @@ class PrivacyPlan:
 
     @property
     def sample_rate(self) -> float:
-        """q, the probability with which each example is in a step's sample."""
+        """Returns q, the probability with which each example is in a step's sample."""
         return self.expected_batch_size / self.dataset_size
 
     @property
     def scaling(self) -> str:
-        """The name by which users call the form of ``influence``, for texts."""
+        """Returns the name that users give the form of ``influence``, for texts."""
         return self.influence.name
 
     @property
     def certified(self) -> bool:
-        """Whether a guarantee exists: false for `batch_max`, without any bound, and for a run without noise."""
+        """Returns whether a guarantee exists: false for `batch_max`, without any bound, and for a run without noise."""
         return not isinstance(self.influence, parts.BatchMaximum | parts.Unlimited) and self.noise_multiplier > 0
 
     @property
     def clips_examples(self) -> bool:
-        """Whether the guarantee rests on clipping each example's gradient, and not on bounds of the network."""
+        """Returns whether the guarantee rests on clipping each example's gradient, and not on bounds of the network."""
         return isinstance(self.influence, parts.ClippedExamples)
 
     @property
     def first_switched_step(self) -> float:
-        """From which step on the influence is limited as it is after its switch; infinity without a switch."""
+        """Returns the step from which on the switch of ``influence`` has happened; infinity without a switch."""
         switch = getattr(self.influence, "switch", None)
         return math.inf if switch is None else math.ceil(switch.at * self.steps)
 
@@ -209,7 +209,7 @@ class PrivacyPlan:
 
     @property
     def step_noise_multiplier(self) -> float:
-        """The noise multiplier of everything one step releases: the sum, and the votes on a radius if there are any."""
+        """Returns the noise multiplier of all that one step releases: the sum, and votes on a radius if any."""
         votes = self._radius_noise
         return self.noise_multiplier if votes is None else join_noise_multipliers((self.noise_multiplier, votes))
 
@@ -251,7 +251,7 @@ class PrivacyPlan:
         return cls(**parts.parts_of(_checked(_DEFAULTS | dict(values))))
 
     def digest(self) -> bytes:
-        """SHA-256 of the canonical JSON (sorted keys, floats in shortest exact form)."""
+        """Returns SHA-256 of the canonical JSON (sorted keys, floats in shortest exact form)."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).digest()
 

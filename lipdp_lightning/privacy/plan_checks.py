@@ -135,7 +135,7 @@ def _not_private(plan: SimpleNamespace) -> Problems:
 
 
 def _exclusions(plan: SimpleNamespace) -> Problems:
-    """What the parts of a plan cannot hold together."""
+    """Yields what the parts of a plan cannot hold together."""
     tracked = ("radius_quantile", "radius_noise_multiplier")
     for name in ("radius", *tracked):
         if plan.scaling not in WITH_RADIUS and getattr(plan, name) is not None:
@@ -173,7 +173,7 @@ def _exclusions(plan: SimpleNamespace) -> Problems:
 
 
 def _numbers(plan: SimpleNamespace) -> Problems:
-    """Positive constants, in a range whose products are not lost in the arithmetic."""
+    """Yields constants that are not positive, or out of the range whose products survive the arithmetic."""
     given = [("noise_multiplier", plan.noise_multiplier)]
     for name, (reason, hint) in _POSITIVE.items():
         value = getattr(plan, name)
@@ -234,7 +234,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether these are pairs of a text and a positive number, or none."""
+    """Returns whether these are pairs of a text and a positive number, or none."""
     return isinstance(value, tuple) and all(
         isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) and _is_positive(p[1]) for p in value
     )

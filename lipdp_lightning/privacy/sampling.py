@@ -28,9 +28,7 @@ _TAG_BYTES = 16  # AES-GCM writes a tag behind it
 
 @lru_cache(maxsize=16)
 def _threshold(sample_rate: float) -> tuple[int, int]:
-    """Its upper and its lower 32 bits. Exact: a float is a fraction, and rounding down keeps the true rate at or below
-    the accounted one.
-    """
+    """Returns the upper and lower 32 bits of the rate. A float is a fraction: rounded down, it is never exceeded."""
     return divmod(math.floor(Fraction(sample_rate) * _WORDS), _HALF)
 
 
@@ -47,7 +45,7 @@ class SampleCiphers:
 
 
 def poisson_sample(secret: bytes | SampleCiphers, step: int, dataset_size: int, sample_rate: float) -> Tensor:
-    """Sorted indices (int64) of a Poisson sample of range(dataset_size): pure in (secret, step).
+    """Returns sorted indices (int64) of a Poisson sample of range(dataset_size): pure in (secret, step).
 
     Every index is in the sample with probability floor(sample_rate * 2^64) / 2^64, independently: never above
     the declared rate, below it by less than 2^-64. A rate of 1 selects everything. May be empty.
@@ -86,7 +84,7 @@ def poisson_sample(secret: bytes | SampleCiphers, step: int, dataset_size: int, 
 
 
 def _words(cipher: AESGCM, step: int, start: int, count: int) -> npt.NDArray[np.uint32]:
-    """Uniform words of the indices from ``start`` on; those of a block have a nonce of their own."""
+    """Returns uniform words of the indices from ``start`` on; those of a block have a nonce of their own."""
     buffer = np.empty(4 * count + _TAG_BYTES, dtype=np.uint8)
     nonce = step.to_bytes(8, "big") + (start // _BLOCK).to_bytes(4, "big")
     cipher.encrypt_into(nonce, memoryview(_ZEROS)[: 4 * count], None, buffer.data)
@@ -94,7 +92,7 @@ def _words(cipher: AESGCM, step: int, start: int, count: int) -> npt.NDArray[np.
 
 
 def local_slice(indices: Tensor, rank: int, world_size: int, chunk: int = 0, chunks: int = 1) -> Tensor:
-    """The share of a sample that one rank processes in one micro-batch.
+    """Returns the share of a sample that one rank processes in one micro-batch.
 
     Over all ranks and chunks the shares partition the sample exactly: each index once, sizes within one of
     each other (also the totals per rank and per chunk group). A share may be empty; its rank still takes part

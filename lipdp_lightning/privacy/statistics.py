@@ -54,7 +54,7 @@ class Terms:
 
 
 def bounded_sum(terms: Terms) -> Tensor:
-    """The exact sum, in float64, of the rows brought into the unit ball; not private.
+    """Returns the exact sum, in float64, of the rows brought into the unit ball; not private.
 
     Adding or removing a row moves it by at most 1. What is not finite counts as zero.
     """
@@ -75,7 +75,7 @@ def bounded_sum(terms: Terms) -> Tensor:
 
 
 def _on_grid(rows: Tensor) -> Tensor:
-    """Each row in the unit ball, in whole multiples of 1 / UNIT."""
+    """Returns each row in the unit ball, in whole multiples of 1 / UNIT."""
     rows = torch.nan_to_num(rows.detach().to("cpu", torch.float64), nan=0.0, posinf=0.0, neginf=0.0)
     if rows.shape[1]:  # the squares of large entries would overflow
         rows = rows / rows.abs().amax(1, keepdim=True).clamp_min(1.0)
@@ -84,7 +84,7 @@ def _on_grid(rows: Tensor) -> Tensor:
 
 
 def noisy_mean(terms: Terms, noise_multiplier: float, dataset_size: int, key: bytes, secure: bool = False) -> Tensor:
-    """(bounded sum + noise) / dataset_size, in float64: a Gaussian mechanism of that noise multiplier.
+    """Returns (bounded sum + noise) / dataset_size, in float64: a Gaussian mechanism of that noise multiplier.
 
     The noised sum is rounded to its public grid (privacy/grid.py) before it is divided.
     """
@@ -115,7 +115,7 @@ class Statistics:
         started: bool,
         secret: bytes,
     ) -> dict[str, Tensor]:
-        """The run's statistics: those it has released before, or else a first and only release.
+        """Returns the run's statistics: those it has released before, or else a first and only release.
 
         Args:
             plan: of the run; `plan.preliminary` says what is released, and is accounted for.
@@ -158,7 +158,7 @@ class Statistics:
         return self.values
 
     def digest(self) -> bytes:
-        """SHA-256 of labels and values, to tell one run's statistics from another's."""
+        """Returns SHA-256 of labels and values, to tell one run's statistics from another's."""
         digest = hashlib.sha256()
         for label, value in self.values.items():
             digest.update(f"{len(label)} {label} {tuple(value.shape)}".encode() + value.numpy().tobytes())
@@ -166,7 +166,7 @@ class Statistics:
 
 
 def _key(secret: bytes, plan: PrivacyPlan, index: int) -> bytes:
-    """By position: two statistics never share noise, whatever they are called."""
+    """Returns a key by position: two statistics never share noise, whatever they are called."""
     return derive_key(secret, "statistic", index, plan.digest())
 
 
@@ -175,7 +175,7 @@ def _equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
 
 
 def _write(path: Path, values: Mapping[str, Tensor], plan: PrivacyPlan) -> None:
-    """Complete or not there, and on the disk before the first step."""
+    """Writes the values, complete or not at all, and on the disk before the first step."""
     contents = {"format": _FORMAT, "plan": plan.digest().hex(), "labels": list(values)}
     arrays: dict[str, Any] = {f"value{i}": value.numpy() for i, value in enumerate(values.values())}
     arrays[_CONTENTS] = np.frombuffer(json.dumps(contents).encode(), dtype=np.uint8)
@@ -185,7 +185,7 @@ def _write(path: Path, values: Mapping[str, Tensor], plan: PrivacyPlan) -> None:
 
 
 def _read(path: Path | None, plan: PrivacyPlan) -> dict[str, Tensor]:
-    """What is on disk; empty where nothing was released."""
+    """Returns what is on disk; empty where nothing was released."""
     if path is None or not path.exists():
         return {}
     try:
