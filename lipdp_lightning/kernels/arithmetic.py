@@ -56,12 +56,32 @@ def arithmetic_problems() -> list[str]:
 
 def check_exact_arithmetic() -> None:
     """Raises ValueError if a switch is not as ``require_exact_arithmetic`` has left it."""
+    if _is_as_required():  # in half of the time: it is asked twice in every step
+        return
     problems = arithmetic_problems()
     if problems:
         raise ValueError(
             "the arithmetic of this process is not that of the certificate, and a sum of gradients could be larger "
             "than the noise is for:\n" + "\n".join(problems)
         )
+
+
+_WANTED = tuple((attrgetter(path), value) for paths, value in ((_IEEE, "ieee"), (_OFF, False)) for path in paths)
+
+
+def _is_as_required() -> bool:
+    """Returns whether no switch is in doubt; one that this version of torch does not have is looked at closer."""
+    backends, chosen = torch.backends, os.environ
+    try:
+        return (
+            all([read(backends) == wanted for read, wanted in _WANTED])
+            and not any([name in chosen for name in _ENVIRONMENT])
+            and backends.mkldnn.allow_tf32 is not True
+            and torch.get_float32_matmul_precision() == "highest"
+            and not backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+        )
+    except (AttributeError, RuntimeError):
+        return False
 
 
 _HINT = "leave it alone while a private run trains; set-up has set it."
