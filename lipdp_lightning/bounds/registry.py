@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import TypeVar
 
 from torch import nn
 
-from .values import Bound
+from .values import Bound, Operation, Value
 
 Rule = Callable[..., Bound]
 Target = type | Callable[..., object] | str
@@ -50,6 +51,27 @@ def rule(*targets: Target, takes_batch_size: bool = False) -> Callable[[R], R]:
             _RULES[target] = function
             if takes_batch_size:
                 _TAKES_BATCH_SIZE.add(target)
+        return function
+
+    return register
+
+
+def module_rule_of(*kinds: type[nn.Module], options: tuple[str, ...] = ()) -> Callable[[R], R]:
+    """Registers the rule of a function for modules, too, which call it with their attributes of these names.
+
+    Example::
+
+        @rule(F.celu)
+        @module_rule_of(nn.CELU, options=("alpha",))
+        def celu(op: Operation, x: Value, alpha: float = 1.0) -> Bound: ...
+    """
+
+    def register(function: R) -> R:
+        @rule(*kinds)
+        @wraps(function)
+        def of_module(op: Operation, x: Value) -> Bound:
+            return function(op, x, **{name: getattr(op.module, name) for name in options})
+
         return function
 
     return register

@@ -7,7 +7,6 @@ import math
 from torch import Tensor, nn
 
 from ..bounds.registry import rule
-from ..bounds.rules.normalization import floored_normalization
 from ..bounds.values import Bound, Operation, Unbounded, Value
 from ..kernels.floored import floored_rows
 from ..kernels.precision import widened
@@ -71,6 +70,15 @@ class Centre(nn.Module):
 @rule(Centre)
 def centre(op: Operation, x: Value) -> Bound:
     return Bound(x.norm, 1.0)
+
+
+def floored_normalization(x: Value, alpha: float) -> Bound:
+    """(x - mean) / max(alpha, std), by group: Lipschitz 1/alpha; a group of n numbers has norm at most sqrt(n).
+
+    Where std > alpha the Jacobian is (I - 11^T/n - u u^T/n) / std with ||u||^2 = n: norm at most 1/std < 1/alpha.
+    Where std < alpha it is (I - 11^T/n) / alpha.
+    """
+    return Bound(min(math.sqrt(x.numel), x.norm / alpha), 1.0 / alpha)
 
 
 @rule(GroupNorm, LayerNorm, InstanceNorm)

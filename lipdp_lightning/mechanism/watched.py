@@ -1,4 +1,4 @@
-"""What a step starts from: the tensors of a model, without a walk over all names, and the certificate's numbers."""
+"""What a step starts from: the tensors of a model, and the certificate's numbers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import itertools
 import struct
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
-from ..bounds.held import HeldTensors
 
 
-class WatchedTensors(HeldTensors):
-    """Parameters and buffers by name, and whether any of them changed."""
+class WatchedTensors:
+    """Parameters and buffers by name, and whether any of them changed.
+
+    They are looked up once: that the network holds others is seen by its identity, before anything is released.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._named: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def named(self) -> dict[str, Tensor]:
+        """Returns the tensors by their first name, parameters first."""
+        return self._named
 
     def versions(self) -> list[int]:
         """Changes when a tensor is replaced, or changed in place by an operation that torch sees."""

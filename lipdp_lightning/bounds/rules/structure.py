@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..batch_numbers import BatchNumber, counts_examples
-from ..registry import rule
+from ..registry import module_rule_of, rule
 from ..values import (
+    BatchNumber,
     Bound,
     Constant,
     Operation,
     ParameterUse,
     Unbounded,
     Value,
+    counts_examples,
     full_precision,
     public_number,
     root_of_squares,
@@ -222,13 +223,8 @@ def repeat(op: Operation, x: Value, *sizes: Any) -> Bound:
     return Bound(copies * x.norm, copies)
 
 
-@rule(nn.Flatten)
-def flatten_module(op: Operation, x: Value) -> Bound:
-    assert isinstance(op.module, nn.Flatten)
-    return flatten(op, x, op.module.start_dim, op.module.end_dim)
-
-
 @rule(torch.flatten, "flatten")
+@module_rule_of(nn.Flatten, options=("start_dim", "end_dim"))
 def flatten(op: Operation, x: Value, start_dim: int = 0, end_dim: int = -1) -> Bound:
     op.inner_dims(start_dim, len(x.shape))
     return Bound(x.norm, 1.0)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import re
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules import module as torch_modules
 
+from .identity import training_mode
 from .inplace import overwrites_outside
+from .reachable import GLOBAL_HOOKS, MODULE_HOOKS, TrustedHook, cell_contents, set_in_steps
 from .registry import function_rule, module_rule
-from .sizes import may_be_number
 
 
 @dataclass(frozen=True)
@@ -37,18 +41,6 @@ class CertificationError(ValueError):
         count = len(self.problems)
         lines = "\n".join(f"  - {p}" for p in self.problems)
         super().__init__(f"the model cannot be certified, {count} problem{'s' * (count > 1)}:\n{lines}")
-
-
-@contextmanager
-def training_mode(model: nn.Module, mode: bool) -> Iterator[None]:
-    """Every module in one mode, and afterwards each in its own."""
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        model.train(mode)
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 @contextmanager
@@ -202,6 +194,31 @@ def node_path(node: fx.Node) -> str:
     return f"{inside or 'forward'}, {operation_name(node)}"
 
 
+_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device"})
+_METHODS = frozenset({"size", "numel", "dim", "ndimension"})
+ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
+    {
+        operator.getitem, operator.mul, operator.add, operator.sub, operator.floordiv, operator.truediv,
+        operator.neg, operator.pos, operator.imul, operator.iadd, operator.isub, operator.itruediv,
+    }
+)  # fmt: skip
+_OF_PUBLIC_NUMBERS: frozenset[Callable[..., Any]] = frozenset({operator.mod, operator.abs})
+
+
+def may_be_number(node: fx.Node) -> bool:
+    """Whether the node may give a number that needs no rule; where it gives a tensor after all, it needs one."""
+    return node.target is getattr or reads_sizes(node)
+
+
+def reads_sizes(node: fx.Node) -> bool:
+    """Whether the node reads a tensor's shape, or computes with what was read."""
+    if node.op == "call_method":
+        return node.target in _METHODS
+    if node.target is getattr:
+        return len(node.args) == 2 and node.args[1] in _ATTRIBUTES
+    return node.target is torch.numel or node.target in ARITHMETIC | _OF_PUBLIC_NUMBERS
+
+
 def unsupported(graph: fx.GraphModule) -> list[Problem]:
     """Every node without a rule; needs no shapes."""
     problems = []
@@ -228,3 +245,112 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
         elif not callable(found):
             problems.append(Problem(node_path(node), f"{what}: {found.reason}", found.hint))
     return problems
+
+
+# ---- what a network holds that neither its graph nor a rule shows
+
+
+def alterations(network: nn.Module) -> list[Problem]:
+    """Hooks, replaced methods, and tensors that need gradients without being parameters."""
+    problems = []
+    if any(getattr(torch_modules, name) for name in GLOBAL_HOOKS):
+        reason = "a hook for all modules may change what they return or the gradient they pass on"
+        problems.append(Problem("torch.nn", reason, "remove it before the network is certified"))
+    for path, module in network.named_modules():
+        problems += [Problem(path or "the network", *found) for found in (*_hooks(module), *_replaced(module))]
+        problems += [Problem(f"{path}.{name}".lstrip("."), *_LOOSE) for name in _loose_tensors(module)]
+    for name, parameter in network.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            reason = "a hook on it sees, and may change, its gradient before noise is added"
+            problems.append(Problem(name, reason, "remove the hook"))
+        elif parameter.requires_grad and _hooks_of_its_accumulator(parameter):
+            reason = "a hook on the autograd node that adds to its grad may change the sum before noise is added"
+            problems.append(Problem(name, reason, "remove the hook"))
+    return problems
+
+
+def _hooks_of_its_accumulator(parameter: nn.Parameter) -> bool:
+    """Whether the node that adds to ``grad`` has hooks, as far as Python's garbage collector shows them.
+
+    It shows them while no recorded graph shares the node: at set-up, and not within a step.
+    """
+    with torch.enable_grad():
+        node: Any = parameter.view_as(parameter).grad_fn
+    (accumulator, _), *_ = node.next_functions
+    del node
+    return any(isinstance(held, dict) and len(held) > 0 for held in gc.get_referents(accumulator))
+
+
+_LOOSE = (
+    "a tensor that needs a gradient and is not a parameter of the network: what it was made from would be trained, "
+    "and no rule bounds that",
+    "detach() it, register it as a buffer, or hold it as an nn.Parameter that a layer reads",
+)
+
+
+def _hooks(module: nn.Module) -> Iterator[tuple[str, str]]:
+    for name in MODULE_HOOKS:
+        for hook in getattr(module, name).values():
+            if not isinstance(hook, TrustedHook):
+                yield (
+                    "a hook on it may change its output or its gradient, and no rule bounds that",
+                    "remove the hook, write a layer with a rule, or declare a hook that only looks as a TrustedHook "
+                    "of lipdp_lightning.bounds.identity",
+                )
+
+
+def _replaced(module: nn.Module) -> Iterator[tuple[str, str]]:
+    kind, engine = type(module), set_in_steps(type(module))
+    for name, value in vars(module).items():
+        inherited = getattr(kind, name, None)
+        if name == "_compiled_call_impl":
+            if value is None or compiles(module, value, nn.Module._call_impl):
+                continue
+        elif not callable(inherited) or not callable(value) or isinstance(value, nn.Module) or name in engine:
+            continue
+        yield (
+            f"its {name.removeprefix('_compiled_')} was replaced on the instance, and the rule of its class no longer "
+            "holds",
+            "write a subclass with a forward of its own",
+        )
+
+
+def compiles(module: nn.Module, value: Any, function: Any) -> bool:
+    """Whether torch.compile has made ``value`` from the method ``function`` of the module, and from nothing else."""
+    if not hasattr(value, "_torchdynamo_orig_callable"):
+        return False
+    wrappers, seen = [value], set()
+    while wrappers:
+        one = wrappers.pop()
+        if getattr(one, "__self__", None) is module and getattr(one, "__func__", None) is function:
+            return True
+        if id(one) not in seen and isinstance(one, types.FunctionType):
+            seen.add(id(one))
+            wrappers += [*cell_contents(one), getattr(one, "_torchdynamo_orig_callable", None)]
+    return False
+
+
+def _loose_tensors(module: nn.Module) -> Iterator[str]:
+    for name, value in (*vars(module).items(), *module._parameters.items(), *module._buffers.items()):
+        if name not in ("_modules", "_parameters", "_buffers"):
+            yield from (
+                name for tensor in _tensors(value) if tensor.requires_grad and not isinstance(tensor, nn.Parameter)
+            )
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    """The tensors in a value, also in containers and in the attributes of plain objects."""
+    todo, seen = [value], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, dict):
+            todo += one.values()
+        elif isinstance(one, list | tuple | set):
+            todo += one
+        elif hasattr(one, "__dataclass_fields__") or type(one).__name__ == "SimpleNamespace":
+            todo += vars(one).values()
