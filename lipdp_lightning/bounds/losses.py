@@ -47,6 +47,12 @@ def _public_weights(weights: tuple[float, ...] | None, like: Tensor) -> Tensor |
     return None if weights is None else torch.tensor(weights, dtype=like.dtype, device=like.device)
 
 
+def _check_positive(reason: str = "", *, hint: str, **numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value > 0 or not math.isfinite(value):
+            raise ValueError(f"{name}={value} is not positive{reason}. HINT: {hint}")
+
+
 def _check_weights(weights: tuple[float, ...] | None) -> None:
     if weights is not None and not all(math.isfinite(w) and w >= 0 for w in weights):
         raise ValueError(f"class_weights={weights} are not finite and non-negative. HINT: declare public weights.")
@@ -66,8 +72,7 @@ class CrossEntropy(Loss):
     class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0 or not math.isfinite(self.temperature):
-            raise ValueError(f"temperature={self.temperature} is not positive. HINT: 1.0 is the plain loss.")
+        _check_positive(temperature=self.temperature, hint="1.0 is the plain loss.")
         if not 0 <= self.label_smoothing <= 1:
             raise ValueError(f"label_smoothing={self.label_smoothing} is outside [0, 1]. HINT: try 0.1.")
         _check_weights(self.class_weights)
@@ -102,8 +107,7 @@ class BinaryCrossEntropy(Loss):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0 or not math.isfinite(self.temperature):
-            raise ValueError(f"temperature={self.temperature} is not positive. HINT: 1.0 is the plain loss.")
+        _check_positive(temperature=self.temperature, hint="1.0 is the plain loss.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).clamp(0, 1).reshape(logits.shape)
@@ -126,8 +130,7 @@ class MulticlassHinge(Loss):
     margin: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.margin > 0 or not math.isfinite(self.margin):
-            raise ValueError(f"margin={self.margin} is not positive. HINT: 1.0 is usual.")
+        _check_positive(margin=self.margin, hint="1.0 is usual.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         classes = logits.shape[1]
@@ -152,11 +155,8 @@ class CosineSimilarity(Loss):
     min_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.min_norm > 0 or not math.isfinite(self.min_norm):
-            raise ValueError(
-                f"min_norm={self.min_norm} is not positive; cosine similarity has no Lipschitz constant at "
-                "zero. HINT: min_norm=1.0, or the scale of your logits."
-            )
+        reason = "; cosine similarity has no Lipschitz constant at zero"
+        _check_positive(min_norm=self.min_norm, reason=reason, hint="min_norm=1.0, or the scale of your logits.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(logits, dim=1, keepdim=True).clamp_min(self.min_norm)
@@ -176,8 +176,7 @@ class Huber(Loss):
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.delta > 0 or not math.isfinite(self.delta):
-            raise ValueError(f"delta={self.delta} is not positive. HINT: 1.0 is usual.")
+        _check_positive(delta=self.delta, hint="1.0 is usual.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).reshape(logits.shape)
@@ -200,13 +199,9 @@ class SquaredError(Loss):
     target_bound: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("output_bound", "target_bound"):
-            value = getattr(self, name)
-            if not value > 0 or not math.isfinite(value):
-                raise ValueError(
-                    f"{name}={value} is not positive and finite; squared error is only Lipschitz with a bounded "
-                    "output and target. HINT: declare the public range of the target, or use Huber."
-                )
+        reason = " and finite; squared error is only Lipschitz with a bounded output and target"
+        hint = "declare the public range of the target, or use Huber."
+        _check_positive(output_bound=self.output_bound, target_bound=self.target_bound, reason=reason, hint=hint)
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         flat = logits.flatten(1)

@@ -19,7 +19,7 @@ from lipdp_lightning.bounds.losses import CrossEntropy, Huber
 from lipdp_lightning.bounds.registry import _RULES
 from lipdp_lightning.bounds.values import Bound, NormSource, Operation, Value
 from lipdp_lightning.layers import ScaledLinear, make_private
-from lipdp_lightning.layers.normalization import floored_normalization
+from lipdp_lightning.layers.nonlinearities import floored_normalization
 from lipdp_lightning.norms import operators
 
 Case = tuple[nn.Module, tuple[int, ...]]
