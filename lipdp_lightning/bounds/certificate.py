@@ -60,6 +60,7 @@ class GroupBound:
         return sum(u.cotangent_bound * (1.0 if u.scalable else u.gradient_factor) for u in self.uses)
 
     def sensitivity(self, scaling: str) -> float:
+        """Returns Delta_k under a scaling, by its name."""
         if scaling in ("layerwise", "radius"):
             return self.layerwise
         # joint keeps the worst case per group; its scalar couples the groups (see mechanism.scaling)
@@ -82,7 +83,7 @@ class Certificate:
     output: str
 
     def sensitivities(self, scaling: str) -> dict[str, float]:
-        """Delta_k of every group: one example moves the group's summed gradient by at most this, l2."""
+        """Returns Delta_k of every group: one example moves its summed gradient by at most this, in the l2 norm."""
         return {group.name: group.sensitivity(scaling) for group in self.groups}
 
     def sizes(self) -> dict[str, int]:
@@ -90,13 +91,15 @@ class Certificate:
         return {group.name: group.numel for group in self.groups}
 
     def group(self, name: str) -> GroupBound:
+        """Returns the group of this name."""
         return next(g for g in self.groups if g.name == name)
 
     def node(self, name: str) -> NodeBound:
+        """Returns the node of this name."""
         return next(n for n in self.nodes if n.name == name)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Returns plain data for JSON."""
         plain = asdict(self)
         for group, bound in zip(plain["groups"], self.groups, strict=True):
             group["sensitivity"] = {s: bound.sensitivity(s) for s in CERTIFIED_SCALINGS}

@@ -45,7 +45,7 @@ class CertificationError(ValueError):
 
 @contextmanager
 def custom_gradients_refused() -> Iterator[None]:
-    """While tracing, a torch.autograd.Function raises: its forward would be recorded and its backward lost."""
+    """Lets a torch.autograd.Function raise, since tracing would record its forward and lose its backward."""
     function = torch.autograd.Function
     original = function.__dict__["apply"]
 
@@ -60,7 +60,7 @@ def custom_gradients_refused() -> Iterator[None]:
 
 
 def _text(graph: fx.Graph) -> str:
-    """The graph as text; tensors made in forward get a new name at every tracing."""
+    """Returns the graph as text; tensors made in forward get a new name at every tracing."""
     return re.sub(r"_tensor_constant\d+", "_tensor_constant", str(graph))
 
 
@@ -108,7 +108,7 @@ class _HeldProxy(_Proxy):
 
 @contextmanager
 def randomness_refused() -> Iterator[None]:
-    """What forward draws while it is traced would be recorded as a constant."""
+    """Refuses what forward draws while it is traced, which would be recorded as a constant."""
     before = torch.random.get_rng_state()
     yield
     if not torch.equal(before, torch.random.get_rng_state()):
@@ -142,7 +142,11 @@ class _Tracer(fx.Tracer):
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
-    """The model's graph; control flow that depends on values raises a CertificationError."""
+    """Returns the model's graph.
+
+    Raises:
+        CertificationError: Where control flow depends on values, or on the mode.
+    """
     if module_rule(type(model)) is not None:
         model = nn.Sequential(model)
     kept = set(vars(model))
@@ -170,7 +174,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
 
 
 def made_from_input(graph: fx.GraphModule) -> set[fx.Node]:
-    """The nodes that the input enters; the others are made from constants, buffers and parameters alone."""
+    """Returns the nodes that the input enters; the others are made from constants, buffers and parameters alone."""
     found: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if node.op == "placeholder" or not found.isdisjoint(node.all_input_nodes):
@@ -186,7 +190,7 @@ def operation_name(node: fx.Node) -> str:
 
 
 def node_path(node: fx.Node) -> str:
-    """Where in the user's model a node comes from."""
+    """Returns where in the user's model a node comes from."""
     if node.op == "call_module":
         return str(node.target)
     stack = node.meta.get("nn_module_stack") or {}
@@ -220,7 +224,7 @@ def reads_sizes(node: fx.Node) -> bool:
 
 
 def unsupported(graph: fx.GraphModule) -> list[Problem]:
-    """Every node without a rule; needs no shapes."""
+    """Returns a problem for every node without a rule, or that overwrites what is read elsewhere."""
     problems = []
     modules, from_input = dict(graph.named_modules()), made_from_input(graph)
     for node in graph.graph.nodes:
@@ -251,7 +255,7 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
 
 
 def alterations(network: nn.Module) -> list[Problem]:
-    """Hooks, replaced methods, and tensors that need gradients without being parameters."""
+    """Returns a problem for every hook, replaced method, and tensor that needs gradients without being a parameter."""
     problems = []
     if any(getattr(torch_modules, name) for name in GLOBAL_HOOKS):
         reason = "a hook for all modules may change what they return or the gradient they pass on"

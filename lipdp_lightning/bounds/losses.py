@@ -214,7 +214,7 @@ class SquaredError(Loss):
 
 
 def to_ball(rows: Tensor, radius: float) -> Tensor:
-    """Each row projected onto the ball of a radius; rows inside it are unchanged."""
+    """Returns each row projected onto the ball of a radius; rows inside it are unchanged."""
     size = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return rows * (radius / size.clamp_min(radius))
 
@@ -267,7 +267,14 @@ _LOSS_HINT = f"HINT: one of {', '.join(LOSSES)}, or a subclass of lipdp_lightnin
 
 
 def as_loss(loss: Loss | nn.Module | str) -> Loss:
-    """A certified loss from a Loss, a name, or a torch loss whose reduction is a sum or none."""
+    """Returns a certified loss.
+
+    Args:
+        loss: A Loss, the name of one, or a loss of torch whose reduction is a sum or none.
+
+    Raises:
+        ValueError: Where no Lipschitz constant is known.
+    """
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):

@@ -28,7 +28,7 @@ HARDSIGMOID = 0.1666667  # torch multiplies by the float32 number above 1/6, in 
 
 
 def _zero_at_zero(lipschitz: float, largest: float = math.inf) -> Callable[..., Bound]:
-    """An elementwise map with f(0) = 0: its output norm is at most lipschitz * X, or sqrt(dim) * sup|f|."""
+    """Returns the rule of a pointwise map with f(0) = 0: the output is at most lipschitz * X and sqrt(n) * sup|f|."""
 
     def bound(op: Operation, x: Value, *args: Any, **kwargs: Any) -> Bound:
         return Bound(min(lipschitz * x.norm, math.sqrt(x.numel) * largest), lipschitz)
@@ -61,7 +61,7 @@ for _bound, _targets in _SIMPLE:
 
 
 def _steepest(x: Value, slope: float, inplace: bool) -> Bound:
-    """Slope 1 on one side and at most ``slope`` on the other."""
+    """The slope is 1 on one side of zero and at most ``slope`` on the other, and zero stays zero."""
     if inplace and public_number(slope) < 0:
         raise Unbounded(f"in place with a negative slope, {slope}, it has no gradient", "drop inplace")
     constant = max(1.0, abs(public_number(slope)))
@@ -174,7 +174,7 @@ def identity(op: Operation, x: Value) -> Bound:
 
 @rule(nn.Dropout)
 def dropout(op: Operation, x: Value) -> Bound:
-    """Survivors are multiplied by 1 / (1 - p) in training; in evaluation it is the identity."""
+    """In training, survivors are multiplied by 1 / (1 - p); in evaluation it is the identity."""
     assert isinstance(op.module, nn.Dropout)
     p = op.module.p
     scale = 1 / (1 - p) if p < 1 else 1.0

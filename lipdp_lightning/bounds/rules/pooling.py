@@ -1,4 +1,4 @@
-"""Pooling: average pools by the exact norms of their 1-D matrices, max pools by how often a pixel is read."""
+"""Rules of pooling, by norms of 1-D matrices or by how often a pixel is read, and of padding, by copies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _step(stride: Size, kernel: tuple[int, ...]) -> tuple[int, ...]:
 def _average_axis(
     size: int, out: int, kernel: int, stride: int, padding: int, include_pad: bool, fixed_divisor: bool
 ) -> float:
-    """Largest singular value of the 1-D pooling matrix, with torch's own rules for the divisor.
+    """Returns the largest singular value of the 1-D pooling matrix, with torch's own rules for the divisor.
 
     A window that ceil_mode pushes over the padded edge divides by its part inside the padded input, or,
     with include_pad off, by its part inside the input. torch's 2-D divisor is the product of the axes'.
@@ -51,7 +51,7 @@ def _average_axis(
 
 
 def _windows_norm(windows: list[tuple[int, int, float]], size: int) -> float:
-    """Norm of the matrix whose rows hold one value on [low, high): exact, or Schur's bound when it is large."""
+    """Returns the norm of the matrix whose rows hold one value on [low, high), or Schur's bound where it is large."""
     if not windows:
         return 0.0
     if len(windows) * size <= LARGEST_MATRIX:
@@ -68,7 +68,7 @@ def _windows_norm(windows: list[tuple[int, int, float]], size: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _adaptive_axis(size: int, out: int) -> tuple[float, int]:
-    """Norm of the adaptive average's matrix and the largest number of windows that read one input."""
+    """Returns the norm of the adaptive average's matrix and the largest number of windows that read one input."""
     bounds = [((i * size) // out, -((-(i + 1) * size) // out)) for i in range(out)]
     reads = np.zeros(size, dtype=np.int64)
     for low, high in bounds:
@@ -101,7 +101,7 @@ def average_pool(
 
 @lru_cache(maxsize=1024)
 def _window_reads(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Largest number of windows that read one input; 0 if a window holds padding alone, where torch yields -inf."""
+    """Returns how many windows read one input at most; 0 where a window holds padding alone and torch yields -inf."""
     taps = np.arange(out)[:, None] * stride - padding + np.arange(kernel)[None, :] * dilation
     inside = (taps >= 0) & (taps < size)
     return int(np.bincount(taps[inside]).max()) if inside.any(1).all() else 0
@@ -172,7 +172,7 @@ _register(adaptive_max, 2, nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d, options=
 
 @lru_cache(maxsize=256)
 def pad_copies(shape: tuple[int, ...], pad: tuple[int, ...], mode: str) -> float:
-    """Largest number of copies that padding makes of one entry: what its forward makes, and what its gradient sums."""
+    """Returns how many copies padding makes of one entry at most; forward makes them, and the gradient sums them."""
     places = torch.arange(math.prod(shape), dtype=torch.float64).reshape(1, *shape)
     copies = torch.bincount(F.pad(places, pad, mode=mode).flatten().long(), minlength=places.numel())
     places.requires_grad_(True)
