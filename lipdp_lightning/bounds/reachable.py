@@ -107,13 +107,13 @@ class Reachable:
 
     def value(self, label: str, value: Any) -> None:
         """Takes up a value that a network holds, and its members where they can be replaced."""
+        if is_unsteady(value):
+            self.unsteady.append(label)
         if isinstance(value, types.FunctionType | types.MethodType):
             function: Any = getattr(value, "__func__", value)
             if _written_by_users(function):
                 self._function(label, function)
             return
-        if is_unsteady(value):
-            self.unsteady.append(label)
         if isinstance(value, _OPAQUE) or (isinstance(value, PLAIN) and type(value) is not tuple):
             return
         if not self._new(value):
@@ -316,7 +316,7 @@ def is_unsteady(value: Any) -> bool:
     """Whether a value gives something else at another call, which no comparison of the network would show."""
     if isinstance(value, types.ModuleType):
         return value.__name__ in _UNSTEADY
-    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+    if isinstance(value, type | types.FunctionType | types.MethodType | types.BuiltinFunctionType):
         owner = getattr(value, "__self__", None)
         source = value if owner is None or isinstance(owner, types.ModuleType) else type(owner)
         return str(source.__module__) in _UNSTEADY

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -157,6 +158,11 @@ class CountsByAnIterator(Base):
 
     def factor(self, x: Any) -> Any:
         return 1.0 if next(self.calls) < 1000 else 100.0
+
+
+class DrawsAName(Base):
+    def factor(self, x: Any) -> Any:
+        return 100.0 if uuid4().int < 2**90 else 1.0
 
 
 class CountsInALoop(Base):
@@ -354,7 +360,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
         LooksForProxies, LooksForTensors, LooksForTracing, LooksAtValuesOfTensorsAlone, CountsCalls,
         CountsCallsInAList, CountsCallsElsewhere, DependsOnGradMode, DrawsInPython, DrawsRarely, DrawsInNumpy,
         DrawsInTorch, DrawsLikeABuffer, ReadsTheClock, WaitsForADate, WaitsForADay, WaitsByALocalImport,
-        WaitsByAHelper, CountsByAnIterator, CountsInALoop, DrawsFromItsOwnSource,
+        WaitsByAHelper, CountsByAnIterator, CountsInALoop, DrawsFromItsOwnSource, DrawsAName,
         ReadsAnotherMode, ReadsABuffer, ReadsABufferAsAnItem,
         ReadsABufferAsAList, ReadsItsWeight, UpdatesABuffer, UpdatesABufferByItsData, SwitchesGradientsOff,
         KeepsItsOutput, HoldsASlice, HoldsATransposedWeight, HoldsATensorThatNeedsGradients, HoldsItInAnObject,
