@@ -278,7 +278,7 @@ def _hooks_of_its_accumulator(parameter: nn.Parameter) -> bool:
 
     It shows them while no recorded graph shares the node: at set-up, and not within a step.
     """
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         node: Any = parameter.view_as(parameter).grad_fn
     (accumulator, _), *_ = node.next_functions
     del node

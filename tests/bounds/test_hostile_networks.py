@@ -485,6 +485,12 @@ def test_a_graph_that_is_kept_is_no_obstacle() -> None:
     assert kept.requires_grad
 
 
+def test_a_network_is_certified_in_inference_mode_too() -> None:
+    network = nn.Sequential(nn.Linear(4, 3))
+    with torch.inference_mode():
+        assert certify(network, (4,), 1.0, "hinge") == certify(network, (4,), 1.0, "hinge")
+
+
 def test_a_frozen_part_may_be_run_without_gradients() -> None:
     class Head(Base):
         def prepare(self) -> None:
