@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ..bounds.certificate import Certificate, GroupBound
+from ..bounds.graph import trace
 from ..bounds.losses import Loss
 from ..bounds.shapes import propagate_shapes
-from ..bounds.trace import trace
 from .recorder import Runner, Tensors
 
 _TINY = 1e-30

@@ -13,12 +13,12 @@ Slots = Mapping[fx.Node, Sequence[fx.Node]]  # what each node's argument slots r
 
 
 def _gain(bound: Bound, slots: Sequence[float]) -> float:
-    """Lipschitz constant in several slots of one operation that all read the same value."""
+    """Returns the Lipschitz constant in several slots of one operation that all read the same value."""
     return math.hypot(*slots) if bound.quadrature else sum(slots)
 
 
 def _from_reader(places: Sequence[int], bound: Bound, received: float) -> float:
-    """What a reader that received so much passes on to the value that it reads in these slots."""
+    """Returns what a reader that received so much passes on to the value that it reads in these slots."""
     if received == 0:
         return 0.0
     slots = bound.slots
@@ -27,7 +27,7 @@ def _from_reader(places: Sequence[int], bound: Bound, received: float) -> float:
 
 
 def _member(reader: fx.Node, parts: int) -> int:
-    """Which member of a tuple the reader takes; -1 is the last one, not one more."""
+    """Returns which member of a tuple the reader takes; -1 is the last one, not one more."""
     index = reader.args[1]
     assert isinstance(index, int)
     return index % parts
@@ -57,7 +57,7 @@ class CotangentWalk:
     def run(
         self, bounds: Mapping[fx.Node, Bound], at_output: float, caps: Mapping[fx.Node, float]
     ) -> dict[fx.Node, float]:
-        """l_v of every node; ``caps`` holds nodes whose accumulated cotangent is clipped."""
+        """Returns l_v of every node; ``caps`` holds nodes whose accumulated cotangent is clipped."""
         cotangent: dict[fx.Node, float] = {}
         for node in reversed(self._order):
             received = self._received(node, bounds, cotangent)
@@ -90,7 +90,7 @@ class CotangentWalk:
         return reach[region[-1]]
 
     def _find_regions(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
-        """For each node that several slots read: the nodes up to and including the first that all paths pass."""
+        """Returns, for each node that several slots read, the nodes up to the first that all paths pass, and it."""
         position = {node: i for i, node in enumerate(self._order)}
         passed: dict[fx.Node, frozenset[fx.Node]] = {}
         regions = {}

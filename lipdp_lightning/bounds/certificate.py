@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
+
+from torch import Tensor
 
 CERTIFIED_SCALINGS = ("worst_case", "layerwise", "joint", "radius")
 
@@ -57,6 +60,7 @@ class GroupBound:
         return sum(u.cotangent_bound * (1.0 if u.scalable else u.gradient_factor) for u in self.uses)
 
     def sensitivity(self, scaling: str) -> float:
+        """Returns Delta_k under a scaling, by its name."""
         if scaling in ("layerwise", "radius"):
             return self.layerwise
         # joint keeps the worst case per group; its scalar couples the groups (see mechanism.scaling)
@@ -79,7 +83,7 @@ class Certificate:
     output: str
 
     def sensitivities(self, scaling: str) -> dict[str, float]:
-        """Delta_k of every group: one example moves the group's summed gradient by at most this, l2."""
+        """Returns Delta_k of every group: one example moves its summed gradient by at most this, in the l2 norm."""
         return {group.name: group.sensitivity(scaling) for group in self.groups}
 
     def sizes(self) -> dict[str, int]:
@@ -87,14 +91,77 @@ class Certificate:
         return {group.name: group.numel for group in self.groups}
 
     def group(self, name: str) -> GroupBound:
+        """Returns the group of this name."""
         return next(g for g in self.groups if g.name == name)
 
     def node(self, name: str) -> NodeBound:
+        """Returns the node of this name."""
         return next(n for n in self.nodes if n.name == name)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Returns plain data for JSON."""
         plain = asdict(self)
         for group, bound in zip(plain["groups"], self.groups, strict=True):
             group["sensitivity"] = {s: bound.sensitivity(s) for s in CERTIFIED_SCALINGS}
         return plain
+
+
+Use = tuple[tuple[Tensor, ...], UseBound]
+
+
+@dataclass(frozen=True)
+class _Group:
+    name: str
+    labels: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    uses: tuple[int, ...]
+
+
+class Groups:
+    """Parameters that are used together, or share a tensor, are one group, named after its first parameter's layer.
+
+    Which ones are together is worked out when uses read other tensors than the last time.
+
+    Args:
+        named: The model's parameters, in its order.
+    """
+
+    def __init__(self, named: Mapping[str, Tensor]) -> None:
+        self._named = named
+        self._read: list[tuple[Tensor, ...]] = []  # alive here: none of another identity can take their place
+        self._identities: list[tuple[int, ...]] = []
+        self._groups: list[_Group] = []
+
+    def of(self, uses: Sequence[Use]) -> tuple[GroupBound, ...]:
+        """Returns the groups with the bounds of their uses, in the order of the model's parameters."""
+        identities = [tuple(map(id, parameters)) for parameters, _ in uses]
+        if identities != self._identities:
+            self._read = [parameters for parameters, _ in uses]
+            self._groups, self._identities = _work_out(self._read, self._named), identities
+        return tuple([
+            GroupBound(g.name, g.labels, sum([t.numel() for t in g.tensors]), tuple([uses[i][1] for i in g.uses]))
+            for g in self._groups
+        ])  # fmt: skip
+
+
+def _work_out(read: Sequence[tuple[Tensor, ...]], named: Mapping[str, Tensor]) -> list[_Group]:
+    names = {id(tensor): name for name, tensor in named.items()}
+    order = {key: i for i, key in enumerate(names)}
+    members: list[tuple[dict[int, Tensor], list[int]]] = []
+    for index, parameters in enumerate(read):
+        merged, together = {id(p): p for p in parameters}, [index]
+        for other in [m for m in members if merged.keys() & m[0].keys()]:
+            members.remove(other)
+            merged = {**other[0], **merged}
+            together = other[1] + together
+        members.append((merged, together))
+    groups = []
+    for tensors, together in members:
+        keys = sorted(tensors, key=lambda k: order.get(k, len(order)))
+        labels = tuple(names.get(k, "?") for k in keys)
+        name = labels[0].rpartition(".")[0] or labels[0]
+        held = tuple(tensors[k] for k in keys)
+        groups.append((order.get(keys[0], 0), _Group(name, labels, held, tuple(together))))
+    groups.sort(key=lambda g: g[0])
+    taken = [g.name for _, g in groups]
+    return [_Group(g.labels[0] if taken.count(g.name) > 1 else g.name, g.labels, g.tensors, g.uses) for _, g in groups]

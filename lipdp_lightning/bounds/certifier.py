@@ -10,61 +10,84 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .alterations import alterations
+from ..norms.operators import NormSource
+from . import rules
 from .backward import CotangentWalk
-from .certificate import Certificate, NodeBound, UseBound
+from .certificate import Certificate, Groups, NodeBound, UseBound
 from .checks import (
     LARGEST_BOUND,
     OPERATION_MARGIN,
     SMALLEST_BOUND,
-    check_accumulation,
-    check_arguments,
-    check_parameters,
+    RoundedNorms,
+    checked_loss,
     loss_problem,
+    refuse_all,
     unbounded,
 )
-from .constants import Constants
-from .groups import Groups
-from .held import HeldTensors
+from .graph import CertificationError, Problem, alterations, is_leaf, node_path, operation_name, trace, unsupported
 from .identity import NetworkIdentity
 from .losses import Loss
 from .registry import Rule, function_rule, module_rule
 from .rehearsal import rehearse
-from .rounded_norms import RoundedNorms
-from .shapes import MIXED, argument_nodes, depends_on_example, propagate_shapes
-from .trace import CertificationError, Problem, is_leaf, node_path, operation_name, trace, unsupported
-from .values import Bound, NormSource, Operation, Unbounded, Value, with_margin
+from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes
+from .values import Bound, Operation, Unbounded, Value, with_margin
 
 __all__ = ["CertificationError", "Certifier", "certify"]
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A node prepared once; ``rule`` is None for the input and for a member of a tuple.
+    """A node that depends on the example, prepared once.
 
-    ``flat``: its arguments, if they are nodes and plain values and hold no node deeper inside; beside each of them the
-    shape of one example, where it depends on one. ``activations_alone``: all of them do. ``path``: of its module, where
-    that is not the model itself; ``scalable``: it can measure and scale its gradient by example.
+    Attributes:
+        node: The node.
+        rule: Its rule; None for the input and for a member of a tuple.
+        reads: The nodes in its argument slots that depend on the example.
+        shapes: The shape of one example of each of its outputs.
+        operation: What the rule is told of it.
+        flat: Its arguments, each with its shape where it depends on the example; None where an argument is a container.
+        path: The path of its module, where that is not the model itself.
+        scalable: Whether its module can measure and scale its gradient by example.
+        trained: The trained parameters that it holds or reads.
     """
 
     node: fx.Node
-    name: str
     rule: Rule | None
-    module: nn.Module | None
     reads: tuple[fx.Node, ...]
     shapes: tuple[tuple[int, ...], ...]
     operation: Operation
     flat: tuple[tuple[Any, Any], ...] | None
-    activations_alone: bool
     path: str
     scalable: bool
+    trained: frozenset[nn.Parameter]
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.operation.module
 
 
 class Certifier:
-    """Prepares a model once; ``certify()`` then costs one walk over plain numbers and the norms of the weights.
+    """Prepares a model once; :meth:`certify` then costs one walk over plain numbers and the norms of the weights.
 
-    Guarantee: for every input whose per-example norm is at most ``input_bound`` and every label, the
-    certificate's numbers are upper bounds for the weights as they are at the call.
+    Guarantee: for every input whose norm per example is at most ``input_bound`` and every label, the numbers of a
+    certificate are upper bounds for the weights as they are at the call.
+
+    Args:
+        model: The network.
+        input_shape: The shape of one example, without the batch.
+        input_bound: The largest norm of one example's input.
+        loss: A certified loss, its name, or a loss of torch whose reduction is a sum or none.
+        norms: Where norms of weights come from; by default each is computed anew.
+        compute_dtype: The precision that the network runs in.
+        cotangent_caps: The radius of each cotangent clip, by the path of the module at whose output it acts.
+
+    Raises:
+        CertificationError: Where the model cannot be certified, with every reason and its fix.
+
+    Example::
+
+        certifier = Certifier(network, (12,), 1.0, "cross_entropy")
+        certifier.certify().sensitivities("joint")
     """
 
     def __init__(
@@ -78,7 +101,7 @@ class Certifier:
         compute_dtype: torch.dtype = torch.float32,
         cotangent_caps: Mapping[str, float] | None = None,
     ) -> None:
-        self.loss = check_arguments(model, input_bound, loss, compute_dtype)
+        self.loss = checked_loss(model, input_bound, loss, compute_dtype)
         self.input_bound = float(input_bound)
         self.norms = norms or NormSource()
         self._norms_used = RoundedNorms(self.norms) if compute_dtype == torch.bfloat16 else self.norms
@@ -86,26 +109,27 @@ class Certifier:
         self._margin = 1.0 + OPERATION_MARGIN[compute_dtype]
         self._model, self._input_shape = model, tuple(input_shape)
         self._cotangent_caps = dict(cotangent_caps or {})
-        self._held = HeldTensors(model)
         self._take_up()
 
     def _take_up(self) -> None:
-        """Trace the network as it is now, and keep who it is: the identity is part of every certificate."""
+        """Traces the network as it is now, and keeps who it is: the identity is part of every certificate."""
         model = self._model
-        problems = alterations(model)
-        if problems:
-            raise CertificationError(problems)
+        refuse_all(alterations(model))
         self.identity = NetworkIdentity.of(model, self.loss)
+        refuse_all([Problem(type(model).__name__, *_unsteady(label)) for label in self.identity.unsteady])
         self._graph = trace(model)
-        problems = unsupported(self._graph)
-        if problems:
-            raise CertificationError(problems)
+        refuse_all(unsupported(self._graph))
         propagate_shapes(self._graph, self._input_shape)
-        self._held.named()
-        self._steps = _prepare(self._graph, self._norms_used, model, self._held)
+        self._parameters = dict(model.named_parameters())
+        held = {**self._parameters, **dict(model.named_buffers())}
+        self._steps = _prepare(self._graph, self._norms_used, model, {id(t): name for name, t in held.items()})
         self._output = _output_node(self._graph)
         self._constants = Constants(model, self._graph)
-        self._rehearse()
+        if not is_leaf(model):
+            refuse_all([
+                Problem(type(model).__name__, reason, _STEADY)
+                for reason in rehearse(model, self._graph, self._input_shape, is_leaf)
+            ])  # fmt: skip
         try:
             self.loss.lipschitz(self._output.meta["shape"])
         except ValueError as error:
@@ -113,23 +137,15 @@ class Certifier:
         self._caps = _caps(self._steps, self._cotangent_caps, self._margin)
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
-        self._groups = Groups()
+        self._groups = Groups(self._parameters)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of the model's output for one example."""
         return tuple(self._output.meta["shape"])
 
-    def _rehearse(self) -> None:
-        if is_leaf(self._model):
-            return
-        hint = "write a forward that computes the same at every call, from its input, parameters, buffers and constants"
-        reasons = rehearse(self._model, self._graph, self._input_shape, is_leaf)
-        if reasons:
-            raise CertificationError([Problem(type(self._model).__name__, reason, hint) for reason in reasons])
-
     def follow(self) -> None:
-        """Trace the network anew if it is another than the one that was traced; ``identity`` is another then, too."""
+        """Traces the network anew if it is another than the one that was traced; ``identity`` is another then, too."""
         if self.identity.differences():
             self._take_up()
 
@@ -137,23 +153,24 @@ class Certifier:
         """Returns bounds for the network and its weights as they are now.
 
         Args:
-            digest: names all bits of the weights, where the caller knows it; bounds that were sealed under it are used.
+            digest: Names all bits of the weights, where the caller knows it; bounds that were sealed under it are used.
+
+        Raises:
+            CertificationError: Where the network, or a bound at its present weights, cannot be certified.
         """
         self.follow()
         self._constants.begin()
+        self.norms.begin(digest)
         bounds: dict[fx.Node, Bound] = {}
         problems: list[Problem] = []
-        self._held.named()  # parameters may have been replaced
-        self.norms.begin(digest)
         for step in self._steps:
             try:
                 bounds[step.node] = self._forward(step, bounds)
             except Unbounded as found:
-                name = operation_name(step.node)
-                problems.append(Problem(node_path(step.node), f"{name}: {found.reason}", found.hint))
+                reason = f"{step.operation.name}: {found.reason}"
+                problems.append(Problem(node_path(step.node), reason, found.hint))
                 bounds[step.node] = Bound(0.0, (0.0,) * len(step.reads), parts=(0.0,) * len(step.shapes))
-        if problems:
-            raise CertificationError(problems)
+        refuse_all(problems)
         at_output = self.loss.lipschitz(self._output.meta["shape"]) * self._margin
         cotangent = self._walk.run(bounds, at_output, self._caps)
         return self._assemble(bounds, cotangent, at_output)
@@ -179,9 +196,7 @@ class Certifier:
                 f"its rule answers for {len(bound.slots)} argument slots, and {len(step.reads)} hold activations",
                 "return one Lipschitz constant for each activation that the operation reads",
             )
-        check_parameters(step.module, () if step.activations_alone else (args, kwargs.values()), bound)
-        if self._compute_dtype == torch.bfloat16:
-            check_accumulation(step.rule, step.module, bound)
+        _check_uses(step, bound, self._compute_dtype)
         return with_margin(bound, self._margin)
 
     def _arguments(self, step: _Step, bounds: dict[fx.Node, Bound]) -> tuple[Any, Any]:
@@ -202,24 +217,19 @@ class Certifier:
         return self._constants.argument(node)
 
     def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float) -> Certificate:
-        problems = self._overflows(bounds, cotangent)
-        if problems:
-            raise CertificationError(problems)
+        refuse_all(self._overflows(bounds, cotangent))
         nodes, uses = [], []
         for step in self._steps:
             node, bound = step.node, bounds[step.node]
             received, slots = cotangent[node], bound.slots
-            nodes.append(NodeBound(node.name, step.name, bound.norm, slots, received, step.shapes[0]))
+            nodes.append(NodeBound(node.name, step.operation.name, bound.norm, slots, received, step.shapes[0]))
             for use in bound.uses:
                 reads = bounds[step.reads[0]].norm if step.reads else 0.0
                 lipschitz, factor = slots[0] if slots else 0.0, use.gradient_factor
                 of_use = UseBound(node.name, step.path, received, factor, reads, lipschitz, step.scalable)
                 uses.append((use.parameters, of_use))
-        named = self._held.named_parameters()
-        groups = self._groups.of(uses, named)
-        problems = unbounded(groups, named)
-        if problems:
-            raise CertificationError(problems)
+        groups = self._groups.of(uses)
+        refuse_all(unbounded(groups, self._parameters))
         return Certificate(tuple(nodes), groups, at_output, self.input_bound, self._output.name)
 
     def _overflows(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float]) -> list[Problem]:
@@ -256,48 +266,65 @@ def certify(
     *,
     compute_dtype: torch.dtype = torch.float32,
 ) -> Certificate:
-    """The certificate of a model as it is now; ``input_shape`` is that of one example.
+    """Returns the certificate of a model as it is now; the arguments are those of :class:`Certifier`.
 
-    Raises CertificationError, naming every module and operation that cannot be bounded, each with the
-    reason and the fix.
+    Raises:
+        CertificationError: Names every module and operation that cannot be bounded, each with the reason and the fix.
     """
     return Certifier(model, input_shape, input_bound, loss, compute_dtype=compute_dtype).certify()
 
 
-def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, held: HeldTensors) -> list[_Step]:
+def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: Mapping[int, str]) -> list[_Step]:
+    """Returns the nodes that depend on the example, each with its rule; ``names`` are those of tensors by identity."""
     modules = dict(graph.named_modules())
     steps, problems = [], []
     for node in graph.graph.nodes:
         if node.op == "output" or not depends_on_example(node):
-            continue
-        shape = node.meta["shape"]
-        if shape == MIXED:
-            hint = "keep the batch as the first dimension of every tensor, and reduce over later ones"
-            problems.append(Problem(node_path(node), "its output does not keep the examples apart", hint))
             continue
         reads = tuple(n for n in argument_nodes(node) if depends_on_example(n))
         module = modules[str(node.target)] if node.op == "call_module" else None
         found = module_rule(type(module)) if module is not None else function_rule(node.target)
         member = any(isinstance(n.meta["shape"], list) for n in reads)
         rule = None if node.op == "placeholder" or member else found
-        if member and not _takes_member(node):
-            hint = "take its members one by one: a, b = x.chunk(2, dim=1)"
-            problems.append(Problem(node_path(node), "it reads a tuple of tensors as a whole", hint))
-        elif rule is None and not member and node.op != "placeholder":
-            hint = "use a supported operation, or register a rule for it (see CONTRIBUTING)"
-            problems.append(Problem(node_path(node), f"{operation_name(node)} has no rule", hint))
-        shapes = tuple(shape) if isinstance(shape, list) else (shape,)
+        problem = _problem_of(node, member, rule)
+        if problem is not None:
+            problems.append(Problem(node_path(node), *problem))
+            continue
         assert rule is None or callable(rule)
-        operation = Operation(operation_name(node), module, shapes[0], norms, shapes, held.name_of)
-        flat, path = _flat(node), "" if module is None or module is model else str(node.target)
-        activations_alone = flat is not None and all(of is not None for _, of in flat) and not node.kwargs
+        shape = node.meta["shape"]
+        shapes = tuple(shape) if isinstance(shape, list) else (shape,)
+        operation = Operation(operation_name(node), module, shapes[0], norms, shapes, lambda t: names.get(id(t)))
+        path = "" if module is None or module is model else str(node.target)
         scalable = bool(getattr(module, "scales_gradient", False))
         steps.append(
-            _Step(node, operation.name, rule, module, reads, shapes, operation, flat, activations_alone, path, scalable)
+            _Step(node, rule, reads, shapes, operation, _flat(node), path, scalable, _trained(node, module, model))
         )
-    if problems:
-        raise CertificationError(problems)
+    refuse_all(problems)
     return steps
+
+
+def _problem_of(node: fx.Node, member: bool, rule: object) -> tuple[str, str] | None:
+    if node.meta["shape"] == MIXED:
+        return (
+            "its output does not keep the examples apart",
+            "keep the batch as the first dimension of every tensor, and reduce over later ones",
+        )
+    if member:
+        takes_member = node.target is operator.getitem and isinstance(node.args[1], int)
+        hint = "take its members one by one: a, b = x.chunk(2, dim=1)"
+        return None if takes_member else ("it reads a tuple of tensors as a whole", hint)
+    if rule is None and node.op != "placeholder":
+        hint = "use a supported operation, or register a rule for it (see CONTRIBUTING)"
+        return f"{operation_name(node)} has no rule", hint
+    return None
+
+
+def _trained(node: fx.Node, module: nn.Module | None, model: nn.Module) -> frozenset[nn.Parameter]:
+    """The trained parameters that a node holds or reads; which ones they are is part of the network's identity."""
+    held = [] if module is None else list(module.parameters())
+    read = [operator.attrgetter(str(n.target))(model) for n in argument_nodes(node) if n.op == "get_attr"
+            and not str(n.target).startswith("_tensor_constant")]  # fmt: skip
+    return frozenset(p for p in (*held, *read) if isinstance(p, nn.Parameter) and p.requires_grad)
 
 
 def _caps(steps: list[_Step], caps: Mapping[str, float], margin: float) -> dict[fx.Node, float]:
@@ -323,13 +350,44 @@ def _flat(node: fx.Node) -> tuple[tuple[Any, Any], ...] | None:
     return tuple((a, a.meta["shape"] if isinstance(a, fx.Node) and depends_on_example(a) else None) for a in node.args)
 
 
-def _takes_member(node: fx.Node) -> bool:
-    return node.target is operator.getitem and isinstance(node.args[1], int)
-
-
 def _output_node(graph: fx.GraphModule) -> fx.Node:
     returned = next(n for n in graph.graph.nodes if n.op == "output").args[0]
     if not isinstance(returned, fx.Node) or not isinstance(returned.meta["shape"], tuple):
         hint = "return one tensor of logits, computed from the input"
         raise CertificationError([Problem("output", "the model does not return one tensor of logits", hint)])
     return returned
+
+
+_STEADY = "write a forward that computes the same at every call, from its input, parameters, buffers and constants"
+
+
+def _unsteady(label: str) -> tuple[str, str]:
+    return (
+        f"{label} is a clock, a source of random numbers or an iterator, and gives something else at every call",
+        _STEADY,
+    )
+
+
+_KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract_from, rules.structure.multiply)
+
+
+def _check_uses(step: _Step, bound: Bound, compute_dtype: torch.dtype) -> None:
+    """Refuses a trained parameter without a bound on this use, and sums over the batch in bfloat16.
+
+    A bound on another use of the same parameter does not serve: the gradients of the uses add. Under bfloat16 autocast,
+    the scaled layers sum a parameter's gradient in float32, and torch carries out arithmetic with a float32 parameter
+    that is not a scalar in float32.
+    """
+    if step.trained and not step.trained.issubset([p for use in bound.uses for p in use.parameters]):
+        raise Unbounded(
+            "its rule bounds no gradient for a trained parameter that it uses",
+            "return a ParameterUse for it, or freeze it with requires_grad_(False)",
+        )
+    if compute_dtype != torch.bfloat16 or step.scalable or not bound.uses:
+        return
+    if step.rule in _KEEPS_FLOAT32 and all(p.dim() > 0 for use in bound.uses for p in use.parameters):
+        return
+    raise Unbounded(
+        "under bfloat16 its gradient would be summed over the batch in bfloat16",
+        "use nn.Linear, nn.Conv1d or nn.Conv2d and make_private, or train in float32",
+    )

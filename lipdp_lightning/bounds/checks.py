@@ -1,25 +1,22 @@
-"""What must hold before a certificate is given: arguments, parameters, and bounds that noise can be scaled to."""
+"""What must hold before a certificate is given: arguments, and bounds that noise can be scaled to."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, nn
 
-from . import rules
-from .alterations import alterations
+from ..norms.dense import frobenius_norm
+from ..norms.operators import NormSource, Operator
 from .certificate import GroupBound
+from .graph import CertificationError, Problem, alterations, trace, unsupported
 from .losses import Loss, as_loss
-from .registry import Rule
-from .trace import CertificationError, Problem, trace, unsupported
-from .values import Bound, Unbounded, Value
 
 # Rounding of one operation in the dtype it is computed in, relative to its bound: under bfloat16 autocast that of
-# the operand as it is cast, and that of the result; weights are the matter of rounded_norms
+# the operand as it is cast, and that of the result; weights are the matter of RoundedNorms
 OPERATION_MARGIN = {torch.float64: 0.0, torch.float32: 2.0**-21, torch.bfloat16: (1 + 2.0**-8) ** 2 - 1}
 
 # Below this, no value, square or partial sum of a float32 pass over a bounded input can overflow
@@ -28,8 +25,38 @@ LARGEST_BOUND = 1e15
 # Below this, and above zero, rounding to multiples of float32's smallest number may exceed the margins
 SMALLEST_BOUND = 1e-30
 
+ROUNDING = 2.0**-8
+"""Largest relative error of rounding one number to bfloat16."""
 
-def check_arguments(model: nn.Module, input_bound: float, loss: Any, compute_dtype: torch.dtype) -> Loss:
+
+class RoundedNorms(NormSource):
+    """Norms of the weights rounded to bfloat16, from a source that knows those of the weights themselves.
+
+    Rounding changes every entry by at most 2^-8 of it, hence the weight by D with ||D||_F <= 2^-8 ||W||_F,
+    and its operator's norm by at most ``deviation_factor(weight)`` times that. It is no relative change of the norm: a
+    weight whose norm is small by cancellation loses the cancellation.
+    """
+
+    def __init__(self, source: NormSource) -> None:
+        self._source = source
+
+    def begin(self, digest: bytes = b"") -> None:
+        self._source.begin(digest)
+
+    def operator_norm(self, name: str, weight: Tensor, operator: Operator) -> float:
+        norm = self._source.operator_norm(name, weight, operator)
+        return norm + operator.deviation_factor(weight) * ROUNDING * frobenius_norm(weight)
+
+    def vector_norm(self, vector: Tensor) -> float:
+        return self._source.vector_norm(vector) * (1 + ROUNDING)
+
+
+def refuse_all(problems: list[Problem]) -> None:
+    if problems:
+        raise CertificationError(problems)
+
+
+def checked_loss(model: nn.Module, input_bound: float, loss: Any, compute_dtype: torch.dtype) -> Loss:
     problems = []
     if not (isinstance(input_bound, int | float) and math.isfinite(input_bound) and input_bound > 0):
         hint = "the radius of the ball that BoundedInput keeps every example in, such as 1.0"
@@ -54,67 +81,16 @@ def check_arguments(model: nn.Module, input_bound: float, loss: Any, compute_dty
     return certified
 
 
-def loss_problem(error: ValueError) -> Problem:
-    reason, _, hint = str(error).partition(" HINT: ")
-    return Problem("loss", reason.rstrip("."), hint.rstrip("."))
-
-
-def check_parameters(module: nn.Module | None, arguments: Sequence[Iterable[Any]], bound: Bound) -> None:
-    """Every trained parameter that the operation holds, or reads among its ``arguments``, needs a bound on this use.
-
-    A bound on another use of the same parameter does not serve: the gradients of the uses add.
-    """
-    read = _parameters_of(module)
-    for argument in chain(*arguments):
-        if type(argument) is Value:
-            continue
-        if isinstance(argument, nn.Parameter):
-            read.append(argument)
-        elif isinstance(argument, tuple | list | dict | slice):
-            fx.node.map_aggregate(argument, lambda a: read.append(a) if isinstance(a, nn.Parameter) else None)
-    if not read:
-        return
-    covered = {id(p) for use in bound.uses for p in use.parameters}
-    if any(p.requires_grad and id(p) not in covered for p in read):
-        raise Unbounded(
-            "its rule bounds no gradient for a trained parameter that it uses",
-            "return a ParameterUse for it, or freeze it with requires_grad_(False)",
-        )
-
-
-def _parameters_of(module: nn.Module | None) -> list[nn.Parameter]:
-    if module is None:
-        return []
-    if module._modules:
-        return list(module.parameters())
-    return [p for p in module._parameters.values() if p is not None]  # the same for a leaf, in a tenth of the time
-
-
-_KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract_from, rules.structure.multiply)
-
-
-def check_accumulation(rule: Rule | None, module: nn.Module | None, bound: Bound) -> None:
-    """Under bfloat16 autocast a parameter's gradient must still be summed over the batch in float32.
-
-    The scaled layers do so, and arithmetic with a float32 parameter that is not a scalar, which torch carries
-    out in float32.
-    """
-    if getattr(module, "scales_gradient", False):
-        return
-    if rule in _KEEPS_FLOAT32 and all(p.dim() > 0 for use in bound.uses for p in use.parameters):
-        return
-    if bound.uses:
-        raise Unbounded(
-            "under bfloat16 its gradient would be summed over the batch in bfloat16",
-            "use nn.Linear, nn.Conv1d or nn.Conv2d and make_private, or train in float32",
-        )
-
-
 def _structural_problems(model: nn.Module) -> list[Problem]:
     try:
         return alterations(model) + unsupported(trace(model))
     except CertificationError as error:
         return list(error.problems)
+
+
+def loss_problem(error: ValueError) -> Problem:
+    reason, _, hint = str(error).partition(" HINT: ")
+    return Problem("loss", reason.rstrip("."), hint.rstrip("."))
 
 
 def unbounded(groups: tuple[GroupBound, ...], named: Mapping[str, nn.Parameter]) -> list[Problem]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from .identity import training_mode
 from .registry import Rule, function_rule, module_rule
 
 _IN_PLACE_FUNCTIONS = frozenset({operator.iadd, operator.isub, operator.imul, operator.itruediv})
@@ -75,14 +76,8 @@ class MemoryInterpreter(fx.Interpreter):
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         if module is None:
             return getattr(self, node.op)(node.target, args, kwargs)
-        before = [(m, m.training) for m in module.modules()]
-        try:
-            module.train(training)
-            with torch.random.fork_rng(devices=[]):
-                return module(*args, **kwargs)
-        finally:
-            for part, mode in before:
-                part.training = mode
+        with training_mode(module, training), torch.random.fork_rng(devices=[]):
+            return module(*args, **kwargs)
 
 
 _LAYOUTS = 4
@@ -92,11 +87,9 @@ def _modes(module: nn.Module | None) -> tuple[bool, ...]:
     """Evaluation, and training where it makes a difference."""
     if module is None:
         return (False,)
-    before = [(m, m.training) for m in module.modules()]
-    module.train(True)
-    differs = any(m.training != mode for m, mode in before)
-    for part, mode in before:
-        part.training = mode
+    before = [part.training for part in module.modules()]
+    with training_mode(module, True):
+        differs = before != [part.training for part in module.modules()]
     return (False, True) if differs else (False,)
 
 

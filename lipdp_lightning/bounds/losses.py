@@ -47,6 +47,12 @@ def _public_weights(weights: tuple[float, ...] | None, like: Tensor) -> Tensor |
     return None if weights is None else torch.tensor(weights, dtype=like.dtype, device=like.device)
 
 
+def _check_positive(reason: str = "", *, hint: str, **numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value > 0 or not math.isfinite(value):
+            raise ValueError(f"{name}={value} is not positive{reason}. HINT: {hint}")
+
+
 def _check_weights(weights: tuple[float, ...] | None) -> None:
     if weights is not None and not all(math.isfinite(w) and w >= 0 for w in weights):
         raise ValueError(f"class_weights={weights} are not finite and non-negative. HINT: declare public weights.")
@@ -66,8 +72,7 @@ class CrossEntropy(Loss):
     class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0 or not math.isfinite(self.temperature):
-            raise ValueError(f"temperature={self.temperature} is not positive. HINT: 1.0 is the plain loss.")
+        _check_positive(temperature=self.temperature, hint="1.0 is the plain loss.")
         if not 0 <= self.label_smoothing <= 1:
             raise ValueError(f"label_smoothing={self.label_smoothing} is outside [0, 1]. HINT: try 0.1.")
         _check_weights(self.class_weights)
@@ -102,8 +107,7 @@ class BinaryCrossEntropy(Loss):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0 or not math.isfinite(self.temperature):
-            raise ValueError(f"temperature={self.temperature} is not positive. HINT: 1.0 is the plain loss.")
+        _check_positive(temperature=self.temperature, hint="1.0 is the plain loss.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).clamp(0, 1).reshape(logits.shape)
@@ -126,8 +130,7 @@ class MulticlassHinge(Loss):
     margin: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.margin > 0 or not math.isfinite(self.margin):
-            raise ValueError(f"margin={self.margin} is not positive. HINT: 1.0 is usual.")
+        _check_positive(margin=self.margin, hint="1.0 is usual.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         classes = logits.shape[1]
@@ -152,11 +155,8 @@ class CosineSimilarity(Loss):
     min_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.min_norm > 0 or not math.isfinite(self.min_norm):
-            raise ValueError(
-                f"min_norm={self.min_norm} is not positive; cosine similarity has no Lipschitz constant at "
-                "zero. HINT: min_norm=1.0, or the scale of your logits."
-            )
+        reason = "; cosine similarity has no Lipschitz constant at zero"
+        _check_positive(min_norm=self.min_norm, reason=reason, hint="min_norm=1.0, or the scale of your logits.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(logits, dim=1, keepdim=True).clamp_min(self.min_norm)
@@ -176,8 +176,7 @@ class Huber(Loss):
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.delta > 0 or not math.isfinite(self.delta):
-            raise ValueError(f"delta={self.delta} is not positive. HINT: 1.0 is usual.")
+        _check_positive(delta=self.delta, hint="1.0 is usual.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).reshape(logits.shape)
@@ -200,13 +199,9 @@ class SquaredError(Loss):
     target_bound: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("output_bound", "target_bound"):
-            value = getattr(self, name)
-            if not value > 0 or not math.isfinite(value):
-                raise ValueError(
-                    f"{name}={value} is not positive and finite; squared error is only Lipschitz with a bounded "
-                    "output and target. HINT: declare the public range of the target, or use Huber."
-                )
+        reason = " and finite; squared error is only Lipschitz with a bounded output and target"
+        hint = "declare the public range of the target, or use Huber."
+        _check_positive(output_bound=self.output_bound, target_bound=self.target_bound, reason=reason, hint=hint)
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         flat = logits.flatten(1)
@@ -219,7 +214,7 @@ class SquaredError(Loss):
 
 
 def to_ball(rows: Tensor, radius: float) -> Tensor:
-    """Each row projected onto the ball of a radius; rows inside it are unchanged."""
+    """Returns each row projected onto the ball of a radius; rows inside it are unchanged."""
     size = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return rows * (radius / size.clamp_min(radius))
 
@@ -272,7 +267,14 @@ _LOSS_HINT = f"HINT: one of {', '.join(LOSSES)}, or a subclass of lipdp_lightnin
 
 
 def as_loss(loss: Loss | nn.Module | str) -> Loss:
-    """A certified loss from a Loss, a name, or a torch loss whose reduction is a sum or none."""
+    """Returns a certified loss.
+
+    Args:
+        loss: A Loss, the name of one, or a loss of torch whose reduction is a sum or none.
+
+    Raises:
+        ValueError: Where no Lipschitz constant is known.
+    """
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
@@ -282,3 +284,45 @@ def as_loss(loss: Loss | nn.Module | str) -> Loss:
     if isinstance(loss, nn.Module):
         return _from_torch(loss)
     raise ValueError(f"loss {loss!r} has no known Lipschitz constant. {_LOSS_HINT}.")
+
+
+@dataclass(frozen=True)
+class SaturatingCrossEntropy(CrossEntropy):
+    """Cross-entropy up to error probability ``slope``, and beyond it its tangent: slope times cross-entropy's constant.
+
+    With the margin m = logsumexp of the other logits - the true one, cross-entropy is softplus(m), whose derivative is
+    the error probability 1 - p_y. Here the derivative is min(1 - p_y, slope). The gradient of m is (softmax over the
+    other classes) - e_y, of norm at most sqrt(2), attained when one other class has all the mass. m is convex, and an
+    increasing convex function of it stays convex: the loss has minimisers of its own. An example far on the wrong side
+    pulls with the same force however far it is.
+
+    A small slope makes the bound small where most examples' gradients are: less noise for the same signal.
+    """
+
+    slope: float = 0.15
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.slope < 1:
+            raise ValueError(f"slope={self.slope} is outside (0, 1). HINT: 0.15; 'cross_entropy' is the loss at 1.")
+        if self.label_smoothing:
+            raise ValueError("label_smoothing has no margin to saturate. HINT: leave it at 0, or use CrossEntropy.")
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        if target.is_floating_point():
+            raise ValueError("saturating cross-entropy was given floating-point targets. HINT: integer class labels.")
+        index = target.unsqueeze(1)
+        scaled = logits / self.temperature
+        others = scaled.scatter(1, index, -math.inf)
+        margin = (torch.logsumexp(others, 1, keepdim=True) - scaled.gather(1, index)).squeeze(1)
+        knee = math.log(self.slope / (1 - self.slope))
+        # each side sees its own arguments only, so neither overflows
+        losses = F.softplus(margin.clamp_max(knee)) + self.slope * (margin - knee).clamp_min(0)
+        if self.class_weights is not None:
+            losses = losses * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[target]
+        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        if shape and shape[0] < 2:
+            raise ValueError("saturating cross-entropy needs two classes or more. HINT: 'binary_cross_entropy'.")
+        return self.slope * super().lipschitz(shape)

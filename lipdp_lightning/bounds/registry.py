@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import TypeVar
 
 from torch import nn
 
-from .values import Bound
+from .values import Bound, Operation, Value
 
 Rule = Callable[..., Bound]
 Target = type | Callable[..., object] | str
@@ -29,7 +30,7 @@ _TAKES_BATCH_SIZE: set[Target] = set()
 
 
 def rule(*targets: Target, takes_batch_size: bool = False) -> Callable[[R], R]:
-    """Register a rule for module classes, functions (``torch.relu``) and tensor methods (``"relu"``).
+    """Registers a rule for module classes, functions (``torch.relu``) and tensor methods (``"relu"``).
 
     The rule takes the :class:`Operation` and then the operation's own arguments, with a :class:`Value`
     in place of every tensor that depends on an example, and returns a :class:`Bound`. A module's rule
@@ -55,14 +56,35 @@ def rule(*targets: Target, takes_batch_size: bool = False) -> Callable[[R], R]:
     return register
 
 
+def module_rule_of(*kinds: type[nn.Module], options: tuple[str, ...] = ()) -> Callable[[R], R]:
+    """Registers the rule of a function for modules, too, which call it with their attributes of these names.
+
+    Example::
+
+        @rule(F.celu)
+        @module_rule_of(nn.CELU, options=("alpha",))
+        def celu(op: Operation, x: Value, alpha: float = 1.0) -> Bound: ...
+    """
+
+    def register(function: R) -> R:
+        @rule(*kinds)
+        @wraps(function)
+        def of_module(op: Operation, x: Value) -> Bound:
+            return function(op, x, **{name: getattr(op.module, name) for name in options})
+
+        return function
+
+    return register
+
+
 def refuse(*targets: Target, reason: str, hint: str) -> None:
-    """Name operations that no rule can serve, so that the error says why."""
+    """Names operations that no rule can serve, so that the error says why."""
     for target in targets:
         _REFUSALS[target] = Refusal(reason, hint)
 
 
 def module_rule(kind: type[nn.Module]) -> Rule | Refusal | None:
-    """The rule or refusal of a module class, looked up along its bases, nearest first.
+    """Returns the rule or refusal of a module class, looked up along its bases, nearest first.
 
     A subclass that computes something else than the base does not inherit its rule: it is traced through,
     or needs a rule of its own.
@@ -94,13 +116,15 @@ def _computes_alike(kind: type, base: type) -> bool:
 
 
 def function_rule(target: Target) -> Rule | Refusal | None:
+    """Returns the rule or refusal of a function or a method."""
     return _RULES.get(target) or _REFUSALS.get(target)
 
 
 def takes_batch_size(target: Target) -> bool:
+    """Returns whether the rule sees numbers that are made from the batch size."""
     return target in _TAKES_BATCH_SIZE
 
 
 def registered() -> tuple[Target, ...]:
-    """Every operation that has a rule."""
+    """Returns every operation that has a rule."""
     return tuple(_RULES)

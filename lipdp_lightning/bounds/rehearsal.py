@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from .identity import NetworkIdentity, modes_of
+from .identity import NetworkIdentity, modes_of, training_mode
 
 Operation = tuple[Any, tuple[Any, ...]]
 
@@ -43,7 +43,7 @@ def rehearse(
             if mode is None and present in usual:
                 continue
             for size in sizes:
-                with _modes(network, mode):
+                with nullcontext() if mode is None else training_mode(network, mode):
                     seen = _run(network, False, paths, _inputs(graph, size, input_shape))
                 if not seen.agrees(expected[size]):
                     return [_DISAGREES + ", ".join(seen.first_difference(expected[size]))]
@@ -170,18 +170,6 @@ def _calls(call: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
-
-
-@contextmanager
-def _modes(network: nn.Module, mode: bool | None) -> Iterator[None]:
-    before = [(module, module.training) for module in network.modules()]
-    try:
-        if mode is not None:
-            network.train(mode)
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def _inputs(graph: fx.GraphModule, size: int, shape: tuple[int, ...]) -> Tensor:

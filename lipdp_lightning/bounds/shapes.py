@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 
-from .batch_numbers import UNKNOWN, counts_examples
+from .graph import (
+    ARITHMETIC,
+    CertificationError,
+    Problem,
+    made_from_input,
+    node_path,
+    operation_name,
+    reads_sizes,
+)
+from .identity import training_mode
 from .inplace import MemoryInterpreter, may_overwrite, overwrites_shared_memory, tensors_in, versions
 from .registry import takes_batch_size
-from .sizes import Number, Sized, number_of
-from .trace import CertificationError, Problem, node_path, operation_name, training_mode
+from .values import UNKNOWN, BatchNumber, Constant, Unbounded, counts_examples
 
 Interpreter = TypeVar("Interpreter", bound=fx.Interpreter)
 PROBE_BATCHES = (2, 3)
@@ -174,3 +186,166 @@ def _known(node: fx.Node) -> Any:
     if isinstance(shape, tuple):
         return Sized(shape)
     return UNKNOWN if depends_on_example(node) else None
+
+
+def at_batch(value: object, batch: int) -> object:
+    """Returns the value as forward sees it at this batch size."""
+    if isinstance(value, tuple | list):
+        return tuple(at_batch(v, batch) for v in value)
+    return value.at(batch) if isinstance(value, BatchNumber) else value
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value of the graph that is not a tensor."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Sized:
+    """What the size of a tensor tells: the batch and the shape of one example."""
+
+    inner: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return (BatchNumber(1), *self.inner)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> Any:
+        return BatchNumber(1) * math.prod(self.inner)
+
+    def dim(self) -> int:
+        return self.ndim
+
+    ndimension = dim
+
+
+def number_of(node: fx.Node, found: tuple[Any, Any], batches: tuple[int, int], value_of: Callable[..., Any]) -> Number:
+    """Returns the number that a node gives, with the batch size in it as a :class:`BatchNumber`.
+
+    Args:
+        node: The node, which gives no tensor.
+        found: What it gave at each of two batch sizes.
+        batches: The two batch sizes.
+        value_of: Gives a node's number, a :class:`Sized` for a tensor made from the input, or None for other tensors.
+    """
+    args = fx.node.map_arg((node.args, node.kwargs), value_of)
+    if not _made_from_batch(args):
+        return Number(found[0] if found[0] == found[1] and reads_sizes(node) else UNKNOWN)
+    if node.target is getattr and node.args[1] in ("dtype", "device"):
+        return Number(found[0])
+    try:
+        value = _evaluate(node, *args) if reads_sizes(node) else UNKNOWN
+    except (TypeError, AttributeError, LookupError, ArithmeticError, ValueError):
+        value = UNKNOWN
+    agrees = all(at_batch(value, batch) == was for batch, was in zip(batches, found, strict=True))
+    return Number(value if agrees else UNKNOWN)
+
+
+def _made_from_batch(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        return any(map(_made_from_batch, value))
+    return isinstance(value, Sized) or counts_examples(value)
+
+
+def _evaluate(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if node.op == "call_method" or node.target is torch.numel:
+        name = "numel" if node.target is torch.numel else str(node.target)
+        of, *rest = args
+        if isinstance(of, tuple) and name == "numel":
+            return math.prod(of, start=1)
+        if not isinstance(of, Sized):
+            return UNKNOWN
+        return getattr(of, name)(*rest, **kwargs)
+    if node.target is getattr:
+        return getattr(args[0], args[1]) if isinstance(args[0], Sized) else UNKNOWN
+    if node.target not in ARITHMETIC or any(isinstance(a, Sized) for a in args):
+        return UNKNOWN
+    return node.target(*args, **kwargs)
+
+
+_FROM_WEIGHTS = (
+    "it reads a tensor that forward computes from a trained parameter, whose gradient no rule bounds",
+    "let layers read their weights directly, or detach() what is computed from them",
+)
+_FROM_CONSTANTS = (
+    "it reads a tensor that forward computes from constants or weights alone",
+    "register constants as buffers, and let layers read their weights directly",
+)
+
+
+class Constants:
+    """Buffers, parameters, and what forward computes from them alone, as they are in the network now."""
+
+    def __init__(self, network: nn.Module, graph: fx.GraphModule) -> None:
+        self._network, self._graph = network, graph
+        self._from_input = made_from_input(graph)
+        self._known: dict[fx.Node, Any] = {}
+
+    def begin(self) -> None:
+        """Forget the values of the last walk: buffers and weights may have changed."""
+        self._known = {}
+
+    def argument(self, node: fx.Node) -> Any:
+        """The value as a rule is given it: a parameter, a Constant, or a number."""
+        value = self._value(node)
+        if isinstance(value, nn.Parameter):
+            return value
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                raise Unbounded(*_FROM_WEIGHTS)
+            return Constant(value)
+        return value
+
+    def _value(self, node: fx.Node) -> Any:
+        if node not in self._known:
+            self._known[node] = self._work_out(node)
+        return self._known[node]
+
+    def _work_out(self, node: fx.Node) -> Any:
+        shape = node.meta["shape"]
+        if isinstance(shape, Number) and node in self._from_input:
+            return shape.value
+        if node.op == "get_attr":
+            return self._attribute(str(node.target))
+        args = fx.node.map_arg(node.args, self._value)
+        kwargs = fx.node.map_arg(node.kwargs, self._value)
+        if node.op not in ("call_function", "call_method") or _counts_examples((args, kwargs)):
+            raise Unbounded(*_FROM_CONSTANTS)
+        parameters = _parameters_in((args, kwargs))
+        if parameters and node.target not in ("detach", torch.detach, torch.Tensor.detach, getattr):
+            raise Unbounded(*(_FROM_WEIGHTS if any(p.requires_grad for p in parameters) else _FROM_CONSTANTS))
+        with torch.enable_grad():
+            if node.op == "call_method":
+                receiver, *rest = args
+                return getattr(receiver, str(node.target))(*rest, **kwargs)
+            function: Any = node.target
+            return function(*args, **kwargs)
+
+    def _attribute(self, target: str) -> Any:
+        held: Any = self._graph if target.startswith("_tensor_constant") else self._network
+        return operator.attrgetter(target)(held)
+
+
+def _counts_examples(values: Any) -> bool:
+    return any(counts_examples(value) for value in _members(values))
+
+
+def _parameters_in(values: Any) -> list[nn.Parameter]:
+    return [v for v in _members(values) if isinstance(v, nn.Parameter)]
+
+
+def _members(values: Any) -> list[Any]:
+    found: list[Any] = []
+    fx.node.map_aggregate(values, found.append)
+    return found

@@ -1,13 +1,21 @@
 """Layers that torch lacks or does not bound."""
 
-from .activations import GroupSort, Householder, MaxMin, TemperedSigmoid
 from .convert import make_private
 from .cotangents import CotangentClip, scale_cotangent
 from .dropout import KeyedDropout
 from .frozen import FrozenFeatures
 from .input import BoundedInput
-from .normalization import Centre, GroupNorm, InstanceNorm, LayerNorm
-from .pooling import ScaledL2Pool2d
+from .nonlinearities import (
+    Centre,
+    GroupNorm,
+    GroupSort,
+    Householder,
+    InstanceNorm,
+    LayerNorm,
+    MaxMin,
+    ScaledL2Pool2d,
+    TemperedSigmoid,
+)
 from .residual import Residual
 from .scaled import ScaledConv1d, ScaledConv2d, ScaledLayer, ScaledLinear
 

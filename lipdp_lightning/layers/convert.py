@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..bounds.trace import CertificationError, Problem, trace, unsupported
+from ..bounds.graph import CertificationError, Problem, trace, unsupported
 from .dropout import KeyedDropout
 from .scaled import ScaledConv1d, ScaledConv2d, ScaledLinear
 

@@ -30,7 +30,7 @@ GradientKeeper = Callable[[Contribution], None]
 class ScaledLayer(nn.Module):
     """What the mechanism attaches to: ``gradient_scaler`` maps the norms n_ik of a batch to factors c_ik.
 
-    ``use_counter`` is called at each use of the layer whose gradient a keeper will receive.
+    ``use_counter`` is called at each use of the layer that may train it.
     A scaler that returns None leaves the gradient unscaled (it only wanted to see the norms). A
     ``gradient_keeper`` receives, in the backward pass, what the layer's gradient is made of; the layer then adds
     nothing to ``grad`` itself.
@@ -62,11 +62,13 @@ class ScaledLayer(nn.Module):
         return (_apart if torch.compiler.is_compiling() else _scaled)(self.gradient_scaler, norms)
 
     def _keep(self, options: tuple[Any, ...] | None) -> Keep | None:
-        keeper = self.gradient_keeper
-        if keeper is None or not torch.is_grad_enabled() or not any(trains := self._trains):
+        keeper, counter = self.gradient_keeper, self.use_counter
+        if (keeper is None and counter is None) or not torch.is_grad_enabled() or not any(trains := self._trains):
             return None
-        if self.use_counter is not None:
-            self.use_counter()
+        if counter is not None:
+            (_counted_apart if torch.compiler.is_compiling() else _counted)(counter)
+        if keeper is None:
+            return None
         weight: Any = self.weight
 
         def keep(inputs: Tensor, cotangent: Tensor) -> None:
@@ -86,6 +88,11 @@ def _scaled(scaler: GradientScaler, norms: Callable[[], Tensor]) -> Tensor | Non
     return scaler(norms())
 
 
+def _counted(counter: Callable[[], None]) -> None:
+    counter()
+
+
+_counted_apart: Callable[..., None] = torch.compiler.disable(_counted)
 _apart: Callable[..., Tensor | None] = torch.compiler.disable(_scaled)
 
 

@@ -34,7 +34,6 @@ class _Measured(Tracked):
     """
 
     partial_sums = 2 * LARGEST_CANCELLATION
-    notes_uses = True
 
     def __init__(self, budget: NoiseBudget, radii: Radii, floor: float) -> None:
         super().__init__(budget, radii)

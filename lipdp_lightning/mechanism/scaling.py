@@ -110,7 +110,7 @@ class Scaling:
 
     name = "worst_case"
     certified = True
-    notes_uses = False  # whether layers report their uses, which are compared with the certificate's
+    notes_uses = True  # whether layers report their uses, which are compared with the certificate's
     joint = False  # whether the groups meet one condition together, and not each its own
     partial_sums = 0.0  # how far sums over positions may exceed an example's contribution, in sensitivities
 
@@ -144,7 +144,8 @@ class Scaling:
         self._attached = [(layer, layer.reports()) for layer in layers.values()]
 
     def _attach_to(self, path: str, layer: ScaledLayer) -> None:
-        """Lets one layer report."""
+        """Lets one layer report; here, that it is used."""
+        layer.report_to(counter=partial(self.uses.note, path))
 
     def detach(self, network: nn.Module) -> None:
         """Ends what ``attach`` began."""
@@ -205,7 +206,6 @@ class Layerwise(Scaling):
     """c_ik = 1 / max(n_ik, floor): ||c_ik g_ik|| <= l_k, whatever the floor. Thesis Algorithm 8 made sound."""
 
     name = "layerwise"
-    notes_uses = True
 
     def __init__(self, budget: NoiseBudget, floor: float = 0.0) -> None:
         super().__init__(budget)
@@ -224,6 +224,7 @@ class BatchMax(Scaling):
 
     name = "batch_max"
     certified = False
+    notes_uses = False
 
     def numbers(self, certificate: Certificate) -> StepNumbers:
         """Adds sigma Delta_k to each layer, as printed, whatever their number."""
@@ -272,7 +273,6 @@ class Joint(JointCondition):
     """
 
     name = "joint"
-    notes_uses = True
 
     def __init__(self, budget: NoiseBudget, floor: float = 0.0) -> None:
         super().__init__(budget)
@@ -446,7 +446,6 @@ class Radius(Tracked):
     """c_ik = min(1, R_k / n_ik) / R_k = 1 / max(n_ik, R_k), for layer k with radius R_k."""
 
     name = "radius"
-    notes_uses = True
 
     def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
         """Returns one vote for every use of a layer."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
-from ..bounds.held import HeldTensors
 from ..kernels.numeric_environment import numeric_environment
 from ..norms.follow import Follower
 from ..privacy.keys import KeyedDigest, derive_key, state_digest
@@ -288,8 +287,18 @@ class Mechanism:
             )
 
 
-class WatchedTensors(HeldTensors):
-    """Parameters and buffers by name, and whether any of them changed."""
+class WatchedTensors:
+    """Parameters and buffers by name, and whether any of them changed.
+
+    They are looked up once: that the network holds others is seen by its identity, before anything is released.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._named: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def named(self) -> dict[str, Tensor]:
+        """Returns the tensors by their first name, parameters first."""
+        return self._named
 
     def versions(self) -> list[int]:
         """Returns numbers that change when a tensor is replaced, or changed in place by a torch operation."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._dynamo import OptimizedModule
 
-from ..bounds.alterations import compiles
+from ..bounds.graph import compiles
 from ..bounds.losses import Loss
 from .module import PrivateModule
 

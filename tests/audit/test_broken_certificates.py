@@ -13,14 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipdp_lightning.audit import AttackReport, attack, rule_ratios
-from lipdp_lightning.bounds import backward as cotangents
-from lipdp_lightning.bounds import certify
+from lipdp_lightning.bounds import backward, certify
 from lipdp_lightning.bounds.certificate import GroupBound
 from lipdp_lightning.bounds.losses import CrossEntropy, Huber
 from lipdp_lightning.bounds.registry import _RULES
-from lipdp_lightning.bounds.rules.normalization import floored_normalization
 from lipdp_lightning.bounds.values import Bound, NormSource, Operation, Value
 from lipdp_lightning.layers import ScaledLinear, make_private
+from lipdp_lightning.layers.nonlinearities import floored_normalization
 from lipdp_lightning.norms import operators
 
 Case = tuple[nn.Module, tuple[int, ...]]
@@ -205,7 +204,7 @@ def test_users_in_place_of_slots_are_caught(
     def case() -> Case:
         return Graph(function, stem=nn.Linear(3, 2)), (3,)
 
-    assert_caught(monkeypatch, case, patched(cotangents, "_gain", lambda bound, slots: max(slots)))
+    assert_caught(monkeypatch, case, patched(backward, "_gain", lambda bound, slots: max(slots)))
 
 
 def test_root_of_squares_for_a_reused_layer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

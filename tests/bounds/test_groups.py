@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lipdp_lightning.bounds.certificate import UseBound
+from lipdp_lightning.bounds.certificate import Groups, Use, UseBound
 from lipdp_lightning.bounds.certifier import Certifier
-from lipdp_lightning.bounds.groups import Groups, Use
 
 
 def use(bound: float, *parameters: torch.Tensor) -> Use:
@@ -16,20 +15,20 @@ def use(bound: float, *parameters: torch.Tensor) -> Use:
 
 def test_uses_that_share_a_tensor_become_one_group_when_they_begin_to_share_it() -> None:
     a, b, c = (nn.Parameter(torch.zeros(n)) for n in (2, 3, 4))
-    groups, named = Groups(), {"one.weight": a, "one.bias": b, "two.weight": c}
-    apart = groups.of([use(1.0, a, b), use(2.0, c)], named)
+    groups = Groups({"one.weight": a, "one.bias": b, "two.weight": c})
+    apart = groups.of([use(1.0, a, b), use(2.0, c)])
     assert [(g.name, g.numel, g.worst_case) for g in apart] == [("one", 5, 1.0), ("two", 4, 2.0)]
     # the same tensors with other bounds: nothing is kept of the old ones
-    again = groups.of([use(5.0, a, b), use(7.0, c)], named)
+    again = groups.of([use(5.0, a, b), use(7.0, c)])
     assert [g.worst_case for g in again] == [5.0, 7.0]
-    together = groups.of([use(1.0, a, b), use(2.0, c, b)], named)
+    together = groups.of([use(1.0, a, b), use(2.0, c, b)])
     assert [(g.parameters, g.numel, g.worst_case) for g in together] == [
         (("one.weight", "one.bias", "two.weight"), 9, 3.0)
     ]
-    assert len(groups.of([use(1.0, a, b)], named)) == 1
-    assert [g.name for g in groups.of([use(2.0, c), use(1.0, a, b)], named)] == ["one", "two"]
-    renamed = {"first": a, "second": b, "third": c}
-    assert [g.name for g in groups.of([use(1.0, a), use(2.0, c)], renamed)] == ["first", "third"]
+    assert len(groups.of([use(1.0, a, b)])) == 1
+    assert [g.name for g in groups.of([use(2.0, c), use(1.0, a, b)])] == ["one", "two"]
+    renamed = Groups({"first": a, "second": b, "third": c})
+    assert [g.name for g in renamed.of([use(1.0, a), use(2.0, c)])] == ["first", "third"]
 
 
 def test_a_layer_tied_after_set_up_joins_the_group() -> None:

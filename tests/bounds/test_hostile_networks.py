@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import random
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -19,6 +22,8 @@ from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.bounds.values import Unbounded
 
 CALLS = [0]
+STEPS = itertools.count()
+KEPT_ALIVE: list[Any] = []
 
 
 class Base(nn.Module):
@@ -120,6 +125,62 @@ class DrawsLikeABuffer(Base):
 class ReadsTheClock(Base):
     def factor(self, x: Any) -> Any:
         return 1.0 + time.time() % 1
+
+
+class WaitsForADate(Base):
+    def factor(self, x: Any) -> Any:
+        return 100.0 if time.time() > 1e10 else 1.0
+
+
+class WaitsForADay(Base):
+    def factor(self, x: Any) -> Any:
+        return 100.0 if datetime.date.today().year > 2100 else 1.0
+
+
+class WaitsByALocalImport(Base):
+    def factor(self, x: Any) -> Any:
+        from time import monotonic as now
+
+        return 100.0 if now() > 1e12 else 1.0
+
+
+class WaitsByAHelper(Base):
+    def prepare(self) -> None:
+        self.clock = time.perf_counter
+
+    def factor(self, x: Any) -> Any:
+        return 100.0 if self.clock() > 1e12 else 1.0
+
+
+class CountsByAnIterator(Base):
+    def prepare(self) -> None:
+        self.calls = itertools.count()
+
+    def factor(self, x: Any) -> Any:
+        return 1.0 if next(self.calls) < 1000 else 100.0
+
+
+class DrawsAName(Base):
+    def factor(self, x: Any) -> Any:
+        return 100.0 if uuid4().int < 2**90 else 1.0
+
+
+class CountsInALoop(Base):
+    """Nothing in its code names ``__iter__``."""
+
+    def __iter__(self) -> Any:
+        yield 1.0 if next(STEPS) < 1000 else 100.0
+
+    def factor(self, x: Any) -> Any:
+        return max(factor for factor in self)
+
+
+class DrawsFromItsOwnSource(Base):
+    def prepare(self) -> None:
+        self.source = random.Random(0)
+
+    def factor(self, x: Any) -> Any:
+        return 100.0 if self.source.random() > 1 - 1e-9 else 1.0
 
 
 class ReadsAnotherMode(Base):
@@ -279,12 +340,28 @@ def accumulating() -> nn.Module:
     return network
 
 
+def hooked_accumulator(kind: str) -> Callable[[], nn.Module]:
+    """A hook on the node that adds to ``grad``: the parameter itself does not show it."""
+
+    def build() -> nn.Module:
+        network = nn.Sequential(nn.Linear(4, 3))
+        weight = network[0].weight
+        node = weight.view_as(weight).grad_fn.next_functions[0][0]
+        getattr(node, kind)(lambda gradients, *_: None)
+        KEPT_ALIVE[:] = [node]
+        return network
+
+    return build
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (
         LooksForProxies, LooksForTensors, LooksForTracing, LooksAtValuesOfTensorsAlone, CountsCalls,
         CountsCallsInAList, CountsCallsElsewhere, DependsOnGradMode, DrawsInPython, DrawsRarely, DrawsInNumpy,
-        DrawsInTorch, DrawsLikeABuffer, ReadsTheClock, ReadsAnotherMode, ReadsABuffer, ReadsABufferAsAnItem,
+        DrawsInTorch, DrawsLikeABuffer, ReadsTheClock, WaitsForADate, WaitsForADay, WaitsByALocalImport,
+        WaitsByAHelper, CountsByAnIterator, CountsInALoop, DrawsFromItsOwnSource, DrawsAName,
+        ReadsAnotherMode, ReadsABuffer, ReadsABufferAsAnItem,
         ReadsABufferAsAList, ReadsItsWeight, UpdatesABuffer, UpdatesABufferByItsData, SwitchesGradientsOff,
         KeepsItsOutput, HoldsASlice, HoldsATransposedWeight, HoldsATensorThatNeedsGradients, HoldsItInAnObject,
         HoldsItAmongParameters, MultipliesByItsWeight,
@@ -302,6 +379,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "old spectral norm": spectral_norm,
     "hook on a parameter": hooked_parameter,
     "hook after accumulation": accumulating,
+    "hook on an accumulator": hooked_accumulator("register_hook"),
+    "pre-hook on an accumulator": hooked_accumulator("register_prehook"),
 }  # fmt: skip
 
 
@@ -383,6 +462,33 @@ def test_state_dict_hooks_compiled_calls_and_trusted_hooks_are_no_obstacle() -> 
     network.compile(backend="eager")
     network[1].register_forward_hook(TrustedHook(lambda m, i, o: seen.append(1)))
     assert certify(network, (4,), 1.0, "hinge") == expected
+
+
+def test_a_name_of_an_attribute_is_no_clock() -> None:
+    class HasATime(Base):
+        def prepare(self) -> None:
+            self.time, self.random = 1.0, nn.Identity()
+
+        def factor(self, x: Any) -> Any:
+            return self.time
+
+        def forward(self, x: Any) -> Any:
+            return super().forward(self.random(x))
+
+    assert certify(HasATime(), (4,), 1.0, "hinge").groups[0].name == "layer"
+
+
+def test_a_graph_that_is_kept_is_no_obstacle() -> None:
+    network = nn.Sequential(nn.Linear(4, 3))
+    kept = network(torch.ones(2, 4))
+    assert certify(network, (4,), 1.0, "hinge").groups[0].name == "0"
+    assert kept.requires_grad
+
+
+def test_a_network_is_certified_in_inference_mode_too() -> None:
+    network = nn.Sequential(nn.Linear(4, 3))
+    with torch.inference_mode():
+        assert certify(network, (4,), 1.0, "hinge") == certify(network, (4,), 1.0, "hinge")
 
 
 def test_a_frozen_part_may_be_run_without_gradients() -> None:

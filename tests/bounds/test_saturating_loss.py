@@ -1,4 +1,4 @@
-"""Cross-entropy with a linear tail: lipdp_lightning/bounds/saturating.py."""
+"""Cross-entropy with a linear tail: lipdp_lightning/bounds/losses.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipdp_lightning.bounds.losses import CrossEntropy
-from lipdp_lightning.bounds.saturating import SaturatingCrossEntropy
+from lipdp_lightning.bounds.losses import CrossEntropy, SaturatingCrossEntropy
 
 
 def gradients(loss: SaturatingCrossEntropy | CrossEntropy, logits: Tensor, target: Tensor) -> Tensor:

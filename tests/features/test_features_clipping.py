@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lipdp_lightning.bounds.losses import CrossEntropy, Loss
-from lipdp_lightning.bounds.saturating import SaturatingCrossEntropy
+from lipdp_lightning.bounds.losses import CrossEntropy, Loss, SaturatingCrossEntropy
 from lipdp_lightning.models import MLP
 from lipdp_lightning.training.clipped_loss import ClippedLoss
 

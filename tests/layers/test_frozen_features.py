@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lipdp_lightning.audit import attack
 from lipdp_lightning.bounds import Certifier, certify
-from lipdp_lightning.bounds.trace import CertificationError
+from lipdp_lightning.bounds.graph import CertificationError
 from lipdp_lightning.layers import FrozenFeatures, make_private
 
 SHAPE = (2, 4, 4)

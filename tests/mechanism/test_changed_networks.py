@@ -19,6 +19,7 @@ from lipdp_lightning.bounds.losses import CrossEntropy
 
 LOUDNESS = 1.0
 TABLE = [1.0]
+REPEATED = 1.0
 REFUSALS = (ValueError, CertificationError, AssertionError)
 
 
@@ -38,8 +39,13 @@ class Network(nn.Module):
         self.scale = 1.5
         self.gains, self.options, self.settings = [1.5, [1.0], [1.0]], {"gain": 1.5}, Settings()
         self.table = torch.ones(6)
+        self.pair = {"used": 1.0, "other": 150.0}
+
+    def __iter__(self) -> Iterator[float]:
+        yield REPEATED
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x * self.pair["used"] * max(factor for factor in self)
         x = self.inner(self.first(x)) * self.mask * self.table * self.scale
         x = x * self.gains[0] * self.gains[1][0] * self.gains[2][0]
         return self.last(x * self.options["gain"] * self.settings.gain * self.width * LOUDNESS * TABLE[0] * helper())
@@ -85,11 +91,22 @@ def _code(network: Any) -> None:
 
 
 def _globally(name: str) -> Callable[[Any], None]:
-    return lambda network: globals().__setitem__(name, 100.0 if name == "LOUDNESS" else lambda: 100.0)
+    return lambda network: globals().__setitem__(name, 100.0 if name.isupper() else lambda: 100.0)
 
 
 def _in_data(network: Any) -> None:
     network.table.data.mul_(100)
+
+
+def _names_exchanged(network: Any) -> None:
+    """The values stay as they are, and in their order."""
+    used, other = network.pair.pop("used"), network.pair.pop("other")
+    network.pair.update(other=used, used=other)
+
+
+def _hook_that_removes_itself(network: Any) -> None:
+    handle = network.first.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(100))
+    handle.remove()
 
 
 EDITS: dict[str, Callable[[Any], Any]] = {
@@ -102,6 +119,12 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "backward pre-hook": lambda n: n.last.register_full_backward_pre_hook(lambda m, o: (100 * o[0],)),
     "hook on a parameter": lambda n: n.first.weight.register_hook(lambda g: 100 * g),
     "hook after accumulation": lambda n: n.first.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(9)),
+    "hook for several gradients": lambda n: torch.autograd.graph.register_multi_grad_hook(
+        [n.first.weight, n.last.weight], lambda gradients: gradients[0].mul_(100)
+    ),
+    "hook that removes itself": _hook_that_removes_itself,
+    "names in a dict exchanged": _names_exchanged,
+    "a global that a loop reads": _globally("REPEATED"),
     "forward of the instance": lambda n: setattr(n, "forward", lambda x: 100 * Network.forward(n, x)),
     "forward of a layer": lambda n: setattr(n.first, "forward", types.MethodType(lambda s, x: 100 * x, n.first)),
     "call of the instance": lambda n: setattr(n, "_compiled_call_impl", lambda x: 100 * n.forward(x)),
@@ -149,7 +172,7 @@ def _restored() -> Iterator[None]:
     finally:
         Network.forward, Network.width = forward, 1.0  # type: ignore[method-assign]
         forward.__code__ = code
-        globals().update({name: kept[name] for name in ("LOUDNESS", "helper")})
+        globals().update({name: kept[name] for name in ("LOUDNESS", "REPEATED", "helper")})
         TABLE[0] = 1.0
 
 
@@ -197,6 +220,18 @@ def test_data_that_is_replaced_between_forward_and_release_releases_nothing(name
     tensor.data = tensor.data.clone()
     with pytest.raises(AssertionError, match=r"weights changed.*HINT"):
         harness.mechanism.privatize_(0)
+    harness.mechanism.close()
+
+
+def test_a_hook_where_one_was_before_set_up_releases_nothing() -> None:
+    """torch fills the same dict again."""
+    network = Network()
+    network.first.weight.register_hook(lambda g: g).remove()
+    harness = harness_of(network=network)
+    harness.release(BATCH)
+    network.first.weight.register_hook(lambda g: 100 * g)
+    with pytest.raises(REFUSALS, match=r"hook.*HINT"):
+        harness.release(BATCH, 1)
     harness.mechanism.close()
 
 
@@ -338,7 +373,7 @@ PASSES: dict[str, Callable[[Harness], Any]] = {
     "a use under no_grad": _under_no_grad,
     "checkpointing": _checkpointed,
 }
-SCALINGS = ("joint", "layerwise", "radius", "exact", "exact_layerwise")
+SCALINGS = ("worst_case", "joint", "layerwise", "radius", "exact", "exact_layerwise")
 
 
 @pytest.mark.parametrize("name", PASSES)

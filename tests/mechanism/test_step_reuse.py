@@ -10,6 +10,7 @@ import torch
 from private_step import Harness, make_plan, mlp, random_batch
 from torch import nn
 
+from lipdp_lightning.bounds.identity import NetworkIdentity
 from lipdp_lightning.mechanism.step import Mechanism, WatchedTensors
 from lipdp_lightning.norms import follow
 from lipdp_lightning.norms.follow import Follower
@@ -93,20 +94,24 @@ def test_a_projection_that_certifies_its_result_is_not_certified_again(kind: str
 
 
 def test_replaced_and_added_tensors_are_seen() -> None:
+    """A change in place shows in the versions, and other tensors are those of another network."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)))
-    watched = WatchedTensors(model)
+    watched, identity = WatchedTensors(model), NetworkIdentity.of(model)
     before = watched.versions()
     assert before == watched.versions() and list(watched.named()) == list(model.state_dict())
     with torch.no_grad():
         model[1][0].weight.add_(1)
-    assert watched.versions() != before
+    assert watched.versions() != before and identity.differences() == []
+    kept = model[1][0].weight
     model[1][0].weight = nn.Parameter(torch.zeros(3, 3))
-    assert watched.named()["1.0.weight"] is model[1][0].weight
+    assert identity.differences() == ["1.0.weight is another than it was"]
+    model[1][0].weight = kept
+    assert identity.differences() == []
     model[1].append(nn.BatchNorm1d(3))
-    assert list(watched.named()) == [*dict(model.named_parameters()), *dict(model.named_buffers())]
+    assert any("1.1 was added" in word for word in identity.differences())
+    model[1]._modules.pop("1")
     model[0].register_buffer("mask", torch.ones(3))
-    assert "0.mask" in watched.named()
-    assert watched.parameters_and_modules()[1] == list(model.modules())
+    assert identity.differences() == ["buffer 0.mask was added"]
 
 
 class StaleVectors(Follower):

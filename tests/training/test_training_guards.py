@@ -22,7 +22,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from small_runs import SECRET, Blobs, fit, make_module, make_network, make_plan, make_strategy, make_trainer
 from torch import nn
 
-from lipdp_lightning.bounds.trace import CertificationError
+from lipdp_lightning.bounds.graph import CertificationError
 from lipdp_lightning.training import PrivateModule, PrivateStrategy
 
 

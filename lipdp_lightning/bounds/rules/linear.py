@@ -19,7 +19,7 @@ Weight = Tensor | nn.Parameter
 
 
 def _tensor(value: Any) -> Tensor:
-    """The weight, whether it is trained or a constant."""
+    """Returns the weight, whether it is trained or a constant."""
     if isinstance(value, Constant):
         return value.tensor
     if not isinstance(value, Tensor):
@@ -35,10 +35,21 @@ def _trained(value: Any) -> tuple[Tensor, ...]:
 
 
 def _affine(op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, patches: float, positions: int) -> Bound:
-    """Shared by every affine layer: output s X + sqrt(P) ||b||, gradient factor sqrt(patches^2 X^2 + P).
+    """Bounds any affine layer with operator norm s, at P output positions, on an input of norm at most X.
 
-    The gradient of (weight, bias) is sum_p d_p (patch_p, 1)^T, of Frobenius norm at most
-    ||d|| sqrt(||patches(x)||_F^2 + P); P falls away without a trained bias.
+    The output is the linear part, at most s X, plus the bias at every position, at most sqrt(P) ||b||. The gradient of
+    weight and bias together is sum_p d_p (patch_p, 1)^T for a cotangent d; by Cauchy and Schwarz its Frobenius norm is
+    at most ||d|| sqrt(||patches(x)||_F^2 + P), and ||patches(x)||_F is at most kappa X. Without a trained bias P falls
+    away, and without a trained weight kappa X does.
+
+    Args:
+        op: The operation.
+        x: The input.
+        weight: The weight.
+        bias: The bias, or None.
+        lipschitz: The operator's norm s.
+        patches: kappa, at least ||patches(x)||_F / ||x||; 1 for a dense layer.
+        positions: P.
     """
     bias_norm = 0.0 if bias is None else op.norms.vector_norm(_tensor(bias))
     weights, biases, root = _trained(weight), _trained(bias), math.sqrt(positions)
@@ -49,6 +60,7 @@ def _affine(op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, p
 
 
 def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
+    """The operator of a dense layer is its matrix, applied at every position."""
     matrix = _tensor(weight)
     if matrix.dim() != 2 or (bias is not None and _tensor(bias).shape != matrix.shape[:1]):
         raise Unbounded(
@@ -82,6 +94,7 @@ def conv_bound(
     groups: int,
     padding_mode: str = "zeros",
 ) -> Bound:
+    """The operator of a convolution is that of its kernel on the input's size, padding included."""
     kernel = _tensor(weight)
     rank = kernel.dim() - 2
     if len(x.shape) != rank + 1:
@@ -97,7 +110,7 @@ def conv_bound(
 
 @lru_cache(maxsize=1024)
 def _sides(kernel: tuple[int, ...], stride: Any, dilation: Any, padding: Any) -> tuple[int, ...]:
-    """The widths that torch's convolutions hand to F.pad: the last axis first."""
+    """Returns the widths that torch's convolutions hand to F.pad, the last axis first."""
     axes = convolution_axes(kernel, stride, dilation, padding)
     return tuple(side for axis in reversed(axes) for side in (axis.before, axis.after))
 

@@ -1,10 +1,10 @@
-"""Pooling: average pools by the exact norms of their 1-D matrices, max pools by how often a pixel is read."""
+"""Rules of pooling, by norms of 1-D matrices or by how often a pixel is read, and of padding, by copies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..registry import rule
-from ..values import Bound, Operation, Unbounded, Value
+from ..registry import module_rule_of, rule
+from ..values import Bound, Operation, Unbounded, Value, public_number
 
 MARGIN = 1 + 1e-9  # over the rounding of a float64 SVD
 LARGEST_MATRIX = 2**20  # entries of a 1-D pooling matrix whose SVD is taken
@@ -34,7 +34,7 @@ def _step(stride: Size, kernel: tuple[int, ...]) -> tuple[int, ...]:
 def _average_axis(
     size: int, out: int, kernel: int, stride: int, padding: int, include_pad: bool, fixed_divisor: bool
 ) -> float:
-    """Largest singular value of the 1-D pooling matrix, with torch's own rules for the divisor.
+    """Returns the largest singular value of the 1-D pooling matrix, with torch's own rules for the divisor.
 
     A window that ceil_mode pushes over the padded edge divides by its part inside the padded input, or,
     with include_pad off, by its part inside the input. torch's 2-D divisor is the product of the axes'.
@@ -51,7 +51,7 @@ def _average_axis(
 
 
 def _windows_norm(windows: list[tuple[int, int, float]], size: int) -> float:
-    """Norm of the matrix whose rows hold one value on [low, high): exact, or Schur's bound when it is large."""
+    """Returns the norm of the matrix whose rows hold one value on [low, high), or Schur's bound where it is large."""
     if not windows:
         return 0.0
     if len(windows) * size <= LARGEST_MATRIX:
@@ -68,7 +68,7 @@ def _windows_norm(windows: list[tuple[int, int, float]], size: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _adaptive_axis(size: int, out: int) -> tuple[float, int]:
-    """Norm of the adaptive average's matrix and the largest number of windows that read one input."""
+    """Returns the norm of the adaptive average's matrix and the largest number of windows that read one input."""
     bounds = [((i * size) // out, -((-(i + 1) * size) // out)) for i in range(out)]
     reads = np.zeros(size, dtype=np.int64)
     for low, high in bounds:
@@ -86,133 +86,145 @@ def _spatial(x: Value, rank: int) -> tuple[int, ...]:
 
 
 def average_pool(
-    op: Operation,
-    x: Value,
-    rank: int,
-    kernel_size: Size,
-    stride: Size = None,
-    padding: Size = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Bound:
-    """L = product of the axes' norms: the pooling matrix is a Kronecker product of its axes' matrices."""
-    size = _spatial(x, rank)
+    rank: int, op: Operation, x: Value, kernel_size: Size, stride: Size = None, padding: Size = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Bound:  # fmt: skip
+    """The pooling matrix is a Kronecker product of its axes' matrices, so its norm is the product of theirs."""
     kernel = _tuple(kernel_size, rank)
-    step = _step(stride, kernel)
-    pad = _tuple(padding, rank)
-    out = op.output_shape[1:]
-    lipschitz = 1.0
-    for axis in range(rank):
-        lipschitz *= _average_axis(
-            size[axis],
-            out[axis],
-            kernel[axis],
-            step[axis],
-            pad[axis],
-            count_include_pad,
-            bool(divisor_override),
-        )
-    if divisor_override:
-        lipschitz /= abs(divisor_override)
+    axes = zip(
+        _spatial(x, rank), op.output_shape[1:], kernel, _step(stride, kernel), _tuple(padding, rank), strict=True
+    )
+    lipschitz = math.prod(_average_axis(*axis, count_include_pad, bool(divisor_override)) for axis in axes)
+    lipschitz /= abs(divisor_override or 1)
     return Bound(lipschitz * x.norm, lipschitz)
 
 
 @lru_cache(maxsize=1024)
 def _window_reads(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Largest number of windows that read one input; 0 if a window holds padding alone, where torch yields -inf."""
+    """Returns how many windows read one input at most; 0 where a window holds padding alone and torch yields -inf."""
     taps = np.arange(out)[:, None] * stride - padding + np.arange(kernel)[None, :] * dilation
     inside = (taps >= 0) & (taps < size)
     return int(np.bincount(taps[inside]).max()) if inside.any(1).all() else 0
 
 
 def max_pool(
-    op: Operation,
-    x: Value,
-    rank: int,
-    kernel_size: Size,
-    stride: Size = None,
-    padding: Size = 0,
-    dilation: Size = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Bound:
-    """sqrt(overlap): each output copies one input, and an input is read by at most ``overlap`` windows.
+    rank: int, op: Operation, x: Value, kernel_size: Size, stride: Size = None, padding: Size = 0, dilation: Size = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Bound:  # fmt: skip
+    """Each output copies one input, and at most k windows read an input: the norm grows by at most sqrt(k).
 
-    Per axis these are at most ceil(k gcd(s, d) / s), and fewer in a small image: they are counted.
+    Per axis k is at most ceil(kernel gcd(stride, dilation) / stride), and less in a small image: it is counted.
     """
-    if return_indices:
-        raise Unbounded("max pooling with return_indices has no rule", "drop return_indices")
+    _without_indices(return_indices)
     size, pad = _spatial(x, rank), _tuple(padding, rank)
     kernel, spread = _tuple(kernel_size, rank), _tuple(dilation, rank)
-    step = _step(stride, kernel)
-    axes = zip(size, op.output_shape[1:], kernel, step, pad, spread, strict=True)
-    overlap = math.prod(_window_reads(*axis) for axis in axes)
-    if overlap == 0:
+    axes = zip(size, op.output_shape[1:], kernel, _step(stride, kernel), pad, spread, strict=True)
+    reads = math.prod(_window_reads(*axis) for axis in axes)
+    if reads == 0:
         raise Unbounded("a window holds padding alone and yields minus infinity", "pad less, or dilate less")
-    return Bound(math.sqrt(overlap) * x.norm, math.sqrt(overlap))
+    return Bound(math.sqrt(reads) * x.norm, math.sqrt(reads))
 
 
-def _adaptive_sizes(op: Operation, x: Value, rank: int) -> list[tuple[float, int]]:
+def _without_indices(return_indices: bool) -> None:
+    if return_indices:
+        raise Unbounded("max pooling with return_indices has no rule", "drop return_indices")
+
+
+def _adaptive_sizes(rank: int, op: Operation, x: Value) -> list[tuple[float, int]]:
     return [_adaptive_axis(i, o) for i, o in zip(_spatial(x, rank), op.output_shape[1:], strict=True)]
 
 
-def adaptive_average(op: Operation, x: Value, rank: int) -> Bound:
-    lipschitz = math.prod(norm for norm, _ in _adaptive_sizes(op, x, rank))
+def adaptive_average(rank: int, op: Operation, x: Value, output_size: Any = None) -> Bound:
+    """The product of the axes' norms, as for windows of one size."""
+    lipschitz = math.prod(norm for norm, _ in _adaptive_sizes(rank, op, x))
     return Bound(lipschitz * x.norm, lipschitz)
 
 
-def adaptive_max(op: Operation, x: Value, rank: int, return_indices: bool) -> Bound:
-    if return_indices:
-        raise Unbounded("max pooling with return_indices has no rule", "drop return_indices")
-    lipschitz = math.sqrt(math.prod(reads for _, reads in _adaptive_sizes(op, x, rank)))
+def adaptive_max(rank: int, op: Operation, x: Value, output_size: Any = None, return_indices: bool = False) -> Bound:
+    """The root of how many windows read one input, as for windows of one size."""
+    _without_indices(return_indices)
+    lipschitz = math.sqrt(math.prod(reads for _, reads in _adaptive_sizes(rank, op, x)))
     return Bound(lipschitz * x.norm, lipschitz)
 
 
-def _register(rank: int) -> None:
-    average_module = (nn.AvgPool1d, nn.AvgPool2d)[rank - 1]
-    max_module = (nn.MaxPool1d, nn.MaxPool2d)[rank - 1]
-
-    @rule(average_module)
-    def average_of_module(op: Operation, x: Value) -> Bound:
-        m: Any = op.module
-        return average_pool(
-            op, x, rank, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad,
-            getattr(m, "divisor_override", None),
-        )  # fmt: skip
-
-    @rule((F.avg_pool1d, F.avg_pool2d)[rank - 1])
-    def average_function(op: Operation, input: Value, *args: Any, **kwargs: Any) -> Bound:
-        return average_pool(op, input, rank, *args, **kwargs)
-
-    @rule(max_module)
-    def max_of_module(op: Operation, x: Value) -> Bound:
-        m: Any = op.module
-        return max_pool(op, x, rank, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices)
-
-    # fx sees the boolean-dispatch wrapper or the plain function, depending on how the model calls it
-    names: Any = ((F.max_pool1d, torch.max_pool1d), (F.max_pool2d, torch.max_pool2d))[rank - 1]
-
-    @rule(*names)
-    def max_function(op: Operation, input: Value, *args: Any, **kwargs: Any) -> Bound:
-        return max_pool(op, input, rank, *args, **kwargs)
-
-    @rule(
-        (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)[rank - 1],
-        (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)[rank - 1],
-    )
-    def adaptive_average_rule(op: Operation, x: Value, *args: Any, **kwargs: Any) -> Bound:
-        return adaptive_average(op, x, rank)
-
-    @rule((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d)[rank - 1])
-    def adaptive_max_rule(op: Operation, x: Value) -> Bound:
-        m: Any = op.module
-        return adaptive_max(op, x, rank, m.return_indices)
-
-    @rule((F.adaptive_max_pool1d, F.adaptive_max_pool2d)[rank - 1])
-    def adaptive_max_function(op: Operation, x: Value, output_size: Any, return_indices: bool = False) -> Bound:
-        return adaptive_max(op, x, rank, return_indices)
+def _register(
+    pool: Callable[..., Bound], rank: int, kind: type[nn.Module], *functions: Any, options: tuple[str, ...] = ()
+) -> None:
+    @rule(*functions)
+    @module_rule_of(kind, options=options)
+    @wraps(pool)
+    def of_rank(*args: Any, **kwargs: Any) -> Bound:
+        return pool(rank, *args, **kwargs)
 
 
-_register(1)
-_register(2)
+_WINDOW = ("kernel_size", "stride", "padding", "ceil_mode")
+_AVERAGE, _MAX = (*_WINDOW, "count_include_pad"), (*_WINDOW, "dilation", "return_indices")
+_register(average_pool, 1, nn.AvgPool1d, F.avg_pool1d, options=_AVERAGE)
+_register(average_pool, 2, nn.AvgPool2d, F.avg_pool2d, options=(*_AVERAGE, "divisor_override"))
+# tracing sees torch's wrapper of a max pool or the plain function, depending on how the model calls it
+_register(max_pool, 1, nn.MaxPool1d, F.max_pool1d, torch.max_pool1d, options=_MAX)
+_register(max_pool, 2, nn.MaxPool2d, F.max_pool2d, torch.max_pool2d, options=_MAX)
+_register(adaptive_average, 1, nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d)
+_register(adaptive_average, 2, nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d)
+_register(adaptive_max, 1, nn.AdaptiveMaxPool1d, F.adaptive_max_pool1d, options=("return_indices",))
+_register(adaptive_max, 2, nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d, options=("return_indices",))
+
+
+@lru_cache(maxsize=256)
+def pad_copies(shape: tuple[int, ...], pad: tuple[int, ...], mode: str) -> float:
+    """Returns how many copies padding makes of one entry at most; forward makes them, and the gradient sums them."""
+    places = torch.arange(math.prod(shape), dtype=torch.float64).reshape(1, *shape)
+    copies = torch.bincount(F.pad(places, pad, mode=mode).flatten().long(), minlength=places.numel())
+    places.requires_grad_(True)
+    with torch.enable_grad():
+        summed = torch.autograd.grad(F.pad(places, pad, mode=mode).sum(), places)[0]
+    if not torch.equal(copies.double(), summed.flatten()):
+        raise Unbounded(
+            f"torch's gradient of {mode} padding by {pad} is not that of what it computes",
+            "pad by other widths, or crop with slices",
+        )
+    return float(copies.max())
+
+
+def _pad(op: Operation, x: Value, pad: tuple[int, ...], mode: str, value: float | None) -> Bound:
+    """Zeros and constants stand beside what is kept of x; k copies of an entry multiply norms by at most sqrt(k)."""
+    if len(pad) // 2 > len(x.shape):
+        raise Unbounded("it pads the batch dimension", "pad dimensions of one example only")
+    if len(pad) % 2 or not all(isinstance(side, int) for side in pad):
+        raise Unbounded(f"its widths {pad} are not pairs of public integers", "give two integers per dimension")
+    if mode == "constant":
+        # negative padding crops: what is left of x may be less than all of it
+        sizes = (*reversed(x.shape),)
+        kept = math.prod(
+            max(0, n + min(before, 0) + min(after, 0))
+            for n, before, after in zip(sizes, pad[0::2], pad[1::2], strict=False)
+        ) * math.prod(sizes[len(pad) // 2 :])
+        extra = abs(public_number(value or 0.0)) * math.sqrt(max(0, op.output_numel - kept))
+        return Bound(math.hypot(x.norm, extra), 1.0)
+    if mode == "circular" and min(pad, default=0) < 0:
+        raise Unbounded(
+            f"circular padding by {pad} crops on one side, and torch then copies other entries than it accounts for",
+            "crop with slices, then pad",
+        )
+    lipschitz = math.sqrt(pad_copies(x.shape, pad, mode))
+    return Bound(lipschitz * x.norm, lipschitz)
+
+
+@rule(F.pad, torch._C._nn.pad)
+def pad_function(
+    op: Operation, x: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Bound:
+    return _pad(op, x, tuple(pad), mode, value)
+
+
+for _mode, _kinds in {
+    "constant": (nn.ConstantPad1d, nn.ConstantPad2d),
+    "circular": (nn.CircularPad1d, nn.CircularPad2d),
+    "reflect": (nn.ReflectionPad1d, nn.ReflectionPad2d),
+    "replicate": (nn.ReplicationPad1d, nn.ReplicationPad2d),
+}.items():
+
+    @rule(*_kinds)
+    def pad_module(op: Operation, x: Value, mode: str = _mode) -> Bound:
+        module: Any = op.module
+        return _pad(op, x, tuple(module.padding), mode, getattr(module, "value", None))

@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..batch_numbers import BatchNumber, counts_examples
-from ..registry import rule
+from ..registry import module_rule_of, rule
 from ..values import (
+    BatchNumber,
     Bound,
     Constant,
     Operation,
     ParameterUse,
     Unbounded,
     Value,
+    counts_examples,
     full_precision,
     public_number,
     root_of_squares,
@@ -36,7 +37,7 @@ def _real(constant: torch.Tensor) -> torch.Tensor:
 
 
 def _constant_norm(op: Operation, constant: torch.Tensor) -> float:
-    """Norm of a constant broadcast to one example's output."""
+    """Returns the norm of a constant that is broadcast to one example's output."""
     if constant.is_complex():
         _real(constant)
     copies = max(1, op.output_numel // max(1, constant.numel()))
@@ -44,7 +45,7 @@ def _constant_norm(op: Operation, constant: torch.Tensor) -> float:
 
 
 def _copies(op: Operation, value: Value) -> float:
-    """Root of the number of copies that broadcasting makes of each entry; ranks must agree, batch first."""
+    """Returns the root of how often broadcasting copies each entry; ranks must agree, with the batch first."""
     if len(value.shape) != len(op.output_shape):
         raise Unbounded(
             f"it broadcasts one example of shape {value.shape} to {op.output_shape}, across the batch",
@@ -54,7 +55,12 @@ def _copies(op: Operation, value: Value) -> float:
 
 
 def _sum(op: Operation, *terms: tuple[Operand, float]) -> Bound:
-    """The sum of operands, each times a factor: norms add; a broadcast operand is copied."""
+    """Bounds a sum of operands, each times a factor.
+
+    Norms add by the triangle inequality, and each operand's Jacobian is its factor times the root of its copies. The
+    gradient of a trained operand sums the cotangent over the copies of each entry, which by Cauchy and Schwarz is at
+    most the root of their number times its norm.
+    """
     norm, slots, uses = 0.0, [], []
     for operand, factor in terms:
         if isinstance(operand, Value):
@@ -78,18 +84,19 @@ def _sum(op: Operation, *terms: tuple[Operand, float]) -> Bound:
     operator.sub, operator.isub, torch.sub, torch.subtract, "sub", "sub_", "subtract", "__sub__",
 )  # fmt: skip
 def add(op: Operation, input: Operand, other: Operand, *, alpha: float = 1.0) -> Bound:
-    """input + alpha * other, or input - alpha * other."""
+    """Bounds input + alpha * other and input - alpha * other."""
     return _sum(op, (input, 1.0), (other, abs(public_number(alpha))))
 
 
 @rule(torch.rsub, "__rsub__")
 def subtract_from(op: Operation, input: Operand, other: Operand, *, alpha: float = 1.0) -> Bound:
-    """other - alpha * input: the factor belongs to the first operand."""
+    """Bounds other - alpha * input, where the factor belongs to the first operand."""
     return _sum(op, (input, abs(public_number(alpha))), (other, 1.0))
 
 
 @rule(operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply", "__mul__", "__rmul__")
 def multiply(op: Operation, input: Operand, other: Operand) -> Bound:
+    """Each entry is multiplied by at most the largest factor, which bounds the norm and the Jacobian."""
     if isinstance(input, Value) and isinstance(other, Value):
         raise Unbounded("a product of two activations is not Lipschitz", "gate with a bounded, fixed mask instead")
     x, factor = (input, other) if isinstance(input, Value) else (other, input)
@@ -113,6 +120,7 @@ def multiply(op: Operation, input: Operand, other: Operand) -> Bound:
     "div", "div_", "divide", "true_divide", "__truediv__",
 )  # fmt: skip
 def divide(op: Operation, input: Operand, other: Operand) -> Bound:
+    """Each entry is divided by at least the smallest divisor."""
     if not isinstance(input, Value) or isinstance(other, Value | nn.Parameter):
         raise Unbounded("division by an activation or a parameter is not Lipschitz", "divide by a public constant")
     smallest = float(_real(other.tensor).abs().min()) if isinstance(other, Constant) else abs(public_number(other))
@@ -127,19 +135,20 @@ def divide(op: Operation, input: Operand, other: Operand) -> Bound:
     "neg", "neg_", "negative", "contiguous", "clone", "float", "double", "to",
 )  # fmt: skip
 def copy(op: Operation, x: Value, *args: Any, **kwargs: Any) -> Bound:
+    """The output has the entries of x, perhaps with another sign."""
     full_precision(*args, *kwargs.values())
     return Bound(x.norm, 1.0)
 
 
 @rule("detach", torch.detach)
 def detach(op: Operation, x: Value) -> Bound:
-    """The same values, with no gradient."""
+    """The output is x, and passes no gradient on."""
     return Bound(x.norm, 0.0)
 
 
 @rule(torch.cat, torch.concat, torch.concatenate)
 def cat(op: Operation, tensors: Sequence[Value], dim: int = 0) -> Bound:
-    """Disjoint parts of the output: norms combine by root of squares, and so do the slots."""
+    """The inputs fill disjoint parts of the output, so norms and slots combine by root of squares."""
     values = list(tensors)
     if not all(isinstance(v, Value) for v in values):
         raise Unbounded("cat of activations with constants has no rule", "add constants, or pad with zeros")
@@ -159,7 +168,7 @@ def unbind(op: Operation, x: Value, dim: int = 0) -> Bound:
 
 @rule(torch.chunk, torch.split, "chunk", "split", "tensor_split", torch.tensor_split)
 def split(op: Operation, x: Value, how: Any = None, dim: int = 0, **named: Any) -> Bound:
-    """Disjoint parts of x; each is at most x, and their cotangents combine by root of squares."""
+    """The outputs are disjoint parts of x: each is at most x, and their cotangents combine by root of squares."""
     if how is not None and not all(isinstance(size, int) for size in (how if isinstance(how, Sequence) else (how,))):
         raise Unbounded(
             f"it splits at {how!r}, which are not public integers", "give the sizes or positions as integers"
@@ -172,14 +181,14 @@ def split(op: Operation, x: Value, how: Any = None, dim: int = 0, **named: Any) 
 
 @rule("view", "reshape", torch.reshape, takes_batch_size=True)
 def reshape(op: Operation, x: Value, *sizes: Any, **kwargs: Any) -> Bound:
-    """A new shape for the same numbers."""
+    """The output has the entries of x in another shape."""
     _batch_first(*sizes, *kwargs.values())
     return regroup(op, x, *sizes, **kwargs)
 
 
 @rule(nn.Unflatten, "unflatten", "unsqueeze", torch.unsqueeze)
 def regroup(op: Operation, x: Value, *sizes: Any, **kwargs: Any) -> Bound:
-    """A new shape for the same numbers; that each example keeps its own is checked at two batch sizes."""
+    """The output has the entries of x in another shape; two batch sizes show that each example keeps its own."""
     if any(isinstance(size, torch.dtype) for size in (*sizes, *kwargs.values())):
         raise Unbounded("it reads the same bits as another dtype", "keep the dtype")
     if op.output_numel != x.numel:
@@ -210,25 +219,20 @@ def squeeze(op: Operation, x: Value, dim: Any = None) -> Bound:
 
 @rule("expand", takes_batch_size=True)
 def expand(op: Operation, x: Value, *sizes: Any) -> Bound:
-    """Copies along dimensions of size 1."""
+    """Every entry is copied equally often, along dimensions of size 1."""
     _batch_first(*sizes)
     return repeat(op, x, *sizes)
 
 
 @rule("repeat")
 def repeat(op: Operation, x: Value, *sizes: Any) -> Bound:
-    """Every entry is copied equally often."""
+    """Every entry is copied equally often, k times: norms grow by sqrt(k), and the gradient sums k cotangents."""
     copies = _copies(op, x)
     return Bound(copies * x.norm, copies)
 
 
-@rule(nn.Flatten)
-def flatten_module(op: Operation, x: Value) -> Bound:
-    assert isinstance(op.module, nn.Flatten)
-    return flatten(op, x, op.module.start_dim, op.module.end_dim)
-
-
 @rule(torch.flatten, "flatten")
+@module_rule_of(nn.Flatten, options=("start_dim", "end_dim"))
 def flatten(op: Operation, x: Value, start_dim: int = 0, end_dim: int = -1) -> Bound:
     op.inner_dims(start_dim, len(x.shape))
     return Bound(x.norm, 1.0)
@@ -266,7 +270,7 @@ def extreme(op: Operation, x: Value, dim: Any = (), keepdim: bool = False) -> Bo
 
 @rule("mean", torch.mean)
 def mean(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
-    """Average over n entries: 1/sqrt(n)."""
+    """By Cauchy and Schwarz, the mean of n entries is at most their norm over sqrt(n)."""
     dim = kwargs.pop("axis", dim)
     full_precision(*kwargs.values())
     averaged = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
@@ -275,7 +279,7 @@ def mean(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwar
 
 @rule("sum", torch.sum)
 def total(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
-    """Sum over n entries: sqrt(n)."""
+    """By Cauchy and Schwarz, the sum of n entries is at most sqrt(n) times their norm."""
     dim = kwargs.pop("axis", dim)
     full_precision(*kwargs.values())
     summed = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))

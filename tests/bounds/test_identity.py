@@ -1,4 +1,4 @@
-"""What a model holds is looked up anew whenever it holds something else."""
+"""A network that holds other tensors or modules than it did is another network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipdp_lightning.bounds.held import HeldTensors
+from lipdp_lightning.bounds.identity import NetworkIdentity
 
 
 def network() -> nn.Sequential:
@@ -46,18 +46,8 @@ CHANGES: dict[str, Callable[[nn.Sequential], None]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_what_is_held_is_seen(change: str) -> None:
     model = network()
-    held = HeldTensors(model)
-    assert list(held.named()) == [*dict(model.named_parameters()), *dict(model.named_buffers())]
+    identity = NetworkIdentity.of(model)
+    assert identity.differences() == []
     CHANGES[change](model)
-    expected = dict(model.named_parameters()) | dict(model.named_buffers())
-    assert {name: id(t) for name, t in held.named().items()} == {name: id(t) for name, t in expected.items()}
-    assert {id(p) for p in held.named_parameters().values()} == {id(p) for p in model.parameters()}
-    parameters, modules = held.parameters_and_modules()
-    assert {id(p) for p in parameters} >= {id(p) for p in model.parameters()}
-    assert list(map(id, modules)) == list(map(id, model.modules()))
-
-
-def test_nothing_is_looked_up_twice_without_a_change() -> None:
-    held = HeldTensors(network())
-    assert held.named() is held.named()
-    assert held.parameters_and_modules()[1] is held.parameters_and_modules()[1]
+    assert identity.differences()
+    assert NetworkIdentity.of(model).differences() == []

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import re
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules import module as torch_modules
 
+from .identity import training_mode
 from .inplace import overwrites_outside
+from .reachable import GLOBAL_HOOKS, MODULE_HOOKS, TrustedHook, cell_contents, set_in_steps
 from .registry import function_rule, module_rule
-from .sizes import may_be_number
 
 
 @dataclass(frozen=True)
@@ -40,20 +44,8 @@ class CertificationError(ValueError):
 
 
 @contextmanager
-def training_mode(model: nn.Module, mode: bool) -> Iterator[None]:
-    """Every module in one mode, and afterwards each in its own."""
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        model.train(mode)
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-@contextmanager
 def custom_gradients_refused() -> Iterator[None]:
-    """While tracing, a torch.autograd.Function raises: its forward would be recorded and its backward lost."""
+    """Lets a torch.autograd.Function raise, since tracing would record its forward and lose its backward."""
     function = torch.autograd.Function
     original = function.__dict__["apply"]
 
@@ -68,7 +60,7 @@ def custom_gradients_refused() -> Iterator[None]:
 
 
 def _text(graph: fx.Graph) -> str:
-    """The graph as text; tensors made in forward get a new name at every tracing."""
+    """Returns the graph as text; tensors made in forward get a new name at every tracing."""
     return re.sub(r"_tensor_constant\d+", "_tensor_constant", str(graph))
 
 
@@ -116,7 +108,7 @@ class _HeldProxy(_Proxy):
 
 @contextmanager
 def randomness_refused() -> Iterator[None]:
-    """What forward draws while it is traced would be recorded as a constant."""
+    """Refuses what forward draws while it is traced, which would be recorded as a constant."""
     before = torch.random.get_rng_state()
     yield
     if not torch.equal(before, torch.random.get_rng_state()):
@@ -150,7 +142,11 @@ class _Tracer(fx.Tracer):
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
-    """The model's graph; control flow that depends on values raises a CertificationError."""
+    """Returns the model's graph.
+
+    Raises:
+        CertificationError: Where control flow depends on values, or on the mode.
+    """
     if module_rule(type(model)) is not None:
         model = nn.Sequential(model)
     kept = set(vars(model))
@@ -178,7 +174,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
 
 
 def made_from_input(graph: fx.GraphModule) -> set[fx.Node]:
-    """The nodes that the input enters; the others are made from constants, buffers and parameters alone."""
+    """Returns the nodes that the input enters; the others are made from constants, buffers and parameters alone."""
     found: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if node.op == "placeholder" or not found.isdisjoint(node.all_input_nodes):
@@ -194,7 +190,7 @@ def operation_name(node: fx.Node) -> str:
 
 
 def node_path(node: fx.Node) -> str:
-    """Where in the user's model a node comes from."""
+    """Returns where in the user's model a node comes from."""
     if node.op == "call_module":
         return str(node.target)
     stack = node.meta.get("nn_module_stack") or {}
@@ -202,8 +198,33 @@ def node_path(node: fx.Node) -> str:
     return f"{inside or 'forward'}, {operation_name(node)}"
 
 
+_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device"})
+_METHODS = frozenset({"size", "numel", "dim", "ndimension"})
+ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
+    {
+        operator.getitem, operator.mul, operator.add, operator.sub, operator.floordiv, operator.truediv,
+        operator.neg, operator.pos, operator.imul, operator.iadd, operator.isub, operator.itruediv,
+    }
+)  # fmt: skip
+_OF_PUBLIC_NUMBERS: frozenset[Callable[..., Any]] = frozenset({operator.mod, operator.abs})
+
+
+def may_be_number(node: fx.Node) -> bool:
+    """Whether the node may give a number that needs no rule; where it gives a tensor after all, it needs one."""
+    return node.target is getattr or reads_sizes(node)
+
+
+def reads_sizes(node: fx.Node) -> bool:
+    """Whether the node reads a tensor's shape, or computes with what was read."""
+    if node.op == "call_method":
+        return node.target in _METHODS
+    if node.target is getattr:
+        return len(node.args) == 2 and node.args[1] in _ATTRIBUTES
+    return node.target is torch.numel or node.target in ARITHMETIC | _OF_PUBLIC_NUMBERS
+
+
 def unsupported(graph: fx.GraphModule) -> list[Problem]:
-    """Every node without a rule; needs no shapes."""
+    """Returns a problem for every node without a rule, or that overwrites what is read elsewhere."""
     problems = []
     modules, from_input = dict(graph.named_modules()), made_from_input(graph)
     for node in graph.graph.nodes:
@@ -228,3 +249,112 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
         elif not callable(found):
             problems.append(Problem(node_path(node), f"{what}: {found.reason}", found.hint))
     return problems
+
+
+# ---- what a network holds that neither its graph nor a rule shows
+
+
+def alterations(network: nn.Module) -> list[Problem]:
+    """Returns a problem for every hook, replaced method, and tensor that needs gradients without being a parameter."""
+    problems = []
+    if any(getattr(torch_modules, name) for name in GLOBAL_HOOKS):
+        reason = "a hook for all modules may change what they return or the gradient they pass on"
+        problems.append(Problem("torch.nn", reason, "remove it before the network is certified"))
+    for path, module in network.named_modules():
+        problems += [Problem(path or "the network", *found) for found in (*_hooks(module), *_replaced(module))]
+        problems += [Problem(f"{path}.{name}".lstrip("."), *_LOOSE) for name in _loose_tensors(module)]
+    for name, parameter in network.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            reason = "a hook on it sees, and may change, its gradient before noise is added"
+            problems.append(Problem(name, reason, "remove the hook"))
+        elif parameter.requires_grad and _hooks_of_its_accumulator(parameter):
+            reason = "a hook on the autograd node that adds to its grad may change the sum before noise is added"
+            problems.append(Problem(name, reason, "remove the hook"))
+    return problems
+
+
+def _hooks_of_its_accumulator(parameter: nn.Parameter) -> bool:
+    """Whether the node that adds to ``grad`` has hooks, as far as Python's garbage collector shows them.
+
+    It shows them while no recorded graph shares the node: at set-up, and not within a step.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        node: Any = parameter.view_as(parameter).grad_fn
+    (accumulator, _), *_ = node.next_functions
+    del node
+    return any(isinstance(held, dict) and len(held) > 0 for held in gc.get_referents(accumulator))
+
+
+_LOOSE = (
+    "a tensor that needs a gradient and is not a parameter of the network: what it was made from would be trained, "
+    "and no rule bounds that",
+    "detach() it, register it as a buffer, or hold it as an nn.Parameter that a layer reads",
+)
+
+
+def _hooks(module: nn.Module) -> Iterator[tuple[str, str]]:
+    for name in MODULE_HOOKS:
+        for hook in getattr(module, name).values():
+            if not isinstance(hook, TrustedHook):
+                yield (
+                    "a hook on it may change its output or its gradient, and no rule bounds that",
+                    "remove the hook, write a layer with a rule, or declare a hook that only looks as a TrustedHook "
+                    "of lipdp_lightning.bounds.identity",
+                )
+
+
+def _replaced(module: nn.Module) -> Iterator[tuple[str, str]]:
+    kind, engine = type(module), set_in_steps(type(module))
+    for name, value in vars(module).items():
+        inherited = getattr(kind, name, None)
+        if name == "_compiled_call_impl":
+            if value is None or compiles(module, value, nn.Module._call_impl):
+                continue
+        elif not callable(inherited) or not callable(value) or isinstance(value, nn.Module) or name in engine:
+            continue
+        yield (
+            f"its {name.removeprefix('_compiled_')} was replaced on the instance, and the rule of its class no longer "
+            "holds",
+            "write a subclass with a forward of its own",
+        )
+
+
+def compiles(module: nn.Module, value: Any, function: Any) -> bool:
+    """Whether torch.compile has made ``value`` from the method ``function`` of the module, and from nothing else."""
+    if not hasattr(value, "_torchdynamo_orig_callable"):
+        return False
+    wrappers, seen = [value], set()
+    while wrappers:
+        one = wrappers.pop()
+        if getattr(one, "__self__", None) is module and getattr(one, "__func__", None) is function:
+            return True
+        if id(one) not in seen and isinstance(one, types.FunctionType):
+            seen.add(id(one))
+            wrappers += [*cell_contents(one), getattr(one, "_torchdynamo_orig_callable", None)]
+    return False
+
+
+def _loose_tensors(module: nn.Module) -> Iterator[str]:
+    for name, value in (*vars(module).items(), *module._parameters.items(), *module._buffers.items()):
+        if name not in ("_modules", "_parameters", "_buffers"):
+            yield from (
+                name for tensor in _tensors(value) if tensor.requires_grad and not isinstance(tensor, nn.Parameter)
+            )
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    """The tensors in a value, also in containers and in the attributes of plain objects."""
+    todo, seen = [value], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, dict):
+            todo += one.values()
+        elif isinstance(one, list | tuple | set):
+            todo += one
+        elif hasattr(one, "__dataclass_fields__") or type(one).__name__ == "SimpleNamespace":
+            todo += vars(one).values()
