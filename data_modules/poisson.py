@@ -105,26 +105,6 @@ class SequentialBatches(Sampler[slice]):
             yield slice(start, min(start + self.batch_size, self.rows))
 
 
-class Batches(Iterator[Batch]):
-    """The batches of one epoch."""
-
-    def __init__(self, rows: InMemoryRows, sampler: Sampler[Any]) -> None:
-        self._rows, self._drawn = rows, iter(sampler)
-
-    def __next__(self) -> Batch:
-        return self._rows[next(self._drawn)]
-
-
-class _Loader(DataLoader[Batch]):
-    """A DataLoader that reads whole batches where it is asked for them, and prepares nothing for worker processes."""
-
-    def __iter__(self) -> Any:
-        if self.num_workers or self.pin_memory or self.batch_size is not None:
-            return super().__iter__()
-        assert isinstance(self.dataset, InMemoryRows)
-        return Batches(self.dataset, self.sampler)  # type: ignore[arg-type]
-
-
 def _as_is(batch: Any) -> Any:
     # the default converter would turn the tuple into a list
     return batch
@@ -132,4 +112,4 @@ def _as_is(batch: Any) -> Any:
 
 def loader(rows: InMemoryRows, sampler: Sampler[Any], pin_memory: bool = False) -> DataLoader[Batch]:
     """A DataLoader whose sampler yields whole batches (`batch_size=None`), in this process."""
-    return _Loader(rows, batch_size=None, sampler=sampler, collate_fn=_as_is, pin_memory=pin_memory)
+    return DataLoader(rows, batch_size=None, sampler=sampler, collate_fn=_as_is, pin_memory=pin_memory)

@@ -18,7 +18,7 @@ import torch
 REST = "rest"
 # part, module, attribute: everything that is called where the name leads at the time of the call
 POINTS: tuple[tuple[str, str, str], ...] = (
-    ("data", "data_modules.poisson", "Batches.__next__"),
+    ("data", "data_modules.poisson", "InMemoryRows.__getitem__"),
     ("forward and backward", "lipdp_lightning.training.module", "PrivateModule.training_step"),
     ("forward and backward", "lipdp_lightning.training.strategy", "PrivateStrategy.backward"),
     ("certificate", "lipdp_lightning.mechanism.step", "Mechanism.begin_step"),

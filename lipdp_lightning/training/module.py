@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -17,7 +16,6 @@ from ..layers import BoundedInput, KeyedDropout, make_private, scale_cotangent
 from .clipped_loss import ClippedLoss
 from .padding import with_empty_rows
 from .release import restore_statistics
-from .spared import forget_gradients
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Task = Literal["classification", "binary", "regression"]
@@ -66,19 +64,6 @@ class PrivateModule(lightning.LightningModule):
     @property
     def input_bound(self) -> float:
         return self.bounded_input.bound
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_current_fx_name":  # Lightning writes this string forty times a step
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
-
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
-        forget_gradients(optimizer)
-
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **options: Any) -> None:
-        if gradient_clip_val is not None:  # else Lightning asks its enumerations at every step before it does nothing
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, **options)
 
     # ---- private training
 
@@ -216,10 +201,6 @@ class PrivateModule(lightning.LightningModule):
         if self._make_optimizer is not None:
             return self._make_optimizer(p for p in self.parameters() if p.requires_grad)
         return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)
-
-
-# Lightning reads it before every step; it may not be replaced
-PrivateModule.training_step.__signature__ = inspect.signature(PrivateModule.training_step)  # type: ignore[attr-defined]
 
 
 def _task(loss: Loss) -> Task:

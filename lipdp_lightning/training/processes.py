@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from .ranks import Ranks
-from .spared import arrival_of, spare_profiling
 
 
 class ProcessStrategy(DDPStrategy):
     """Starts and connects processes as DDP does; gradients are left to the one sum of a private step."""
-
-    _arrived: Callable[[Any, int], Any] | None = None
 
     @property
     def ranks(self) -> Ranks:
@@ -40,20 +34,6 @@ class ProcessStrategy(DDPStrategy):
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
         self.setup_precision_plugin()
-
-    def setup(self, trainer: lightning.Trainer) -> None:
-        spare_profiling(trainer)
-        super().setup(trainer)
-        self._arrived = arrival_of(trainer, self.root_device)
-
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        if self._arrived is None:
-            return super().batch_to_device(batch, device, dataloader_idx)
-        return self._arrived(batch, dataloader_idx)
-
-    def teardown(self) -> None:
-        self._arrived = None
-        super().teardown()
 
     def configure_ddp(self) -> None:
         """No reducer: gradients meet once, after noise. Rank 0's initial weights go to all."""

@@ -27,7 +27,6 @@ from .checkpoints import CheckpointStrategy
 from .context import can_repeat, context_of
 from .draws import planned_draws
 from .exact_products import require_exact_products
-from .garbage import resume_collections, spare_collections
 from .guards import check_set_up, make_certifier, matching_modules, steps_per_epoch
 from .padding import padding_multiple
 from .partial_sums import PartialSums
@@ -101,7 +100,6 @@ class PrivateStrategy(CheckpointStrategy):
         self._partial_sums: PartialSums | None = None
         self._private_step = -1
         self._identity: StepIdentity | None = None
-        self._spares_collections = False
         self.configured: list[dict[str, Any]] = []
         self._checked: Any = None
         self._reads_rows = False
@@ -187,7 +185,6 @@ class PrivateStrategy(CheckpointStrategy):
         self._identity = StepIdentity(module, self, data)
         self._branch = name_on_record(self._secret)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
-        self._spares_collections = spare_collections()
         self._reads_rows = True
 
     def _open_branch(self, context: bytes) -> None:
@@ -311,12 +308,10 @@ class PrivateStrategy(CheckpointStrategy):
         if self.mechanism is not None:
             self.mechanism.close()
         self.record.close()
-        if self._spares_collections:
-            resume_collections()
         for hook in self._hooks:
             hook.remove()
         self._hooks, self.restored, self._checked, self._restored_statistics = [], None, None, None
-        self._spares_collections = self._reads_rows = False
+        self._reads_rows = False
         super().teardown()
 
 
