@@ -13,8 +13,8 @@ from torch import Tensor
 from callbacks.accountant import _strategy
 from lipdp_lightning.bounds.certifier import Certifier
 from lipdp_lightning.training.averaging import STATE_KEY, WeightAverage
-from lipdp_lightning.training.facts import averaged_rows
-from lipdp_lightning.training.guards import make_certifier
+from lipdp_lightning.training.public_numbers import averaged_rows
+from lipdp_lightning.training.set_up import make_certifier
 
 
 class ParameterAveraging(Callback):

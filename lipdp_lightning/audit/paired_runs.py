@@ -21,7 +21,7 @@ from ..mechanism.step import Mechanism
 from ..privacy.plan import PrivacyPlan
 from ..privacy.sampling import local_slice, poisson_sample
 from ..privacy.statistics import Statistics, Terms, bounded_sum
-from ..training.draws import planned_draws
+from ..training.batches import planned_draws
 from ..training.strategy import PrivateStrategy
 from .transcript import Comparison, Release, Transcript, compare, text_of
 

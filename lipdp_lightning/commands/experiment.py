@@ -25,12 +25,12 @@ from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
 from ..schedules import PlannedSchedule
-from ..training.checkpoint_io import read_checkpoint
-from ..training.guards import refuse_strategy, steps_per_epoch
+from ..training.checkpoint_files import read_checkpoint
+from ..training.checkpoints import check_fits
+from ..training.model_checks import optimizers_of
 from ..training.module import PrivateModule
-from ..training.module_guards import optimizers_of
-from ..training.resume import check_fits
 from ..training.run_directory import RunDirectory
+from ..training.set_up import refuse_strategy, steps_per_epoch
 from ..training.settings import PrivacySettings
 from ..training.step_record import StepRecord
 from ..training.strategy import PrivateStrategy

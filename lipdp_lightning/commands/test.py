@@ -74,10 +74,9 @@ def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int,
     from callbacks import CalibrationMetrics
 
     from ..training.averaging import evaluated_state
-    from ..training.checkpoint_io import read_checkpoint
+    from ..training.checkpoint_files import read_checkpoint
+    from ..training.checkpoints import check_fits, restore_statistics
     from ..training.predictions import read_temperature
-    from ..training.release import restore_statistics
-    from ..training.resume import check_fits
     from .fit import held_out_metrics
 
     module, data = experiment.model, experiment.datamodule

@@ -1,21 +1,91 @@
-"""What a run's checkpoints hold besides Lightning's own, and how a run takes it up again."""
+"""What a run's checkpoints hold besides Lightning's own, whether they fit, and how a run takes them up again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
 from ..privacy.branches import Branches, ResumeState
+from ..privacy.randomness import new_secret
 from ..privacy.statistics import Statistics
 from .averaging import WeightAverage
 from .processes import ProcessStrategy
-from .release import STATISTICS
-from .resume import apply_changes, check_fits
 from .step_record import StepRecord
+
+STATISTICS = "lipdp_statistics"  # the key in checkpoints
+
+
+def settle_statistics(strategy: Any, data: Any, restored: Mapping[str, Tensor] | None) -> Statistics:
+    """Rank 0 releases the plan's statistics, or finds those the run has released; every rank uses its values.
+
+    To be called before the first branch is on record: a run with branches has released its statistics.
+    """
+    plan, statistics = strategy.plan, strategy.statistics
+    if not plan.preliminary:
+        return Statistics()
+
+    def settled() -> Statistics:
+        started = strategy.restored is not None or strategy.branches.count > 0
+        statistics.settle(plan, data.statistic_terms, restored, started, strategy.fixed_secret or new_secret())
+        return statistics
+
+    found: Statistics = strategy.ranks.from_first(settled)
+    data.use_statistics(found.values)
+    return found
+
+
+def restore_statistics(checkpoint: Mapping[str, Any], data: Any) -> None:
+    """Give a data module the statistics that its inputs were prepared with in training."""
+    if checkpoint.get(STATISTICS) and hasattr(data, "use_statistics"):
+        data.use_statistics(checkpoint[STATISTICS])
+
+
+_SCHEDULED = ("lr", "initial_lr")
+
+
+def hyperparameters(optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's class, and per parameter group its hyper-parameters, before any state is restored."""
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    return {"class": type(optimizer).__name__, "groups": groups}
+
+
+def check_fits(checkpoint: Mapping[str, Any], module: nn.Module, optimizer: Optimizer | None = None) -> None:
+    """Refuse a checkpoint of another model or another optimizer before anything is loaded from it."""
+    problems = []
+    own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    saved = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
+    different = [n for n in [*own, *(n for n in saved if n not in own)] if own.get(n) != saved.get(n)]
+    if different:
+        name = different[0]
+        problems.append(
+            f"the checkpoint is of another model: {len(different)} tensors differ, {name} is "
+            f"{saved.get(name, 'absent')} there and {own.get(name, 'absent')} here"
+        )
+    before = checkpoint.get("lipdp_optimizers")
+    if optimizer is not None and before and before[0]["class"] != type(optimizer).__name__:
+        problems.append(
+            f"the checkpoint holds the state of {before[0]['class']}, and {type(optimizer).__name__} is configured"
+        )
+    if problems:
+        hint = "HINT: continue with the model and optimizer of the run's config.yaml, or use a new --run_dir."
+        raise ValueError(f"{'; '.join(problems)}. {hint}")
+
+
+def apply_changes(optimizer: Optimizer, was: Mapping[str, Any], now: Mapping[str, Any], scheduled: bool) -> None:
+    """Give a restored optimizer the hyper-parameters that the configuration changed since the run was started.
+
+    What was not changed continues from the checkpoint; so does a learning rate that a scheduler moves.
+    """
+    for group, old, new in zip(optimizer.param_groups, was["groups"], now["groups"], strict=True):
+        for name, value in new.items():
+            if repr(old.get(name)) != repr(value) and not (scheduled and name in _SCHEDULED):
+                group[name] = value
 
 
 class CheckpointStrategy(ProcessStrategy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import lightning
@@ -13,9 +14,29 @@ from torch import Tensor, nn
 
 from ..bounds.losses import Loss, as_loss
 from ..layers import BoundedInput, KeyedDropout, make_private, scale_cotangent
-from .clipped_loss import ClippedLoss
-from .padding import with_empty_rows
-from .release import restore_statistics
+from ..layers.cotangents import CotangentClip
+from .batches import with_empty_rows
+from .checkpoints import restore_statistics
+
+
+@dataclass(frozen=True)
+class ClippedLoss(Loss):
+    """The same loss values; backward, each example's cotangent at the logits has norm at most ``radius``.
+
+    The radius applies to the gradient of the example's whole loss: nothing may divide the loss in
+    between. It brings back part of per-sample clipping's bias, and with one trained layer on
+    unit-norm inputs it is per-sample clipping.
+    """
+
+    loss: Loss
+    radius: float
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        return self.loss.per_example(CotangentClip(self.radius)(logits), target)
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        return min(self.loss.lipschitz(shape), self.radius)
+
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Task = Literal["classification", "binary", "regression"]

@@ -1,13 +1,134 @@
-"""DDP without its reducer, and without a process group where a process is alone."""
+"""The processes of a run: DDP without its reducer, what ranks agree on, and errors of one that all must raise."""
 
 from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from .ranks import Ranks
+Result = TypeVar("Result")
+# what gloo, NCCL and the store of torch.distributed say when the other side of a connection is gone
+_GONE = re.compile(
+    r"connection (closed|reset|refused|was likely closed)|closed by peer|broken pipe|gloo|nccl|tcpstore|socket|"
+    r"timed out|remote process",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a run, seen from one of them. With a single process nothing is sent."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def gather(self, own: bytes) -> list[bytes]:
+        """Every rank's bytes, in rank order; all must be of one length."""
+        if self.world_size == 1:
+            return [own]
+        sent = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(self.device)
+        received = [torch.empty_like(sent) for _ in range(self.world_size)]
+        torch.distributed.all_gather(received, sent)
+        return [bytes(tensor.tolist()) for tensor in received]
+
+    def gather_objects(self, own: Any) -> list[Any]:
+        if self.world_size == 1:
+            return [own]
+        received: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(received, own)
+        return received
+
+    def agree(self, own: bytes) -> bytes:
+        """One digest of every rank's bytes, the same on all: what differs on any rank changes it everywhere."""
+        return own if self.world_size == 1 else hashlib.sha256(b"".join(self.gather(own))).digest()
+
+    def voted(self, *votes: bool) -> list[bool]:
+        """For each vote, whether any rank has cast it. Every rank has to call this at the same point of its program."""
+        if self.world_size == 1:
+            return list(votes)
+        counts = torch.tensor([int(vote) for vote in votes], device=self.device)
+        torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX)
+        return [bool(count) for count in counts.tolist()]
+
+    def from_first(self, action: Callable[[], Result]) -> Result:
+        """The result of ``action`` on rank 0; where it fails there, every rank raises instead of waiting."""
+        result: Any = None
+        problem: Exception | None = None
+        if self.rank == 0:
+            try:
+                result = action()
+            except Exception as error:
+                if self.world_size == 1:
+                    raise
+                problem = error
+        if self.world_size == 1:
+            return result
+        sent = [(result, None if problem is None else str(problem))]
+        torch.distributed.broadcast_object_list(sent, src=0)
+        if problem is not None:
+            raise problem
+        received, message = sent[0]
+        if message is not None:
+            raise ValueError(f"rank 0 could not go on: {message}")
+        return result if self.rank == 0 else received
+
+    def raise_together(self, problem: Exception | None) -> None:
+        """Raise on every rank what any of them has found."""
+        if self.world_size == 1:
+            if problem is not None:
+                raise problem
+            return
+        found = self.gather_objects(None if problem is None else str(problem))
+        if problem is not None:
+            raise problem
+        for rank, message in enumerate(found):
+            if message is not None:
+                raise ValueError(f"rank {rank} refuses this set-up: {message}")
+
+    def check_equal(self, own: Mapping[str, bytes]) -> None:
+        """Refuse ranks whose digests of the named things differ."""
+        everyone = self.gather_objects(dict(own))
+        for name, value in everyone[0].items():
+            others = [rank for rank, digests in enumerate(everyone) if digests[name] != value]
+            if others:
+                raise ValueError(
+                    f"rank {_listed(others)} and rank 0 differ in {name}; their sums would not be those of one "
+                    "mechanism. HINT: start every process with the same configuration, data files and software."
+                )
+
+    def check_in_step(self, step: int, checksum: bytes) -> None:
+        """Refuse to go on with ranks whose weights or bounds are no longer the same."""
+        everyone = self.gather(checksum)
+        others = [rank for rank, found in enumerate(everyone) if found != everyone[0]]
+        if others:
+            raise ValueError(
+                f"before step {step} the weights, buffers or certified norms of rank {_listed(others)} are not "
+                "those of rank 0: the ranks have drifted apart, and their sums no longer belong to one model. "
+                "HINT: look for a callback or a layer that changes weights on some ranks only; use one kind of "
+                "processor and accelerator, and torch.use_deterministic_algorithms(True). The last checkpoint holds "
+                "rank 0's weights."
+            )
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def lost_process(error: BaseException) -> str | None:
+    """What a collective operation says of a process that is gone, in one line; None if the error is another one."""
+    distributed = isinstance(error, torch.distributed.DistError) if hasattr(torch.distributed, "DistError") else False
+    text = " ".join(str(error).split())
+    if not distributed and not (type(error) is RuntimeError and _GONE.search(text)):
+        return None
+    return text[:200]
 
 
 class ProcessStrategy(DDPStrategy):

@@ -22,17 +22,12 @@ from ..privacy.randomness import derive_key, new_secret
 from ..privacy.spending import Spending
 from ..privacy.statistics import Statistics
 from .averaging import WeightAverage, average_of
-from .checkpoint_io import OwnerOnlyCheckpointIO
-from .checkpoints import CheckpointStrategy
+from .batches import padding_multiple, planned_draws
+from .checkpoint_files import OwnerOnlyCheckpointIO
+from .checkpoints import CheckpointStrategy, hyperparameters, settle_statistics
 from .context import can_repeat, context_of
-from .draws import planned_draws
-from .exact_products import require_exact_products
-from .guards import check_set_up, make_certifier, matching_modules, steps_per_epoch
-from .padding import padding_multiple
-from .partial_sums import PartialSums
-from .release import settle_statistics
-from .resume import hyperparameters
-from .step_identity import StepIdentity
+from .current_step import PartialSums, StepIdentity
+from .set_up import check_set_up, make_certifier, matching_modules, require_exact_products, steps_per_epoch
 from .step_record import StepRecord, name_on_record
 from .views import Views, views_of
 from .withheld import withhold

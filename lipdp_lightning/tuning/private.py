@@ -21,7 +21,7 @@ from ..privacy.grid import grid_shift
 from ..privacy.ledger import LedgerEntry
 from ..privacy.randomness import CounterStream, derive_key, new_secret
 from ..report.atomic import write_all_atomically
-from ..training.release import STATISTICS
+from ..training.checkpoints import STATISTICS
 from .counting import correct_rows
 from .objectives import Objective
 from .search import Search

@@ -577,6 +577,6 @@ def neighbours(world: World, folder: str, broken: str = "", mode: str = "distrib
     plan |= {} if chosen is None else chosen.plan
     options = {} if chosen is None else dict(chosen.options)
     options |= {"noise_mode": mode, "trainer": world.trainer_options()}
-    with patch("lipdp_lightning.training.module_guards.FIXED_METHODS", ()):  # which would refuse some at once
+    with patch("lipdp_lightning.training.model_checks.FIXED_METHODS", ()):  # which would refuse some at once
         found = compared(Path(folder), pair_plan(**plan), **options)
     return {"faults": found.faults, "moved": found.moved, "says": "" if chosen is None else chosen.says}

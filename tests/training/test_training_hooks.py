@@ -176,7 +176,7 @@ def test_any_number_of_micro_batches_takes_the_same_steps(scaling: str) -> None:
 
 
 def test_the_comparison_of_micro_batches_notices_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lipdp_lightning.training.module_guards.FIXED_METHODS", ())
+    monkeypatch.setattr("lipdp_lightning.training.model_checks.FIXED_METHODS", ())
     plan = make_plan(noise_multiplier=0.0)
     whole = weights(fit(plan)[0])
     broken, _ = fit(plan, module=make_module(kind=MeanOfMicroBatches), physical_batch_size=7)

@@ -1,19 +1,118 @@
-"""Checkpoint files: readable by their owner alone, complete or not there, sealed, and read without running code."""
+"""Checkpoint files: readable by their owner alone, complete or not there, sealed, and read without running code.
+
+A checkpoint is a ZIP archive. An authentication code is appended as the archive's comment, so that `torch.load` opens
+the file as before. It is an HMAC-SHA256 of every byte before it, under a key that is derived from the run's secret and
+stands beside it: a file can be checked before anything in it is parsed, and the key is compared with the secret that
+the content states. The key cannot be turned back into the secret.
+
+The code notices a flipped bit, a truncated file and a content that was edited without it. It does not stop somebody who
+can read and write the file: the secret is in it, and another content can be sealed. Keep directories with resume
+checkpoints to yourself.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import io
 import re
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.cloud_io import get_filesystem
+from torch import nn
 
 from ..files import OWNER_ONLY, read_bytes, write_bytes_atomically
-from .plain import check_plain, strangers
-from .sealed import Damaged, Unsealed, key_of, opened, seal
+from ..privacy.randomness import derive_key
+
+# exact types: a subclass would be rebuilt by its own code
+_LEAVES = (
+    type(None), bool, int, float, complex, str, bytes, bytearray, torch.Tensor, nn.Parameter, torch.Size, torch.dtype,
+    torch.device,
+)  # fmt: skip
+_LISTS = (list, tuple, set)
+_MAPPINGS = (dict, OrderedDict)
+
+
+def strangers(value: Any, name: str = "") -> Iterator[str]:
+    """Where in nested containers a value is not plain, and of which class it is."""
+    kind = type(value)
+    if kind in _MAPPINGS:
+        for key, item in value.items():
+            yield from strangers(key, f"a key of {name or 'it'}")
+            yield from strangers(item, f"{name}.{_short(key)}" if name else _short(key))
+    elif kind in _LISTS:
+        for index, item in enumerate(value):
+            yield from strangers(item, f"{name}.{index}")
+    elif kind not in _LEAVES:
+        yield f"{name} is a {kind.__module__}.{kind.__qualname__}"
+
+
+def check_plain(content: dict[str, Any]) -> None:
+    """Refuse what could only be read back by running code; every place is named."""
+    found = list(strangers(content))
+    if found:
+        more = f" (and {len(found) - 5} more)" if len(found) > 5 else ""
+        raise ValueError(
+            f"the checkpoint cannot be written: {'; '.join(found[:5])}{more}. Reading such values back runs code that "
+            "the file names, so checkpoints hold numbers, strings, tensors, and lists and dictionaries of them. "
+            "HINT: convert the values in the state_dict() of that callback, optimizer or scheduler (a numpy number by "
+            "float(), an array by torch.from_numpy), or leave them out of save_hyperparameters()."
+        )
+
+
+def _short(key: Any) -> str:
+    return str(key)[:80] if type(key) in (str, int) else type(key).__name__
+
+
+_MAGIC = b"\nlipdp checkpoint 2\n"
+_DIGEST = 32
+_TRAILER = len(_MAGIC) + 2 * _DIGEST
+_END_OF_ARCHIVE = b"PK\x05\x06"
+_NO_COMMENT = b"\x00\x00"
+
+
+class Unsealed(ValueError):
+    """There is no authentication code at the end of the content."""
+
+
+class Damaged(ValueError):
+    """The content is not what was sealed."""
+
+
+def seal(archive: bytes, secret: bytes) -> bytes:
+    """The archive with its authentication code; ``secret`` is empty where the content holds none."""
+    assert archive[-22:-18] == _END_OF_ARCHIVE and archive[-2:] == _NO_COMMENT, "not an archive as torch writes them"
+    key = key_of(secret)
+    covered = archive[:-2] + struct.pack("<H", _TRAILER) + _MAGIC + key
+    return covered + hmac.digest(key, covered, hashlib.sha256)
+
+
+def opened(content: bytes) -> bytes:
+    """Check the code of a sealed archive; returns the key that it was sealed with.
+
+    Raises:
+        Unsealed: there is no code.
+        Damaged: the code is not that of the content.
+    """
+    covered, code = content[:-_DIGEST], content[-_DIGEST:]
+    if covered[-_DIGEST - len(_MAGIC) : -_DIGEST] != _MAGIC:
+        raise Unsealed("it has no authentication code at its end")
+    key = covered[-_DIGEST:]
+    if not hmac.compare_digest(hmac.digest(key, covered, hashlib.sha256), code):
+        raise Damaged("its authentication code is not that of its content")
+    return key
+
+
+def key_of(secret: bytes) -> bytes:
+    """The key that a content which states this secret is sealed with."""
+    return derive_key(hashlib.sha256(secret).digest(), "checkpoint")
+
 
 _RESTORE = "HINT: restore the file from a backup, or start a new run with another --run_dir."
 

@@ -18,13 +18,21 @@ from ..norms.source import NormSource
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import new_secret
 from ..slurm.environment import task_problems
+from .model_checks import module_problems, output_problems, rehearsal_problems
 from .module import PrivateModule
-from .module_guards import module_problems
-from .output_guards import output_problems, rehearsal_problems
 from .views import view_problems
 
 PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.bfloat16}
 _MONITORED = ("validation/", "epsilon", "nonprivate/")
+
+
+def require_exact_products() -> None:
+    """Switch off TF32 and other reduced products in this process, which torch allows by default in convolutions.
+
+    The certificate's margins are those of products that are rounded like float32.
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def steps_per_epoch(plan: PrivacyPlan) -> int:
