@@ -213,6 +213,16 @@ class PrivateDataModule(lightning.LightningDataModule):
         x = torch.zeros((rows, *self.input_shape), dtype=known.x.dtype)
         return self.transform_batch(x), torch.zeros((rows, *self.target_shape), dtype=known.y.dtype)
 
+    def made_up_rows(self, rows: int, generator: torch.Generator) -> Batch:
+        """Random rows of the declared shape before `transform_batch`, random labels, and ids that follow each other."""
+        known = self._ready()
+        x = torch.rand((rows, *self.input_shape), generator=generator)
+        y = torch.rand((rows, *self.target_shape), generator=generator)
+        if self.task != "regression":
+            y = (y * max(2, self.num_classes or 2)).floor()
+        x = x if known.x.is_floating_point() else (255 * x).floor()
+        return x.to(known.x.dtype), y.to(known.y.dtype), torch.arange(rows)
+
     # ---- for the sampler and the noise key
 
     @property

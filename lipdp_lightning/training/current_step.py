@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,10 +14,21 @@ from .module import PrivateModule
 _ATTRIBUTES = ("rows_to_multiple_of", "log_nonprivate", "loss")
 _MODULES = ("network", "bounded_input")
 _STRATEGY = ("mechanism", "clipper", "views", "plan")
-STRATEGY_METHODS = (
-    "training_step", "backward", "optimizer_step", "batch_to_device", "step_key", "dropout_key", "_begin_step",
-)  # fmt: skip
-DATA_METHODS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that has begun.
+
+    Args:
+        number: of the step, from 0 on.
+        micro_batches: how many of its micro-batches have been added to the sum.
+        released: whether ``parameter.grad`` holds its release, and no sum without noise is left.
+    """
+
+    number: int
+    micro_batches: int = 0
+    released: bool = False
 
 
 class StepIdentity:
@@ -28,9 +40,10 @@ class StepIdentity:
     def __init__(self, module: PrivateModule, strategy: Any, data: Any) -> None:
         self._module, self._strategy, self._data = module, strategy, data
         named = (
-            (module, model_checks.FIXED_METHODS, "the module's"), (strategy, STRATEGY_METHODS, "the Strategy's"),
-            (data, DATA_METHODS, "the data module's"),
-        )  # fmt: skip
+            (module, model_checks.FIXED_METHODS, "the module's"),
+            (strategy, model_checks.STRATEGY_METHODS, "the Strategy's"),
+            (data, model_checks.DATA_METHODS, "the data module's"),
+        )
         self._methods = tuple((thing, name) for thing, names, _ in named for name in names)
         self._labels = (
             *(f"{whose} {name}" for _, names, whose in named for name in names),

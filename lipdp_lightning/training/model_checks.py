@@ -17,6 +17,7 @@ from torch._dynamo import OptimizedModule
 from ..bounds.alterations import compiles
 from ..bounds.losses import Loss
 from ..privacy.plan import PrivacyPlan
+from .batches import defined_here
 from .module import PrivateModule
 
 # what a private step goes through before noise is in its gradients
@@ -27,6 +28,11 @@ FIXED_METHODS = (
     "backward", "manual_backward", "optimizer_step", "optimizer_zero_grad", "optimizers",
     "toggle_optimizer", "untoggle_optimizer", "toggled_optimizer", "clip_gradients",
 )  # fmt: skip
+STRATEGY_METHODS = (
+    "training_step", "backward", "optimizer_step", "batch_to_device", "numbered", "step_key", "dropout_key",
+    "_begin_step", "_draw", "_seal", "_all_reduce",
+)  # fmt: skip
+DATA_METHODS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "transform_batch")
 _OWN = MappingProxyType({name: getattr(PrivateModule, name, None) for name in FIXED_METHODS})
 
 
@@ -50,6 +56,17 @@ def module_problems(module: Any) -> list[str]:
     if not module.automatic_optimization:
         problems.append("manual optimization bypasses the step that adds noise. HINT: automatic_optimization = True.")
     return problems + _compiled_problems(module) + _optimizer_problems(module) + hooked(module)
+
+
+def strategy_problems(strategy: Any) -> list[str]:
+    """Returns why a Strategy does not take the step that the certificate and the ledger describe."""
+    return [
+        f"{type(strategy).__name__}.{name} is not PrivateStrategy's, which is where noise is added and steps are "
+        "counted. HINT: watch a step from a callback: on_before_optimizer_step and on_train_batch_end see what is "
+        "released; a Strategy of your own may override set-up, tear-down and hooks around a batch."
+        for name in STRATEGY_METHODS
+        if not defined_here(strategy, name)
+    ]
 
 
 def _is_own(module: PrivateModule, name: str) -> bool:

@@ -80,6 +80,19 @@ class Ranks:
             raise ValueError(f"rank 0 could not go on: {message}")
         return result if self.rank == 0 else received
 
+    def first_does(self, action: Callable[[], None]) -> None:
+        """Let rank 0 act, at the price of one small all-reduce; where it fails there, every rank raises."""
+        problem: Exception | None = None
+        if self.rank == 0:
+            try:
+                action()
+            except Exception as error:
+                if self.world_size == 1:
+                    raise
+                problem = error
+        if self.voted(problem is not None)[0]:
+            self.raise_together(problem)
+
     def raise_together(self, problem: Exception | None) -> None:
         """Raise on every rank what any of them has found."""
         if self.world_size == 1:
@@ -91,7 +104,7 @@ class Ranks:
             raise problem
         for rank, message in enumerate(found):
             if message is not None:
-                raise ValueError(f"rank {rank} refuses this set-up: {message}")
+                raise ValueError(f"rank {rank} cannot go on: {message}")
 
     def check_equal(self, own: Mapping[str, bytes]) -> None:
         """Refuse ranks whose digests of the named things differ."""

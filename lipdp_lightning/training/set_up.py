@@ -18,7 +18,8 @@ from ..norms.source import NormSource
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import new_secret
 from ..slurm.environment import task_problems
-from .model_checks import module_problems, output_problems, rehearsal_problems
+from .batches import defined_here, transfer_problems
+from .model_checks import DATA_METHODS, module_problems, output_problems, rehearsal_problems, strategy_problems
 from .module import PrivateModule
 from .views import view_problems
 
@@ -80,6 +81,7 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
         *_trainer(trainer, strategy),
         *_loggers(trainer),
         *_callbacks(trainer, module),
+        *strategy_problems(strategy),
         *view_problems(trainer, strategy, data),
     ]
     problems += [*(wrong_module := module_problems(module)), *(wrong_data := _data(data, module, strategy.plan))]
@@ -253,9 +255,14 @@ def _data(data: Any, module: Any, plan: PrivacyPlan | None) -> list[str]:
         data.setup("fit")
     except (ValueError, FileNotFoundError) as error:
         return [str(error)]
+    problems = [] if getattr(data, "preliminary", ()) else transfer_problems(data, DATA_METHODS)
+    if not defined_here(data, "train_dataloader"):
+        problems.append(
+            f"{type(data).__name__}.train_dataloader is its own, and its batches would not be those of the plan's "
+            "Poisson sampler. HINT: leave it out; load_train() gives the rows, and the sampler draws among them."
+        )
     if plan is None:
-        return []
-    problems = []
+        return problems
     bound = getattr(module, "input_bound", None)
     if plan.input_bound is not None and plan.input_bound != bound:
         problems.append(f"the plan's input_bound is {plan.input_bound}, the module's {bound}. HINT: use one.")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import lightning
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
@@ -22,11 +24,11 @@ from ..privacy.randomness import derive_key, new_secret
 from ..privacy.spending import Spending
 from ..privacy.statistics import Statistics
 from .averaging import WeightAverage, average_of
-from .batches import padding_multiple, planned_draws
+from .batches import HandedOver, padding_multiple, planned_draws
 from .checkpoint_files import OwnerOnlyCheckpointIO
 from .checkpoints import CheckpointStrategy, hyperparameters, settle_statistics
 from .context import can_repeat, context_of
-from .current_step import PartialSums, StepIdentity
+from .current_step import PartialSums, Step, StepIdentity
 from .set_up import check_set_up, make_certifier, matching_modules, require_exact_products, steps_per_epoch
 from .step_record import StepRecord, name_on_record
 from .views import Views, views_of
@@ -91,9 +93,9 @@ class PrivateStrategy(CheckpointStrategy):
         self._branch = ""
         self._can_repeat = True
         self._norms = Follower()
-        self._micro_batches = 0
+        self._step: Step | None = None
+        self._batch: HandedOver | None = None
         self._partial_sums: PartialSums | None = None
-        self._private_step = -1
         self._identity: StepIdentity | None = None
         self.configured: list[dict[str, Any]] = []
         self._checked: Any = None
@@ -176,7 +178,7 @@ class PrivateStrategy(CheckpointStrategy):
         expected = plan.expected_batch_size * self.rows_per_example / (self.world_size * self.chunks)
         module.rows_to_multiple_of = padding_multiple(module.network, expected, self.rows_per_example)
         trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
-        self._micro_batches, self._partial_sums, self._private_step = 0, PartialSums(module), -1
+        self._step, self._partial_sums = None, PartialSums(module)
         self._identity = StepIdentity(module, self, data)
         self._branch = name_on_record(self._secret)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
@@ -211,17 +213,36 @@ class PrivateStrategy(CheckpointStrategy):
 
     # ---- the step
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        assert self._identity is not None and self.mechanism is not None
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """Hand a batch over; of one to train on, hooks are shown a copy."""
+        arrived = super().batch_to_device(batch, device, dataloader_idx)
+        if not self.lightning_module.trainer.training:
+            return arrived
+        self._batch = HandedOver.of(self.numbered(arrived))
+        return self._batch.shown
+
+    def numbered(self, batch: Any) -> Any:
+        """Return a batch with the ids that views and dropout are drawn by: those that the sampler has drawn."""
+        return batch
+
+    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        assert self._identity is not None and self.mechanism is not None and self._batch is not None
         self._identity.check()
-        if self._micro_batches == 0:
+        drawn = self._batch.opened(batch)
+        if self.between_steps:
             self._begin_step()
+            self._step = Step(self._number)
         else:  # nothing may have changed since
-            self.mechanism.begin_step(self.lightning_module.trainer.global_step)
-        return super().training_step(*args, **kwargs)
+            self.mechanism.begin_step(self._number)
+        return super().training_step(drawn, *args, **kwargs)
+
+    @property
+    def _number(self) -> int:
+        number: int = self.lightning_module.trainer.global_step
+        return number
 
     def _begin_step(self) -> None:
-        mechanism, step = self.mechanism, self.lightning_module.trainer.global_step
+        mechanism, step = self.mechanism, self._number
         assert mechanism is not None
         assert step < self.branches.limit(), f"step {step} is beyond the plan"
         if self.is_global_zero:
@@ -231,59 +252,63 @@ class PrivateStrategy(CheckpointStrategy):
         if every is not None and self.world_size > 1 and step % every == 0:
             self.ranks.check_in_step(step, mechanism.checksum)
 
-    def _seal(self, own: bytes) -> bytes:
-        """One digest of what all processes are about to release, put on record."""
-        digest = self.ranks.agree(own)
-        if self.is_global_zero:
-            self._put_on_record(self.lightning_module.trainer.global_step, digest)
-        return digest
-
-    def _put_on_record(self, step: int, digest: bytes) -> None:
-        """What the step is about to be released from; refused where the record has another release of it."""
-        assert self.mechanism is not None
-        deviations = self.mechanism.deviations().values()
-        scales = struct.pack(f"{len(deviations)}d", *deviations)
-        self.record.take(self._branch, step, derive_key(self._secret, "step", step, digest, scales)[:16].hex())
-
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Lightning's order, with noise between the backward pass and the first hook that sees gradients."""
-        module, mechanism = self.lightning_module, self.mechanism
-        assert module is not None and mechanism is not None and self._partial_sums is not None
+        module, sums, step = self.lightning_module, self._partial_sums, self._step
+        assert module is not None and sums is not None and step is not None
         before = closure_loss._version, closure_loss.grad_fn
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, module)
         _check_same_loss(loss, closure_loss, before)
-        self._partial_sums.check_none()
+        sums.check_none()
         self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
-        self._micro_batches += 1
-        if self._micro_batches == self.chunks:
-            step = module.trainer.global_step
-            self._partial_sums.put_back()
-            if self.is_global_zero and not self._can_repeat:
-                self._put_on_record(step, mechanism.digest)
-            reduce = self._all_reduce if self.world_size > 1 else None
-            mechanism.privatize_(step, reduce, self._seal if self._can_repeat else None)
-            self._partial_sums.remember()
-            self._private_step, self._micro_batches = step, 0
-        else:
-            self._partial_sums.take()
+        self._step = self._added(replace(step, micro_batches=step.micro_batches + 1), sums)
         loss = self.precision_plugin.post_backward(loss, module)
         self.post_backward(loss)
         return loss
 
+    def _added(self, step: Step, sums: PartialSums) -> Step:
+        """Put a micro-batch's gradients aside, or release the step that it completes."""
+        assert self.mechanism is not None
+        if step.micro_batches < self.chunks:
+            sums.take()
+            return step
+        sums.put_back()
+        if not self._can_repeat:
+            self._put_on_record(step.number, self.mechanism.digest)
+        reduce = self._all_reduce if self.world_size > 1 else None
+        self.mechanism.privatize_(step.number, reduce, self._seal if self._can_repeat else None)
+        sums.remember()
+        return replace(step, released=True)
+
+    def _seal(self, own: bytes) -> bytes:
+        """Return one digest of what all processes are about to release, when it is on record."""
+        digest = self.ranks.agree(own)
+        self._put_on_record(self._number, digest)
+        return digest
+
+    def _put_on_record(self, step: int, digest: bytes) -> None:
+        """Record what the step is about to be released from; where the record has another release, all ranks raise."""
+        assert self.mechanism is not None
+        deviations = self.mechanism.deviations().values()
+        scales = struct.pack(f"{len(deviations)}d", *deviations)
+        entry = derive_key(self._secret, "step", step, digest, scales)[:16].hex()
+        self.ranks.first_does(lambda: self.record.take(self._branch, step, entry))
+
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         assert self.mechanism is not None
-        step = self.lightning_module.trainer.global_step
+        number = self._number
 
         def complete(*a: Any, **k: Any) -> Any:
             result = closure(*a, **k)
-            assert self._private_step == step, "the optimizer would step on gradients without noise"
+            step = self._step
+            assert step is not None and step.released and step.number == number, "gradients without noise"
             return result
 
         output = super().optimizer_step(optimizer, complete, model, **kwargs)
         self.mechanism.project_()
         if self.average is not None:
-            self.average.update(self.mechanism.model, step + 1)
+            self.average.update(self.mechanism.model, number + 1)
         return output
 
     def on_exception(self, exception: BaseException) -> None:
@@ -297,7 +322,7 @@ class PrivateStrategy(CheckpointStrategy):
     @property
     def between_steps(self) -> bool:
         """Whether a checkpoint taken now holds whole steps."""
-        return self._micro_batches == 0
+        return self._step is None or self._step.released
 
     def teardown(self) -> None:
         if self.mechanism is not None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.training import PrivateModule, PrivateStrategy
+from lipdp_lightning.training.current_step import Step
 
 
 class LateNoise(PrivateStrategy):
@@ -27,7 +28,7 @@ class LateNoise(PrivateStrategy):
         def noised() -> Any:
             result = closure()
             self.mechanism.privatize_(step, None, self._seal)
-            self._private_step = step
+            self._step = Step(step, released=True)
             return result
 
         return super().optimizer_step(optimizer, noised, model, **kwargs)
@@ -69,7 +70,10 @@ def noise_in(seen: Tensor, raw: Tensor, trainer: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", [PrivateStrategy, LateNoise])
-def test_every_hook_that_sees_gradients_sees_noise(kind: type[PrivateStrategy], raw: Tensor) -> None:
+def test_every_hook_that_sees_gradients_sees_noise(
+    kind: type[PrivateStrategy], raw: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lipdp_lightning.training.model_checks.STRATEGY_METHODS", ())  # which would refuse the control
     seen = Gradients()
     module = make_module(kind=ClipsGradients)
     module.seen = []
