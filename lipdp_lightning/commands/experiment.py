@@ -159,14 +159,14 @@ class Experiment(LightningCLI):
             strategy = PrivateStrategy()
         else:
             raise refuse_strategy(given)
-        strategy.plan = self.plan
-        strategy.physical_batch_size = self.settings.physical_batch_size
-        strategy.noise_mode = self.settings.noise_mode
-        strategy.public_context = self.resolved().encode()
-        if self._directory is not None:
-            strategy.branches = Branches(self._directory.ledger)
-            strategy.record = StepRecord(self._directory.steps)
-            strategy.statistics = Statistics(self._directory.statistics)
+        folder = self._directory
+        strategy.configure(
+            self.plan, self.settings.physical_batch_size, self.settings.noise_mode,
+            branches=None if folder is None else Branches(folder.ledger),
+            record=None if folder is None else StepRecord(folder.steps),
+            statistics=None if folder is None else Statistics(folder.statistics),
+            public_context=self.resolved().encode(),
+        )  # fmt: skip
         return strategy
 
     def _length(self, options: dict[str, Any]) -> int:

@@ -29,7 +29,7 @@ _AT_ONCE = 1 << 20  # rows that are decided on at once: what few of them cost is
 def planned_draws(
     secret: bytes, plan: PrivacyPlan, rows: int, rank: int, world_size: int, chunks: int
 ) -> Callable[[int, int], Tensor]:
-    """``draw(step, chunk)``: this process's share of the step's Poisson sample, possibly empty."""
+    """Return ``draw(step, chunk)``: this process's share of the step's Poisson sample, possibly empty."""
     drawn: dict[int, Tensor] = {}
     ciphers = SampleCiphers(secret)
     ahead = min(16, max(1, _AT_ONCE // max(1, rows)))
@@ -49,7 +49,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def padding_multiple(network: nn.Module, expected_rows: float, views: int = 1) -> int:
-    """What the number of rows is rounded up to: about half a standard deviation of the sample's size, a power of two.
+    """Return what the number of rows is rounded up to: a power of two, about half a deviation of the sample's size.
 
     1 for a network without convolutions, which has nothing to prepare.
     """
@@ -59,7 +59,7 @@ def padding_multiple(network: nn.Module, expected_rows: float, views: int = 1) -
 
 
 def with_empty_rows(x: Tensor, multiple: int) -> Tensor:
-    """x, with rows of zeros up to the next multiple; an empty batch stays empty."""
+    """Return x with rows of zeros up to the next multiple; an empty batch stays empty."""
     missing = -len(x) % multiple
     return x if missing == 0 else torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
 
@@ -173,7 +173,7 @@ def transfer_problems(data: Any, methods: Sequence[str]) -> list[str]:
 
 
 def defined_here(thing: Any, name: str) -> bool:
-    """Whether a method of an object is defined by this project, or by Lightning, and not replaced on the object."""
+    """Return whether a method of an object is one of this project or of Lightning, and not replaced on the object."""
     function = getattr(type(thing), name, None)
     home = str(getattr(getattr(function, "fget", function), "__module__", ""))
     return name not in vars(thing) and (function is None or home.partition(".")[0] in _TRUSTED)

@@ -23,6 +23,7 @@ import torch
 
 from .. import __version__
 from ..kernels.normals import numeric_environment
+from .step_record import name_on_record
 
 _OWN = ("lipdp_lightning", "data_modules", "callbacks")
 _ALWAYS = ("torch", "numpy", "lightning", "numba", "cryptography")
@@ -188,7 +189,7 @@ def _version(package: str) -> str:
 
 
 def can_repeat(strategy: Any) -> bool:
-    """Whether a step that is taken again from the same state may have the same bits.
+    """Return whether a step that is taken again from the same state may have the same bits.
 
     Where it cannot, every start of a run takes a new secret, and no step is ever released twice under one.
     """
@@ -196,7 +197,7 @@ def can_repeat(strategy: Any) -> bool:
 
 
 def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any) -> bytes:
-    """Digest of all that decides a step's sum and its successors besides the weights.
+    """Return a digest of all that decides a step's sum and its successors besides the weights.
 
     A run that is continued under another digest takes a new secret. Ranks that differ in it are refused.
     """
@@ -215,7 +216,8 @@ def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any
         "the optimizer": repr((strategy.configured, schedules, clipping)).encode(),
         "the code": code_digest(_computed_by(strategy, module, data)),
     }
-    restored = None if strategy.restored is None else (strategy.restored.step, strategy.restored.secret)
+    run = strategy.restored.run
+    restored = None if run is None else (run.step, run.secret)
     compared = {
         **shared,
         "checksum_every_n_steps": repr(strategy.checksum_every_n_steps).encode(),
@@ -225,14 +227,24 @@ def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any
     parts = [*shared.values(), numeric_environment(), str(torch.get_num_threads()).encode()]
     if strategy.is_global_zero:
         parts += [strategy.public_context, str(strategy.record.divergences).encode()]
-        if strategy.record.divergences:
-            parts.append(os.urandom(16))  # a replay was not bit-identical: none is tried again
+        if strategy.record.divergences or _may_lack_steps(strategy):
+            parts.append(os.urandom(16))  # a replay was not bit-identical, or nobody would see that it is not
     if not can_repeat(strategy):
         parts.append(os.urandom(16))  # a replay would not be bit-identical: every resume is a new branch
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
     return strategy.ranks.agree(digest.digest())
+
+
+def _may_lack_steps(strategy: Any) -> bool:
+    """Whether the record may have lost steps that were released; they count then, and none is repeated."""
+    run = strategy.restored.run
+    if run is None or not strategy.branches.is_here(run):
+        return False
+    reserved = strategy.branches.reserved_here(run)
+    lacks: bool = strategy.record.may_lack_steps(name_on_record(run.secret), reserved, strategy.restored.record)
+    return lacks
 
 
 def _computed_by(strategy: Any, module: Any, data: Any) -> list[Any]:

@@ -37,7 +37,7 @@ _OWN = MappingProxyType({name: getattr(PrivateModule, name, None) for name in FI
 
 
 def module_problems(module: Any) -> list[str]:
-    """Every reason not to train a module, each with its HINT."""
+    """Return every reason not to train a module, each with its HINT."""
     if not isinstance(module, PrivateModule):
         return [
             f"the module is a {type(module).__name__}. HINT: put the network into PrivateModule(network, loss=...)."
@@ -120,7 +120,7 @@ def _optimizer_problems(module: PrivateModule) -> list[str]:
 
 
 def optimizers_of(module: PrivateModule) -> list[torch.optim.Optimizer]:
-    """What configure_optimizers returns, in any of the forms that Lightning knows."""
+    """Return what configure_optimizers returns, in any of the forms that Lightning knows."""
     made = module.configure_optimizers()
     if isinstance(made, torch.optim.Optimizer):
         return [made]
@@ -133,7 +133,7 @@ def optimizers_of(module: PrivateModule) -> list[torch.optim.Optimizer]:
 
 
 def hooked(module: torch.nn.Module) -> list[str]:
-    """Hooks that would be called with gradients or cotangents before noise is in them."""
+    """Return hooks that would be called with gradients or cotangents before noise is in them."""
     names = [
         name
         for name, p in module.named_parameters()

@@ -32,9 +32,11 @@ class ClippedLoss(Loss):
     radius: float
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each example."""
         return self.loss.per_example(CotangentClip(self.radius)(logits), target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
+        """Return the smaller of the loss's Lipschitz constant and the radius."""
         return min(self.loss.lipschitz(shape), self.radius)
 
 
@@ -84,12 +86,13 @@ class PrivateModule(lightning.LightningModule):
 
     @property
     def input_bound(self) -> float:
+        """The norm that every example's input is kept within."""
         return self.bounded_input.bound
 
     # ---- private training
 
     def private_loss(self, radius: float | None) -> Loss:
-        """The loss with each example's cotangent at the logits clipped to a public radius (the plan's loss_clip)."""
+        """Return the loss with each example's cotangent at the logits clipped to a radius, the plan's loss_clip."""
         plain = self.loss.loss if isinstance(self.loss, ClippedLoss) else self.loss
         return plain if radius is None else ClippedLoss(plain, radius)
 
@@ -98,6 +101,7 @@ class PrivateModule(lightning.LightningModule):
         self.loss = self.private_loss(radius)
 
     def configure_callbacks(self) -> list[lightning.pytorch.Callback]:
+        """Refuse a Strategy that adds no noise."""
         # the first hook of a run: nothing has been written yet, and no other Strategy adds noise
         if self.trainer.state.fn == TrainerFn.FITTING and not hasattr(self.trainer.strategy, "mechanism"):
             raise ValueError(
@@ -115,6 +119,7 @@ class PrivateModule(lightning.LightningModule):
         return self.network(self.bounded_input(x if self.dtype != torch.float64 else x.double()))
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the summed loss of a batch, whose gradient the mechanism releases."""
         x, y, ids = batch
         private = getattr(self.trainer.strategy, "mechanism", None)
         if private is None:
@@ -162,7 +167,7 @@ class PrivateModule(lightning.LightningModule):
         for key, before in self._forward_pre_hooks.items():
             before(self, (x.clone(),), *([{}] if key in self._forward_pre_hooks_with_kwargs else []))
         for key, after in self._forward_hooks.items():
-            between = [{}] if key in self._forward_hooks_with_kwargs else []
+            between: list[dict[str, Any]] = [{}] if key in self._forward_hooks_with_kwargs else []
             after(self, (x.clone(),), *between, output.clone())
 
     def _views(self, x: Tensor, y: Tensor, ids: Tensor, private: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,22 +215,28 @@ class PrivateModule(lightning.LightningModule):
         return {"outputs": outputs.detach()}
 
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Log loss and metric of held-out rows."""
         return self._evaluate(batch, "validation")
 
     def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Log loss and metric of test rows."""
         return self._evaluate(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the network's outputs."""
         return self._scaled(self(batch[0]))
 
     def configure_optimizers(self) -> Any:
+        """Return the optimizer of the constructor; Adam where there is none."""
         if self._make_optimizer is not None:
             return self._make_optimizer(p for p in self.parameters() if p.requires_grad)
         return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)
 
 
 def _task(loss: Loss) -> Task:
-    return loss.task if loss.task in ("binary", "regression") else "classification"
+    if loss.task == "binary":
+        return "binary"
+    return "regression" if loss.task == "regression" else "classification"
 
 
 def _new_metric(task: Task, outputs: int) -> torchmetrics.Metric:

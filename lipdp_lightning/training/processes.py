@@ -31,7 +31,7 @@ class Ranks:
     device: torch.device
 
     def gather(self, own: bytes) -> list[bytes]:
-        """Every rank's bytes, in rank order; all must be of one length."""
+        """Return every rank's bytes, in rank order; all must be of one length."""
         if self.world_size == 1:
             return [own]
         sent = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(self.device)
@@ -40,6 +40,7 @@ class Ranks:
         return [bytes(tensor.tolist()) for tensor in received]
 
     def gather_objects(self, own: Any) -> list[Any]:
+        """Return every rank's object, in rank order."""
         if self.world_size == 1:
             return [own]
         received: list[Any] = [None] * self.world_size
@@ -47,11 +48,11 @@ class Ranks:
         return received
 
     def agree(self, own: bytes) -> bytes:
-        """One digest of every rank's bytes, the same on all: what differs on any rank changes it everywhere."""
+        """Return one digest of every rank's bytes, the same on all: what differs on any rank changes it everywhere."""
         return own if self.world_size == 1 else hashlib.sha256(b"".join(self.gather(own))).digest()
 
     def voted(self, *votes: bool) -> list[bool]:
-        """For each vote, whether any rank has cast it. Every rank has to call this at the same point of its program."""
+        """Return for each vote whether any rank has cast it; all ranks call this at the same point of their program."""
         if self.world_size == 1:
             return list(votes)
         counts = torch.tensor([int(vote) for vote in votes], device=self.device)
@@ -59,7 +60,7 @@ class Ranks:
         return [bool(count) for count in counts.tolist()]
 
     def from_first(self, action: Callable[[], Result]) -> Result:
-        """The result of ``action`` on rank 0; where it fails there, every rank raises instead of waiting."""
+        """Return the result of ``action`` on rank 0; where it fails there, every rank raises instead of waiting."""
         result: Any = None
         problem: Exception | None = None
         if self.rank == 0:
@@ -136,7 +137,7 @@ def _listed(ranks: list[int]) -> str:
 
 
 def lost_process(error: BaseException) -> str | None:
-    """What a collective operation says of a process that is gone, in one line; None if the error is another one."""
+    """Return what a collective operation says of a process that is gone, in one line; None of another error."""
     distributed = isinstance(error, torch.distributed.DistError) if hasattr(torch.distributed, "DistError") else False
     text = " ".join(str(error).split())
     if not distributed and not (type(error) is RuntimeError and _GONE.search(text)):
@@ -148,18 +149,25 @@ class ProcessStrategy(DDPStrategy):
     """Starts and connects processes as DDP does; gradients are left to the one sum of a private step."""
 
     @property
+    def connected(self) -> lightning.LightningModule:
+        """The module that is trained or evaluated."""
+        assert self.lightning_module is not None, "the Strategy has no module yet"
+        return self.lightning_module
+
+    @property
     def ranks(self) -> Ranks:
+        """The processes of the run."""
         return Ranks(self.global_rank, self.world_size, self.root_device)
 
     def setup_distributed(self) -> None:
-        """A process that is alone needs no process group, nor the port and the threads that come with one."""
+        """Connect the processes; one that is alone needs no process group, nor the port and threads of one."""
         if self.num_nodes * self.num_processes > 1:
             super().setup_distributed()
         else:
             self.set_world_ranks()
 
     def setup_evaluation(self, trainer: lightning.Trainer) -> None:
-        """What setup does where nothing is trained."""
+        """Do what setup does where nothing is trained."""
         if self.world_size > 1:
             super().setup(trainer)
             return
@@ -170,8 +178,8 @@ class ProcessStrategy(DDPStrategy):
         self.setup_precision_plugin()
 
     def configure_ddp(self) -> None:
-        """No reducer: gradients meet once, after noise. Rank 0's initial weights go to all."""
-        for tensor in (*self.lightning_module.parameters(), *self.lightning_module.buffers()):
+        """Do without a reducer: gradients meet once, with their noise. Rank 0's initial weights go to all."""
+        for tensor in (*self.connected.parameters(), *self.connected.buffers()):
             self._from_first(tensor.data)
 
     def _from_first(self, tensor: Tensor) -> None:

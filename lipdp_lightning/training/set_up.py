@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -37,12 +38,12 @@ def require_exact_products() -> None:
 
 
 def steps_per_epoch(plan: PrivacyPlan) -> int:
-    """Steps after which each example has been drawn once on average."""
+    """Return the number of steps after which each example has been drawn once on average."""
     return max(1, round(1 / plan.sample_rate))
 
 
 def matching_modules(network: torch.nn.Module, patterns: tuple[tuple[str, float], ...]) -> dict[str, float]:
-    """Module path -> radius for every leaf module that a pattern names; a pattern must name one."""
+    """Return module path -> radius for every leaf module that a pattern names; a pattern must name one."""
     leaves = [path for path, m in network.named_modules() if path and not list(m.children())]
     found: dict[str, float] = {}
     for pattern, radius in patterns:
@@ -59,7 +60,7 @@ def matching_modules(network: torch.nn.Module, patterns: tuple[tuple[str, float]
 def make_certifier(
     trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any, norms: NormSource | None = None
 ) -> Certifier:
-    """The certifier of a module under a plan: its clipped loss, its cotangent clips, the trainer's precision."""
+    """Return the certifier of a module under a plan: its clipped loss, its cotangent clips, the trainer's precision."""
     kind: Any = Certifier
     if plan.clips_examples or plan.scaling == "none":
         from ..baselines.groups import ClippedGroups
@@ -95,6 +96,11 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
         if not (uncertified or wrong_module or wrong_data):
             unfit = output_problems(module.loss, shape, data)
             problems += unfit or rehearsal_problems(trainer, module, strategy.plan, data)
+    refuse(problems)
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise one ValueError with all problems, if there are any."""
     if problems:
         texts = [re.sub(r"\s*\n\s*HINT:", " HINT:", problem) for problem in problems]
         problems = list(dict.fromkeys(line for text in texts for line in text.splitlines()))
@@ -160,7 +166,7 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
             f"precision={precision!r} keeps gradients in fewer bits than the bound on their sum needs. "
             f"HINT: one of {', '.join(PRECISIONS)}."
         )
-    if trainer._accelerator_connector.use_distributed_sampler:
+    if trainer._accelerator_connector.use_distributed_sampler:  # Lightning keeps the option nowhere else
         problems.append(
             "use_distributed_sampler=True would rebuild the Poisson sampler around shuffled shards, which the "
             "accountant does not describe. HINT: Trainer(use_distributed_sampler=False)."
@@ -172,11 +178,10 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
             f"limit_train_batches={trainer.limit_train_batches} cuts logical steps apart. "
             "HINT: plan fewer steps instead."
         )
-    if trainer.overfit_batches:
-        problems.append(
-            f"overfit_batches={trainer.overfit_batches} repeats a sample. HINT: use a small public data set."
-        )
-    if trainer._detect_anomaly:
+    overfit: Any = getattr(trainer, "overfit_batches", 0)
+    if overfit:
+        problems.append(f"overfit_batches={overfit} repeats a sample. HINT: use a small public data set.")
+    if trainer._detect_anomaly:  # Lightning keeps the option nowhere else
         problems.append(
             "detect_anomaly=True ends the run when an example's gradient is not finite, which tells that the example "
             "is there. HINT: leave it out; rows that are not finite are zeroed."
@@ -206,16 +211,16 @@ def _other_strategy(given: Any) -> str:
 
 
 def refuse_strategy(given: Any) -> ValueError:
-    """The error for a strategy that is not the private one."""
+    """Return the error for a strategy that is not the private one."""
     return ValueError(_other_strategy(given))
 
 
 def _loggers(trainer: lightning.Trainer) -> list[str]:
     return [
-        f"{type(logger).__name__}(log_model={logger._log_model!r}) uploads checkpoints, and those to resume from hold "
-        "the run's secret. HINT: log_model=False, and publish the result of `lipdp export`."
+        f"{type(logger).__name__}(log_model={vars(logger)['_log_model']!r}) uploads checkpoints, and those to resume "
+        "from hold the run's secret. HINT: log_model=False, and publish the result of `lipdp export`."
         for logger in trainer.loggers
-        if vars(logger).get("_log_model")
+        if vars(logger).get("_log_model")  # W&B offers no public name for this setting
     ]
 
 

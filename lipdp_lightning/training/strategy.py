@@ -14,23 +14,26 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..baselines.clipping import Clipper, make_clipper
+from ..bounds.certifier import Certifier
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
-from ..privacy.branches import Branches, ResumeState
+from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..privacy.randomness import derive_key, new_secret
 from ..privacy.spending import Spending
 from ..privacy.statistics import Statistics
 from .averaging import WeightAverage, average_of
-from .batches import HandedOver, padding_multiple, planned_draws
+from .batches import HandedOver, padding_multiple, planned_draws, transfer_problems
 from .checkpoint_files import OwnerOnlyCheckpointIO
-from .checkpoints import CheckpointStrategy, hyperparameters, settle_statistics
+from .checkpoints import CheckpointStrategy, Restored, hyperparameters, settle_statistics
 from .context import can_repeat, context_of
 from .current_step import PartialSums, Step, StepIdentity
-from .set_up import check_set_up, make_certifier, matching_modules, require_exact_products, steps_per_epoch
-from .step_record import StepRecord, name_on_record
+from .model_checks import DATA_METHODS
+from .module import PrivateModule
+from .set_up import check_set_up, make_certifier, matching_modules, refuse, require_exact_products, steps_per_epoch
+from .step_record import StepRecord, key_of_record, name_on_record
 from .views import Views, views_of
 from .withheld import withhold
 
@@ -72,25 +75,18 @@ class PrivateStrategy(CheckpointStrategy):
     ) -> None:
         kwargs.setdefault("checkpoint_io", OwnerOnlyCheckpointIO())
         super().__init__(**kwargs)
-        self.plan = plan
-        self.physical_batch_size = physical_batch_size
-        self.noise_mode = noise_mode
         self.checksum_every_n_steps = checksum_every_n_steps
         self.fixed_secret = fixed_secret
-        self.branches = branches or Branches()
-        self.record = record or StepRecord(None)
-        self.statistics = statistics or Statistics()
+        self.branches, self.record, self.statistics = Branches(), StepRecord(None), Statistics()
+        self.configure(plan, physical_batch_size, noise_mode, branches, record, statistics)
         self.mechanism: Mechanism | None = None
         self.clipper: Clipper | None = None
         self.views: Views | None = None
         self.average: WeightAverage | None = None
-        self.public_context = b""
         self._secret = b""
-        self.restored: ResumeState | None = None
-        self._restored_statistics: dict[str, Tensor] | None = None
-        self._restored_norms: dict[str, Any] | None = None
+        self.restored = Restored()
         self._hooks: list[Any] = []
-        self._branch = ""
+        self._branch, self._record_key = "", b""
         self._can_repeat = True
         self._norms = Follower()
         self._step: Step | None = None
@@ -100,9 +96,36 @@ class PrivateStrategy(CheckpointStrategy):
         self.configured: list[dict[str, Any]] = []
         self._checked: Any = None
         self._reads_rows = False
-        self._spending: Spending | None = None
 
     # ---- set-up
+
+    def configure(
+        self,
+        plan: PrivacyPlan | None,
+        physical_batch_size: int | None,
+        noise_mode: str,
+        branches: Branches | None = None,
+        record: StepRecord | None = None,
+        statistics: Statistics | None = None,
+        public_context: bytes = b"",
+    ) -> None:
+        """Take what a configuration decides, in place of what the constructor was given.
+
+        Args:
+            plan: the frozen plan of the run.
+            physical_batch_size: as in the constructor.
+            noise_mode: as in the constructor.
+            branches: as in the constructor; None keeps what is there.
+            record: as in the constructor; None keeps what is there.
+            statistics: as in the constructor; None keeps what is there.
+            public_context: names the configuration; a run that is continued under another one starts a new branch.
+        """
+        self.plan, self.physical_batch_size, self.noise_mode = plan, physical_batch_size, noise_mode
+        self.branches = branches or self.branches
+        self.record = record or self.record
+        self.statistics = statistics or self.statistics
+        self.public_context = public_context
+        self._spending: Spending | None = None
 
     @property
     def chunks(self) -> int:
@@ -115,6 +138,7 @@ class PrivateStrategy(CheckpointStrategy):
 
     @property
     def rows_per_example(self) -> int:
+        """Rows that the network is given for each example."""
         return 1 if self.views is None else self.views.number
 
     @property
@@ -132,7 +156,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._checked = module
 
     def setup_environment(self) -> None:
-        """Every refusal comes here at the latest, before a logger or a callback has opened a file."""
+        """Refuse whatever cannot be trained privately, before a logger or a callback has opened a file."""
         module, problem = self.lightning_module, None
         if module is not None and module.trainer.state.fn == TrainerFn.FITTING and self._checked is not module:
             try:
@@ -150,39 +174,45 @@ class PrivateStrategy(CheckpointStrategy):
             self._reads_rows = True
             return
         module, plan, data = self.lightning_module, self.plan, trainer.datamodule  # type: ignore[attr-defined]
-        assert plan is not None and module is not None
+        assert plan is not None and isinstance(module, PrivateModule)
         trainer.accumulate_grad_batches = self.chunks
         module.clip_loss(plan.loss_clip)
         require_exact_products()
         super().setup(trainer)
         self.configured = [hyperparameters(o) for o in self.optimizers]
-        self._norms = Follower()
-        certifier = make_certifier(trainer, module, plan, data, self._norms)
+        norms = self._norms = Follower()
+        certifier = make_certifier(trainer, module, plan, data, norms)
         self.clipper = make_clipper(module.network, plan)
         self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))
-        self.statistics = settle_statistics(self, data, self._restored_statistics)
+        self.statistics = settle_statistics(self, data)
+        if plan.preliminary:  # only now is it known what becomes of a batch
+            refuse(transfer_problems(data, DATA_METHODS))
         self._can_repeat = can_repeat(self)
         self._open_branch(context_of(self, trainer, module, data))
-        place = Place(self.global_rank, self.world_size, self.noise_mode)  # type: ignore[arg-type]
-        self.mechanism = Mechanism(
-            module.network, certifier, plan, self._secret, place=place, context=self.branches.context,
-            views=self.rows_per_example,
-        )  # fmt: skip
-        if self.restored is None:
-            self.mechanism.project_()
-        else:
-            self.mechanism.load_state(self.restored.mechanism)
-            self._norms.load_state(self._restored_norms)
-            self._restored_norms = None
+        self.mechanism = self._make_mechanism(module, certifier, norms)
         # other branches of the run may leave fewer steps than the trainer was asked for
+        trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
         expected = plan.expected_batch_size * self.rows_per_example / (self.world_size * self.chunks)
         module.rows_to_multiple_of = padding_multiple(module.network, expected, self.rows_per_example)
-        trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
-        self._step, self._partial_sums = None, PartialSums(module)
+        self._step, self._batch, self._partial_sums = None, None, PartialSums(module)
         self._identity = StepIdentity(module, self, data)
-        self._branch = name_on_record(self._secret)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
         self._reads_rows = True
+
+    def _make_mechanism(self, module: PrivateModule, certifier: Certifier, norms: Follower) -> Mechanism:
+        """Return the mechanism of a run, in the state that its checkpoint has."""
+        assert self.plan is not None
+        mechanism = Mechanism(
+            module.network, certifier, self.plan, self._secret,
+            place=Place(self.global_rank, self.world_size, self.noise_mode),  # type: ignore[arg-type]
+            context=self.branches.context, views=self.rows_per_example,
+        )  # fmt: skip
+        if self.restored.run is None:
+            mechanism.project_()
+        else:
+            mechanism.load_state(self.restored.run.mechanism)
+            norms.load_state(self.restored.norms)
+        return mechanism
 
     def _open_branch(self, context: bytes) -> None:
         """Rank 0 decides whether the secret goes on or a new branch starts; all ranks use its secret."""
@@ -191,24 +221,29 @@ class PrivateStrategy(CheckpointStrategy):
 
         def opened() -> Branches:
             secret, fixed = self.fixed_secret or new_secret(), self.fixed_secret is not None
-            if self.restored is not None:
-                self.record.require(name_on_record(self.restored.secret), self.branches.taken_here(self.restored))
-            self.branches.open(self.restored, context, plan, steps, secret, fixed)
+            run = self.restored.run
+            if run is not None:
+                known = self.restored.record if self.branches.is_here(run) else None
+                name, key = name_on_record(run.secret), key_of_record(run.secret)
+                self.record.require(name, self.branches.taken_here(run), key, known)
+            self.branches.open(run, context, plan, steps, secret, fixed)
             return self.branches
 
         self.branches = self.ranks.from_first(opened)
         self._secret = self.branches.secret
+        self._branch, self._record_key = name_on_record(self._secret), key_of_record(self._secret)
 
     def _draw(self, rows: int) -> Callable[[int, int], Tensor]:
         assert self.plan is not None
         return planned_draws(self._secret, self.plan, rows, self.global_rank, self.world_size, self.chunks)
 
     def step_key(self, purpose: str, *indices: int) -> int:
-        """Key of something that is drawn at the present step, the same on every rank."""
-        key = derive_key(self._secret, purpose, self.lightning_module.trainer.global_step, *indices)
+        """Return the key of something that is drawn at the present step, the same on every rank."""
+        key = derive_key(self._secret, purpose, self._number, *indices)
         return int.from_bytes(key[:8], "big", signed=True)
 
     def dropout_key(self, layer: int) -> int:
+        """Return the key of a layer's masks at the present step."""
         return self.step_key("dropout", layer)
 
     # ---- the step
@@ -216,7 +251,7 @@ class PrivateStrategy(CheckpointStrategy):
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """Hand a batch over; of one to train on, hooks are shown a copy."""
         arrived = super().batch_to_device(batch, device, dataloader_idx)
-        if not self.lightning_module.trainer.training:
+        if not self.connected.trainer.training:
             return arrived
         self._batch = HandedOver.of(self.numbered(arrived))
         return self._batch.shown
@@ -226,6 +261,7 @@ class PrivateStrategy(CheckpointStrategy):
         return batch
 
     def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Begin the step with its first micro-batch, and give the batch that was handed over to the module."""
         assert self._identity is not None and self.mechanism is not None and self._batch is not None
         self._identity.check()
         drawn = self._batch.opened(batch)
@@ -238,8 +274,8 @@ class PrivateStrategy(CheckpointStrategy):
 
     @property
     def _number(self) -> int:
-        number: int = self.lightning_module.trainer.global_step
-        return number
+        """The number of the present step."""
+        return self.connected.trainer.global_step
 
     def _begin_step(self) -> None:
         mechanism, step = self.mechanism, self._number
@@ -254,8 +290,8 @@ class PrivateStrategy(CheckpointStrategy):
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Lightning's order, with noise between the backward pass and the first hook that sees gradients."""
-        module, sums, step = self.lightning_module, self._partial_sums, self._step
-        assert module is not None and sums is not None and step is not None
+        module, sums, step = self.connected, self._partial_sums, self._step
+        assert sums is not None and step is not None
         before = closure_loss._version, closure_loss.grad_fn
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, module)
@@ -293,9 +329,10 @@ class PrivateStrategy(CheckpointStrategy):
         deviations = self.mechanism.deviations().values()
         scales = struct.pack(f"{len(deviations)}d", *deviations)
         entry = derive_key(self._secret, "step", step, digest, scales)[:16].hex()
-        self.ranks.first_does(lambda: self.record.take(self._branch, step, entry))
+        self.ranks.first_does(lambda: self.record.take(self._branch, step, entry, self._record_key))
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """Step on released gradients alone, project, and average."""
         assert self.mechanism is not None
         number = self._number
 
@@ -312,7 +349,7 @@ class PrivateStrategy(CheckpointStrategy):
         return output
 
     def on_exception(self, exception: BaseException) -> None:
-        """Nothing that a run shows after rows have been read tells about them, nor does an error."""
+        """Withhold the message of an error after rows have been read: what a run shows tells nothing about them."""
         if self._reads_rows:
             withhold(exception)
         super().on_exception(exception)
@@ -330,7 +367,7 @@ class PrivateStrategy(CheckpointStrategy):
         self.record.close()
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self.restored, self._checked, self._restored_statistics = [], None, None, None
+        self._hooks, self.restored, self._checked = [], Restored(), None
         self._reads_rows = False
         super().teardown()
 
