@@ -122,7 +122,8 @@ class Preemption(Callback):
             if isinstance(callback, RunFiles):
                 callback.mark(trainer, status)
         for logger in trainer.loggers:
-            run = getattr(logger, "_experiment", None)
+            # W&B's run; asking for logger.experiment would start one where there is none yet
+            run: Any = getattr(logger, "_experiment", None)
             if hasattr(run, "mark_preempting"):
                 run.mark_preempting()
                 run.finish(exit_code=1)  # with 0 the run would show as finished

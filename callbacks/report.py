@@ -201,7 +201,7 @@ class PrivacyReport(Callback):
 
 
 def summary_of(facts: RunFacts) -> dict[str, Any]:
-    """The numbers a run is known by; no epsilon without a certificate."""
+    """Return the numbers a run is known by; no epsilon without a certificate."""
     summary: dict[str, Any] = {
         "certified": facts.certified, "delta": facts.delta, "noise_multiplier": facts.noise_multiplier,
         "steps": facts.steps_taken, "adjacency": facts.adjacency, **facts.metrics,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def box_norm(shape: tuple[int, ...], low: float, high: float) -> float:
-    """The largest norm of an array of that shape with entries in [low, high]."""
+    """Return the largest norm of an array of that shape with entries in [low, high]."""
     return math.sqrt(math.prod(shape)) * max(abs(low), abs(high))
 
 
@@ -101,7 +101,7 @@ class PrivateDataModule(lightning.LightningDataModule):
     # ---- what a subclass provides
 
     def load_train(self) -> Rows | GroupedRows:
-        """The private rows `(x, y)`, and with a `grouping` the name of each row's group."""
+        """Return the private rows `(x, y)`, and with a `grouping` the name of each row's group."""
         raise NotImplementedError(f"{type(self).__name__} must implement load_train() -> (x, y)")
 
     def load_validation(self) -> Rows | None:
@@ -113,7 +113,7 @@ class PrivateDataModule(lightning.LightningDataModule):
         return None
 
     def where(self, part: str) -> str:
-        """How errors name the training, test or validation rows: the file, where there is one."""
+        """Return how errors name the training, test or validation rows: the file, where there is one."""
         return f"{type(self).__name__}, {part} rows"
 
     def declarations(self) -> list[str]:
@@ -148,7 +148,7 @@ class PrivateDataModule(lightning.LightningDataModule):
         return int(self.num_classes or 0) if self.task == "classification" else 1
 
     def describe(self) -> str:
-        """What was declared about this data set, for the run's report."""
+        """Return what was declared about this data set, for the run's report."""
         bound = "none" if self.input_bound is None else f"{self.input_bound:.6g}"
         kind = f"{self.num_classes} classes" if self.task == "classification" else self.task
         share = self.validation_fraction
@@ -232,7 +232,7 @@ class PrivateDataModule(lightning.LightningDataModule):
         return len(ready) if self._groups is None else len(self._groups)
 
     def fingerprint(self) -> bytes:
-        """SHA-256 of the training tensors and their public transform, computed once.
+        """Return the SHA-256 of the training tensors and their public transform, computed once.
 
         It enters the noise key, so that a resume on changed data never repeats noise. It is a function of
         private rows: keep it out of logs and reports.
@@ -254,7 +254,7 @@ class PrivateDataModule(lightning.LightningDataModule):
         return drawn if self._groups is None else self._groups.rows_at(drawn, step)
 
     def statistic_terms(self, label: str) -> Terms:
-        """What the statistic of that label, one of `preliminary`, is the mean of: one vector per training row."""
+        """Return what the statistic of that label, one of `preliminary`, is the mean of: a vector per training row."""
         raise NotImplementedError(f"{type(self).__name__} declares {label!r} and must implement statistic_terms")
 
     def use_statistics(self, values: Mapping[str, Tensor]) -> None:
@@ -275,12 +275,12 @@ class PrivateDataModule(lightning.LightningDataModule):
         return loader(rows, SequentialBatches(len(rows), self.eval_batch_size), self.pin_memory)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
-        """The held-out rows in order; none if the data set has none."""
+        """Return the held-out rows in order; none if the data set has none."""
         self._ready()
         return [] if self._validation is None else self._sequential(self._validation)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        """The published test rows in order, or the validation rows where none were published."""
+        """Return the published test rows in order, or the validation rows where none were published."""
         self._ready()
         rows = self._test or self._validation
         if rows is None:
@@ -291,11 +291,11 @@ class PrivateDataModule(lightning.LightningDataModule):
         return self._sequential(rows)
 
     def predict_dataloader(self) -> DataLoader[Batch]:
-        """The same rows as `test_dataloader`."""
+        """Return the rows of `test_dataloader`."""
         return self.test_dataloader()
 
     def transform_batch(self, x: Tensor) -> Tensor:
-        """`x * scale + offset` for bytes, with public constants; floats are returned as they are."""
+        """Return `x * scale + offset` for bytes, with public constants; floats are returned as they are."""
         if x.dtype != torch.uint8:
             return x
         return x.to(torch.float32).mul_(self.scale).add_(self.offset)

@@ -111,5 +111,5 @@ def _as_is(batch: Any) -> Any:
 
 
 def loader(rows: InMemoryRows, sampler: Sampler[Any], pin_memory: bool = False) -> DataLoader[Batch]:
-    """A DataLoader whose sampler yields whole batches (`batch_size=None`), in this process."""
+    """Return a DataLoader whose sampler yields whole batches (`batch_size=None`), in this process."""
     return DataLoader(rows, batch_size=None, sampler=sampler, collate_fn=_as_is, pin_memory=pin_memory)

@@ -86,7 +86,7 @@ class Damaged(ValueError):
 
 
 def seal(archive: bytes, secret: bytes) -> bytes:
-    """The archive with its authentication code; ``secret`` is empty where the content holds none."""
+    """Return the archive with its authentication code; ``secret`` is empty where the content holds none."""
     assert archive[-22:-18] == _END_OF_ARCHIVE and archive[-2:] == _NO_COMMENT, "not an archive as torch writes them"
     key = key_of(secret)
     covered = archive[:-2] + struct.pack("<H", _TRAILER) + _MAGIC + key
@@ -110,7 +110,7 @@ def opened(content: bytes) -> bytes:
 
 
 def key_of(secret: bytes) -> bytes:
-    """The key that a content which states this secret is sealed with."""
+    """Return the key that a content which states this secret is sealed with."""
     return derive_key(hashlib.sha256(secret).digest(), "checkpoint")
 
 
@@ -127,6 +127,7 @@ class OwnerOnlyCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Write a checkpoint, whole or not at all."""
         if storage_options is not None:
             raise ValueError("storage_options are not supported. HINT: trainer.save_checkpoint(path) without them.")
         content = pack(checkpoint)
@@ -140,12 +141,12 @@ class OwnerOnlyCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = lambda storage, loc: storage, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """The content; ``weights_only`` is disregarded, since nothing but plain values is ever read."""
+        """Return the content; ``weights_only`` is disregarded, since nothing but plain values is ever read."""
         return read_checkpoint(path)
 
 
 def pack(checkpoint: dict[str, Any]) -> bytes:
-    """A checkpoint as the bytes of a file; ValueError names what in it is not plain."""
+    """Return a checkpoint as the bytes of a file; ValueError names what in it is not plain."""
     check_plain(checkpoint)
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
@@ -153,7 +154,7 @@ def pack(checkpoint: dict[str, Any]) -> bytes:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint's content, on the CPU.
+    """Return a checkpoint's content, on the CPU.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -66,7 +66,7 @@ class StepIdentity:
         ]  # fmt: skip
 
     def differences(self) -> list[str]:
-        """What is another than at set-up, in words."""
+        """Return what is another than at set-up, in words."""
         now = self._now()
         if all([a is b for a, b in zip(now, self._kept, strict=True)]):
             return self._parts.differences()
@@ -126,7 +126,7 @@ class PartialSums:
                 parameter.grad = None
 
     def put_back(self) -> None:
-        """The sum over all micro-batches, the last of which is still in ``grad``."""
+        """Put the sum over all micro-batches into ``grad``, which still holds the last of them."""
         if not self._sums:
             return
         self.take()
