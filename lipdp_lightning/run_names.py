@@ -1,6 +1,6 @@
 """How the files of a run directory are called, for whoever reads one without training in it."""
 
-FORMAT = 2  # of run.json, and of what it says is beside it
+FORMAT = 3  # of run.json, and of what it says is beside it
 RUN_FILE = "run.json"
 LEDGER_FILE = "ledger.json"
 STEPS_FILE = "steps.txt"

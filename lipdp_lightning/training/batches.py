@@ -15,8 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import lightning
 import torch
 from torch import Tensor, nn
 
@@ -175,11 +177,18 @@ def transfer_problems(data: Any, methods: Sequence[str]) -> list[str]:
 def defined_here(thing: Any, name: str) -> bool:
     """Return whether a method of an object is one of this project or of Lightning, and not replaced on the object."""
     function = getattr(type(thing), name, None)
-    home = str(getattr(getattr(function, "fget", function), "__module__", ""))
-    return name not in vars(thing) and (function is None or home.partition(".")[0] in _TRUSTED)
+    if function is None or name in vars(thing):
+        return function is None and name not in vars(thing)
+    code = getattr(getattr(function, "fget", function), "__code__", None)
+    # the file of the code, as a wrapper may bear the name and the module of what it wraps
+    return code is not None and str(Path(code.co_filename).resolve()).startswith(_HOMES)
 
 
-_TRUSTED = ("lipdp_lightning", "callbacks", "data_modules", "lightning")
+_ROOT = Path(__file__).resolve().parents[2]
+_HOMES = (
+    *(f"{_ROOT / package}/" for package in ("lipdp_lightning", "callbacks", "data_modules")),
+    f"{Path(lightning.__file__).resolve().parent}/",
+)
 
 
 def _mixtures(data: Any) -> Iterator[str]:
