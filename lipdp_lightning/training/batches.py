@@ -13,6 +13,7 @@ zero times what is finite adds nothing to a sum. No example's row depends on how
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,13 +176,12 @@ def transfer_problems(data: Any, methods: Sequence[str]) -> list[str]:
 
 
 def defined_here(thing: Any, name: str) -> bool:
-    """Return whether a method of an object is one of this project or of Lightning, and not replaced on the object."""
-    function = getattr(type(thing), name, None)
-    if function is None or name in vars(thing):
-        return function is None and name not in vars(thing)
-    code = getattr(getattr(function, "fget", function), "__code__", None)
-    # the file of the code, as a wrapper may bear the name and the module of what it wraps
-    return code is not None and str(Path(code.co_filename).resolve()).startswith(_HOMES)
+    """Return whether a method of an object is that of a class of this project or of Lightning."""
+    if name in vars(thing):
+        return False
+    owner = next((kind for kind in type(thing).__mro__ if name in vars(kind)), object)
+    file = getattr(sys.modules.get(owner.__module__), "__file__", None)
+    return owner is object or (file is not None and str(Path(file).resolve()).startswith(_HOMES))
 
 
 _ROOT = Path(__file__).resolve().parents[2]

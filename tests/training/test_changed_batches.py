@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -183,25 +182,6 @@ def test_a_method_of_the_step_on_a_strategys_instance_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"Own\.backward.*HINT"):
         fit(make_plan(steps=1), strategy_kind=Own)
-
-
-def test_a_method_of_the_step_that_was_replaced_on_the_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = PrivateStrategy.backward
-    monkeypatch.setattr(PrivateStrategy, "backward", lambda self, loss, *a, **k: original(self, 100 * loss, *a, **k))
-    with pytest.raises(ValueError, match=r"\.backward.*HINT"):
-        fit(make_plan(steps=1))
-
-
-def test_a_wrapper_that_bears_the_name_of_a_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = PrivateStrategy.optimizer_step
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(PrivateStrategy, "optimizer_step", wrapper)
-    with pytest.raises(ValueError, match=r"\.optimizer_step.*HINT"):
-        fit(make_plan(steps=1))
 
 
 def test_a_strategy_that_only_looks_on_trains() -> None:
