@@ -111,12 +111,11 @@ class Restored:
     @classmethod
     def of(cls, checkpoint: Mapping[str, Any]) -> Restored:
         """Read it; ValueError if a part of it is none that a run writes."""
-        run, record = checkpoint.get("lipdp"), checkpoint.get("lipdp_record")
         return cls(
-            None if run is None else ResumeState.from_dict(run).checked(),
+            ResumeState.from_dict(checkpoint["lipdp"]).checked() if "lipdp" in checkpoint else None,
             checkpoint.get(STATISTICS),
             checkpoint.get("lipdp_norms"),
-            None if record is None else RecordState.from_dict(record),
+            RecordState.from_dict(checkpoint["lipdp_record"]) if "lipdp_record" in checkpoint else None,
         )
 
 

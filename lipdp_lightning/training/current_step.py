@@ -1,14 +1,15 @@
-"""What is kept and compared while a private step lasts: its methods and objects, and its partial sums."""
+"""The private step that is under way: its batch, its partial sums, and the methods and objects that it goes through."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..bounds.identity import NetworkIdentity
 from . import model_checks
+from .batches import Batch, HandedOver
 from .module import PrivateModule
 
 _ATTRIBUTES = ("rows_to_multiple_of", "log_nonprivate", "loss")
@@ -133,3 +134,63 @@ class PartialSums:
         for index, total in self._sums.items():
             self._parameters[index].grad = total.to(self._parameters[index].dtype)
         self._sums = {}
+
+
+class CurrentStep:
+    """A run's private steps, one at a time: from the batch that is handed over to the release.
+
+    Args:
+        module: that is trained.
+        strategy: that takes the steps.
+        data: the data module.
+    """
+
+    def __init__(self, module: PrivateModule, strategy: Any, data: Any) -> None:
+        self._identity = StepIdentity(module, strategy, data)
+        self._sums = PartialSums(module)
+        self._batch: HandedOver | None = None
+        self._step: Step | None = None
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether no step is under way: none has begun, or the last one was released."""
+        return self._step is None or self._step.released
+
+    def hand_over(self, batch: Any) -> Batch:
+        """Keep a batch for the network, and return what hooks are shown of it."""
+        self._batch = HandedOver.of(batch)
+        return self._batch.shown
+
+    def opened(self, batch: Any) -> Batch:
+        """Return the batch for the network; ValueError if the batch or the step is another than it was."""
+        assert self._batch is not None, "no batch was handed over"
+        self._identity.check()
+        return self._batch.opened(batch)
+
+    def begin(self, number: int) -> None:
+        """Begin the step of that number."""
+        self._step = Step(number)
+
+    def check_gradients(self) -> None:
+        """Raise ValueError if a backward pass would add to what is neither released nor zero."""
+        self._sums.check_none()
+
+    def add(self, micro_batches: int) -> bool:
+        """Take a micro-batch's gradients; return whether the sum of so many is complete, and is in ``grad``."""
+        assert self._step is not None and not self._step.released, "gradients of a step that has not begun"
+        self._step = replace(self._step, micro_batches=self._step.micro_batches + 1)
+        if self._step.micro_batches < micro_batches:
+            self._sums.take()
+            return False
+        self._sums.put_back()
+        return True
+
+    def mark_released(self) -> None:
+        """Say that ``grad`` holds the release of the step."""
+        assert self._step is not None
+        self._sums.remember()
+        self._step = replace(self._step, released=True)
+
+    def is_released(self, number: int) -> bool:
+        """Whether ``grad`` holds the release of the step of that number."""
+        return self._step is not None and self._step.released and self._step.number == number

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import lightning
@@ -25,11 +24,11 @@ from ..privacy.randomness import derive_key, new_secret
 from ..privacy.spending import Spending
 from ..privacy.statistics import Statistics
 from .averaging import WeightAverage, average_of
-from .batches import HandedOver, padding_multiple, planned_draws, transfer_problems
+from .batches import padding_multiple, planned_draws, transfer_problems
 from .checkpoint_files import OwnerOnlyCheckpointIO
 from .checkpoints import CheckpointStrategy, Restored, hyperparameters, settle_statistics
 from .context import can_repeat, context_of
-from .current_step import PartialSums, Step, StepIdentity
+from .current_step import CurrentStep
 from .model_checks import DATA_METHODS
 from .module import PrivateModule
 from .set_up import check_set_up, make_certifier, matching_modules, refuse, require_exact_products, steps_per_epoch
@@ -89,10 +88,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._branch, self._record_key = "", b""
         self._can_repeat = True
         self._norms = Follower()
-        self._step: Step | None = None
-        self._batch: HandedOver | None = None
-        self._partial_sums: PartialSums | None = None
-        self._identity: StepIdentity | None = None
+        self._current: CurrentStep | None = None
         self.configured: list[dict[str, Any]] = []
         self._checked: Any = None
         self._reads_rows = False
@@ -112,12 +108,8 @@ class PrivateStrategy(CheckpointStrategy):
         """Take what a configuration decides, in place of what the constructor was given.
 
         Args:
-            plan: the frozen plan of the run.
-            physical_batch_size: as in the constructor.
-            noise_mode: as in the constructor.
-            branches: as in the constructor; None keeps what is there.
-            record: as in the constructor; None keeps what is there.
-            statistics: as in the constructor; None keeps what is there.
+            plan, physical_batch_size, noise_mode: as in the constructor.
+            branches, record, statistics: as in the constructor; None keeps what is there.
             public_context: names the configuration; a run that is continued under another one starts a new branch.
         """
         self.plan, self.physical_batch_size, self.noise_mode = plan, physical_batch_size, noise_mode
@@ -194,8 +186,7 @@ class PrivateStrategy(CheckpointStrategy):
         trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
         expected = plan.expected_batch_size * self.rows_per_example / (self.world_size * self.chunks)
         module.rows_to_multiple_of = padding_multiple(module.network, expected, self.rows_per_example)
-        self._step, self._batch, self._partial_sums = None, None, PartialSums(module)
-        self._identity = StepIdentity(module, self, data)
+        self._current = CurrentStep(module, self, data)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
         self._reads_rows = True
 
@@ -251,10 +242,10 @@ class PrivateStrategy(CheckpointStrategy):
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """Hand a batch over; of one to train on, hooks are shown a copy."""
         arrived = super().batch_to_device(batch, device, dataloader_idx)
-        if not self.connected.trainer.training:
+        module = self.lightning_module
+        if module is None or not module.trainer.training:
             return arrived
-        self._batch = HandedOver.of(self.numbered(arrived))
-        return self._batch.shown
+        return self.current.hand_over(self.numbered(arrived))
 
     def numbered(self, batch: Any) -> Any:
         """Return a batch with the ids that views and dropout are drawn by: those that the sampler has drawn."""
@@ -262,20 +253,28 @@ class PrivateStrategy(CheckpointStrategy):
 
     def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Begin the step with its first micro-batch, and give the batch that was handed over to the module."""
-        assert self._identity is not None and self.mechanism is not None and self._batch is not None
-        self._identity.check()
-        drawn = self._batch.opened(batch)
-        if self.between_steps:
+        current = self.current
+        drawn = current.opened(batch)
+        if current.between_steps:
             self._begin_step()
-            self._step = Step(self._number)
+            current.begin(self._number)
         else:  # nothing may have changed since
+            assert self.mechanism is not None
             self.mechanism.begin_step(self._number)
         return super().training_step(drawn, *args, **kwargs)
 
     @property
+    def current(self) -> CurrentStep:
+        """The step that is under way, once the run is set up."""
+        assert self._current is not None, "the Strategy is not set up for training"
+        return self._current
+
+    @property
     def _number(self) -> int:
         """The number of the present step."""
-        return self.connected.trainer.global_step
+        module = self.lightning_module
+        assert module is not None
+        return module.trainer.global_step
 
     def _begin_step(self) -> None:
         mechanism, step = self.mechanism, self._number
@@ -290,32 +289,29 @@ class PrivateStrategy(CheckpointStrategy):
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Lightning's order, with noise between the backward pass and the first hook that sees gradients."""
-        module, sums, step = self.connected, self._partial_sums, self._step
-        assert sums is not None and step is not None
+        module, current, chunks = self.lightning_module, self.current, self.chunks
+        assert module is not None
         before = closure_loss._version, closure_loss.grad_fn
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, module)
         _check_same_loss(loss, closure_loss, before)
-        sums.check_none()
+        current.check_gradients()
         self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
-        self._step = self._added(replace(step, micro_batches=step.micro_batches + 1), sums)
+        if current.add(chunks):
+            self._release()
+            current.mark_released()
         loss = self.precision_plugin.post_backward(loss, module)
         self.post_backward(loss)
         return loss
 
-    def _added(self, step: Step, sums: PartialSums) -> Step:
-        """Put a micro-batch's gradients aside, or release the step that it completes."""
-        assert self.mechanism is not None
-        if step.micro_batches < self.chunks:
-            sums.take()
-            return step
-        sums.put_back()
+    def _release(self) -> None:
+        """Put the step on record, and its release in place of the sum."""
+        mechanism, step = self.mechanism, self._number
+        assert mechanism is not None
         if not self._can_repeat:
-            self._put_on_record(step.number, self.mechanism.digest)
+            self._put_on_record(step, mechanism.digest)
         reduce = self._all_reduce if self.world_size > 1 else None
-        self.mechanism.privatize_(step.number, reduce, self._seal if self._can_repeat else None)
-        sums.remember()
-        return replace(step, released=True)
+        mechanism.privatize_(step, reduce, self._seal if self._can_repeat else None)
 
     def _seal(self, own: bytes) -> bytes:
         """Return one digest of what all processes are about to release, when it is on record."""
@@ -334,12 +330,11 @@ class PrivateStrategy(CheckpointStrategy):
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Step on released gradients alone, project, and average."""
         assert self.mechanism is not None
-        number = self._number
+        number, current = self._number, self.current
 
         def complete(*a: Any, **k: Any) -> Any:
             result = closure(*a, **k)
-            step = self._step
-            assert step is not None and step.released and step.number == number, "gradients without noise"
+            assert current.is_released(number), "the optimizer would step on gradients without noise"
             return result
 
         output = super().optimizer_step(optimizer, complete, model, **kwargs)
@@ -359,7 +354,7 @@ class PrivateStrategy(CheckpointStrategy):
     @property
     def between_steps(self) -> bool:
         """Whether a checkpoint taken now holds whole steps."""
-        return self._step is None or self._step.released
+        return self._current is None or self._current.between_steps
 
     def teardown(self) -> None:
         if self.mechanism is not None:

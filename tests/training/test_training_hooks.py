@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.training import PrivateModule, PrivateStrategy
-from lipdp_lightning.training.current_step import Step
 
 
 class LateNoise(PrivateStrategy):
@@ -28,7 +27,7 @@ class LateNoise(PrivateStrategy):
         def noised() -> Any:
             result = closure()
             self.mechanism.privatize_(step, None, self._seal)
-            self._step = Step(step, released=True)
+            self.current.mark_released()
             return result
 
         return super().optimizer_step(optimizer, noised, model, **kwargs)
