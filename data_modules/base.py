@@ -205,23 +205,16 @@ class PrivateDataModule(lightning.LightningDataModule):
 
     def made_up_batch(self, rows: int) -> tuple[Tensor, Tensor] | None:
         """Zeros of the shapes and types of a batch; None where a subclass changes batches in a way of its own."""
-        if type(self).on_after_batch_transfer is not PrivateDataModule.on_after_batch_transfer:
-            return None
-        if self.preliminary:  # what a batch becomes is known once they are released
+        own = type(self).on_after_batch_transfer is not PrivateDataModule.on_after_batch_transfer
+        if own or self.preliminary:  # what a batch becomes is known once statistics are released
             return None
         known = self._ready()
         x = torch.zeros((rows, *self.input_shape), dtype=known.x.dtype)
         return self.transform_batch(x), torch.zeros((rows, *self.target_shape), dtype=known.y.dtype)
 
     def made_up_rows(self, rows: int, generator: torch.Generator) -> Batch:
-        """Random rows of the declared shape before `transform_batch`, random labels, and ids that follow each other."""
-        known = self._ready()
-        x = torch.rand((rows, *self.input_shape), generator=generator)
-        y = torch.rand((rows, *self.target_shape), generator=generator)
-        if self.task != "regression":
-            y = (y * max(2, self.num_classes or 2)).floor()
-        x = x if known.x.is_floating_point() else (255 * x).floor()
-        return x.to(known.x.dtype), y.to(known.y.dtype), torch.arange(rows)
+        """Random rows before `transform_batch`, of the shapes and types of the training rows."""
+        return self._ready().made_up(rows, generator, None if self.task == "regression" else self.num_classes or 2)
 
     # ---- for the sampler and the noise key
 

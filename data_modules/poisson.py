@@ -46,6 +46,14 @@ class InMemoryRows(Dataset[Batch]):
         places = rows if self.index is None else self.index.index_select(0, rows)
         return self.x.index_select(0, places), self.y.index_select(0, places), rows
 
+    def made_up(self, rows: int, generator: torch.Generator, classes: int | None) -> Batch:
+        """Random rows of the same shapes and types, with labels below `classes` where there are any."""
+        x = torch.rand((rows, *self.x.shape[1:]), generator=generator)
+        y = torch.rand((rows, *self.y.shape[1:]), generator=generator)
+        x = x if self.x.is_floating_point() else (255 * x).floor()
+        y = y if classes is None else (y * max(2, classes)).floor()
+        return x.to(self.x.dtype), y.to(self.y.dtype), torch.arange(rows)
+
     def digest_into(self, digest: Any) -> None:
         """Feed types, shapes and every value to a hash, some rows at a time."""
         for part, tensor in enumerate((self.x, self.y)):
