@@ -57,7 +57,7 @@ class PrivacyAccountant(Callback):
             self._in_bar = self.epsilon
             # as float64: a float32 could lie below the bound
             module.log("epsilon", torch.tensor(self.epsilon, dtype=torch.float64), prog_bar=True, logger=False)
-        every = self._every or trainer.log_every_n_steps
+        every = self._every or trainer.log_every_n_steps  # type: ignore[attr-defined]
         if trainer.global_step % every == 0 or steps == planned:
             for logger in trainer.loggers:
                 logger.log_metrics({"privacy/epsilon": self.epsilon}, step=trainer.global_step)

@@ -38,5 +38,5 @@ class AugmentationMultiplicity(Callback):
             assert _strategy(trainer).views is self.views, "the Strategy was set up before this callback was there"
 
     def report_notes(self) -> list[str]:
-        """A line for the report."""
+        """Return a line for the report."""
         return [f"each example's gradient is the mean over {self.views}: its bound is that of one view"]

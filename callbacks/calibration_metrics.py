@@ -288,6 +288,6 @@ def _classes(module: Any, data: Any) -> int:
 
 
 def calibration_results(trainer: lightning.Trainer) -> list[dict[str, Any]]:
-    """What the trainer's callback measured, for the report."""
+    """Return what the trainer's callback measured, for the report."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return [result for c in callbacks if isinstance(c, CalibrationMetrics) for result in c.results.values()]

@@ -36,11 +36,9 @@ class GradientNoiseMonitor(Callback):
         assert mechanism is not None
         deviations = mechanism.deviations()
         named = dict(mechanism.model.named_parameters())
-        squares = [
-            sum(torch.sum(named[n].grad.double() ** 2) for n in group.parameters)  # type: ignore[union-attr]
-            for group in mechanism.certificate.groups
-        ]
-        sizes = torch.stack([torch.as_tensor(s) for s in squares]).sqrt().tolist()
+        gradients = [[named[n].grad for n in group.parameters] for group in mechanism.certificate.groups]
+        squares = [torch.stack([g.double().square().sum() for g in own if g is not None]).sum() for own in gradients]
+        sizes = torch.stack(squares).sqrt().tolist()
         divisor = mechanism.plan.expected_batch_size
         row: dict[str, Any] = {"step": trainer.global_step}
         signal, noise = 0.0, 0.0

@@ -13,8 +13,8 @@ from torch import Tensor
 from callbacks.accountant import _strategy
 from lipdp_lightning.bounds.certifier import Certifier
 from lipdp_lightning.training.averaging import STATE_KEY, WeightAverage
-from lipdp_lightning.training.facts import averaged_rows
-from lipdp_lightning.training.guards import make_certifier
+from lipdp_lightning.training.public_numbers import averaged_rows
+from lipdp_lightning.training.set_up import make_certifier
 
 
 class ParameterAveraging(Callback):
@@ -66,6 +66,7 @@ class ParameterAveraging(Callback):
 
     @property
     def state_key(self) -> str:
+        """The key of the average in checkpoints."""
         return STATE_KEY
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class ParameterAveraging(Callback):
 
     @contextmanager
     def averaged(self, module: Any) -> Iterator[None]:
-        """The module holds the average, for the time of the block; once there is one."""
+        """Let the module hold the average, for the time of the block; once there is one."""
         before = self.average.shown
         self.average.show(module.network)
         try:
@@ -121,7 +122,7 @@ class ParameterAveraging(Callback):
                 self.average.hide()
 
     def weights(self) -> dict[str, Tensor]:
-        """The average in float64, by the network's parameter names; empty before the first averaged step."""
+        """Return the average in float64, by the network's parameter names; empty before the first averaged step."""
         return self.average.weights()
 
     # ---- the report
@@ -148,6 +149,6 @@ class ParameterAveraging(Callback):
 
 
 def averaging_of(trainer: lightning.Trainer) -> ParameterAveraging | None:
-    """The trainer's callback that averages weights."""
+    """Return the trainer's callback that averages weights."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return next((c for c in callbacks if isinstance(c, ParameterAveraging)), None)

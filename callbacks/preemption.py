@@ -15,7 +15,6 @@ from callbacks.resume_checkpoint import ResumeCheckpoint
 from callbacks.run_files import RunFiles
 from lipdp_lightning.slurm import environment as slurm
 from lipdp_lightning.slurm.signals import SignalFlag, listen, restore
-from lipdp_lightning.training.agreement import agreed
 
 _INTERRUPTED = 130
 _TERMINATED = 128 + signal.SIGTERM
@@ -77,7 +76,7 @@ class Preemption(Callback):
             self._stop_if_asked(trainer)
 
     def _stop_if_asked(self, trainer: lightning.Trainer) -> None:
-        preempted, terminated = agreed(trainer.strategy, self._flag.preempted, self._flag.terminated)
+        preempted, terminated = _strategy(trainer).ranks.voted(self._flag.preempted, self._flag.terminated)
         branches = _strategy(trainer).branches
         done = trainer.global_step >= min(branches.limit(), trainer.max_steps)
         if done or not (preempted or terminated):
@@ -123,7 +122,8 @@ class Preemption(Callback):
             if isinstance(callback, RunFiles):
                 callback.mark(trainer, status)
         for logger in trainer.loggers:
-            run = getattr(logger, "_experiment", None)
+            # W&B's run; asking for logger.experiment would start one where there is none yet
+            run: Any = getattr(logger, "_experiment", None)
             if hasattr(run, "mark_preempting"):
                 run.mark_preempting()
                 run.finish(exit_code=1)  # with 0 the run would show as finished

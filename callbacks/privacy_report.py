@@ -30,7 +30,7 @@ from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures
 from lipdp_lightning.report.write import write_report
-from lipdp_lightning.training.facts import group_rows
+from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.strategy import PrivateStrategy
 
 HELD_OUT = ("validation/", "test/")
@@ -204,7 +204,7 @@ class PrivacyReport(Callback):
 
 
 def summary_of(facts: RunFacts) -> dict[str, Any]:
-    """The numbers a run is known by; no epsilon without a certificate."""
+    """Return the numbers a run is known by; no epsilon without a certificate."""
     summary: dict[str, Any] = {
         "certified": facts.certified, "delta": facts.delta, "noise_multiplier": facts.noise_multiplier,
         "steps": facts.steps_taken, "adjacency": facts.adjacency, **facts.metrics,

@@ -26,10 +26,12 @@ class PrivateProgressBar(TQDMProgressBar):
             self.disable()
 
     def get_metrics(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> dict[str, Any]:
+        """Return what the bar shows, with epsilon rounded up."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
-        if "epsilon" in metrics:  # the bar would round it to the nearest number of three digits
-            metrics["epsilon"] = ShownBound(metrics["epsilon"])
+        epsilon = metrics.get("epsilon")
+        if isinstance(epsilon, int | float):  # the bar would round it to the nearest number of three digits
+            metrics["epsilon"] = ShownBound(epsilon)
         return metrics
 
     def on_train_batch_end(

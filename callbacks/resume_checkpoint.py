@@ -52,6 +52,7 @@ class ResumeCheckpoint(Callback):
 
     @property
     def path(self) -> Path:
+        """Where the checkpoint lies."""
         if self.directory is None:
             raise ValueError("ResumeCheckpoint has no directory. HINT: ResumeCheckpoint('runs/mine/checkpoints').")
         return self.directory / LAST

@@ -12,7 +12,7 @@ from callbacks.accountant import _strategy
 from callbacks.temperature_scaling import planned_beside_training
 from lipdp_lightning.report.show import show
 from lipdp_lightning.report.tables import certificate_table, plan_table
-from lipdp_lightning.training.facts import group_rows
+from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
 
 

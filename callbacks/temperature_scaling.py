@@ -80,7 +80,7 @@ class TemperatureScaling(Callback):
     def set_up_problems(
         self, trainer: lightning.Trainer, module: Any, plan: PrivacyPlan | None, data: Any
     ) -> list[str]:
-        """What makes a fit impossible, or a release that nobody accounts for."""
+        """Return what makes a fit impossible, or a release that nobody accounts for."""
         problems = []
         if getattr(module, "task", None) not in ("binary", "classification"):
             problems.append("TemperatureScaling is for classes. HINT: leave it out of a regression.")
@@ -191,13 +191,13 @@ class TemperatureScaling(Callback):
 
 
 def temperature_of(trainer: lightning.Trainer) -> TemperatureScaling | None:
-    """The trainer's callback that fits a temperature."""
+    """Return the trainer's callback that fits a temperature."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return next((c for c in callbacks if isinstance(c, TemperatureScaling)), None)
 
 
 def ledger_beside_training(trainer: lightning.Trainer) -> list[dict[str, Any]]:
-    """What the run has released besides its ledger of training, one line each; also by an earlier configuration."""
+    """Return what the run has released besides its ledger of training, by an earlier configuration too."""
     scaling, report = temperature_of(trainer), _report_of(trainer)
     content = None if scaling is None else scaling.content
     if content is None:
@@ -215,7 +215,7 @@ def released_beside_training(trainer: lightning.Trainer) -> float:
 
 
 def planned_beside_training(trainer: lightning.Trainer) -> float:
-    """The same, with what is planned and not yet released."""
+    """Return what the run releases besides its ledger of training, with what is planned and not yet released."""
     scaling, released = temperature_of(trainer), released_beside_training(trainer)
     return released or (0.0 if scaling is None else scaling.epsilon or 0.0)
 

@@ -218,6 +218,10 @@ class PrivateDataModule(lightning.LightningDataModule):
         x = torch.zeros((rows, *self.input_shape), dtype=known.x.dtype)
         return self.transform_batch(x), torch.zeros((rows, *self.target_shape), dtype=known.y.dtype)
 
+    def made_up_rows(self, rows: int, generator: torch.Generator) -> Batch:
+        """Random rows before `transform_batch`, of the shapes and types of the training rows."""
+        return self._ready().made_up(rows, generator, None if self.task == "regression" else self.num_classes or 2)
+
     # ---- for the sampler and the noise key
 
     @property

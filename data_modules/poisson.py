@@ -46,6 +46,14 @@ class InMemoryRows(Dataset[Batch]):
         places = rows if self.index is None else self.index.index_select(0, rows)
         return self.x.index_select(0, places), self.y.index_select(0, places), rows
 
+    def made_up(self, rows: int, generator: torch.Generator, classes: int | None) -> Batch:
+        """Returns random rows of the same shapes and types, with labels below `classes` where there are any."""
+        x = torch.rand((rows, *self.x.shape[1:]), generator=generator)
+        y = torch.rand((rows, *self.y.shape[1:]), generator=generator)
+        x = x if self.x.is_floating_point() else (255 * x).floor()
+        y = y if classes is None else (y * max(2, classes)).floor()
+        return x.to(self.x.dtype), y.to(self.y.dtype), torch.arange(rows)
+
     def digest_into(self, digest: Any) -> None:
         """Feeds types, shapes and every value to a hash, some rows at a time."""
         for part, tensor in enumerate((self.x, self.y)):
@@ -105,26 +113,6 @@ class SequentialBatches(Sampler[slice]):
             yield slice(start, min(start + self.batch_size, self.rows))
 
 
-class Batches(Iterator[Batch]):
-    """The batches of one epoch."""
-
-    def __init__(self, rows: InMemoryRows, sampler: Sampler[Any]) -> None:
-        self._rows, self._drawn = rows, iter(sampler)
-
-    def __next__(self) -> Batch:
-        return self._rows[next(self._drawn)]
-
-
-class _Loader(DataLoader[Batch]):
-    """Reads whole batches on demand, unlike a DataLoader that prepares batches for worker processes."""
-
-    def __iter__(self) -> Any:
-        if self.num_workers or self.pin_memory or self.batch_size is not None:
-            return super().__iter__()
-        assert isinstance(self.dataset, InMemoryRows)
-        return Batches(self.dataset, self.sampler)  # type: ignore[arg-type]
-
-
 def _as_is(batch: Any) -> Any:
     # the default converter would turn the tuple into a list
     return batch
@@ -132,4 +120,4 @@ def _as_is(batch: Any) -> Any:
 
 def loader(rows: InMemoryRows, sampler: Sampler[Any], pin_memory: bool = False) -> DataLoader[Batch]:
     """Returns a DataLoader whose sampler yields whole batches (`batch_size=None`), in this process."""
-    return _Loader(rows, batch_size=None, sampler=sampler, collate_fn=_as_is, pin_memory=pin_memory)
+    return DataLoader(rows, batch_size=None, sampler=sampler, collate_fn=_as_is, pin_memory=pin_memory)

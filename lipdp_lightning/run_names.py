@@ -1,6 +1,6 @@
 """Names the files of a run directory, for code that reads one without training in it."""
 
-FORMAT = 2  # the format of run.json and of the files beside it
+FORMAT = 3  # the format of run.json and of the files beside it
 RUN_FILE = "run.json"
 LEDGER_FILE = "ledger.json"
 STEPS_FILE = "steps.txt"

@@ -21,7 +21,7 @@ from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.norms.follow import Follower
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.training import PrivateModule
-from lipdp_lightning.training.guards import matching_modules
+from lipdp_lightning.training.set_up import matching_modules
 
 SECRET = bytes(range(16))
 Batch = tuple[Tensor, Tensor, Tensor]

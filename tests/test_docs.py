@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_runs
 import torch
+from lightning.pytorch.callbacks import Callback
 from private_step import Harness, make_plan, random_batch
 from torch import nn
 
 import lipdp_lightning.layers
+from callbacks import PrivacyAccountant
 from lipdp_lightning.bounds import registry
 from lipdp_lightning.bounds.losses import LOSSES
 from lipdp_lightning.cli import COMMANDS, main
@@ -435,6 +438,67 @@ def test_the_core_is_no_larger_than_the_page_says() -> None:
     print(*(f"{name}: {number}" for name, number in counted.items()), sep="\n")
     assert stated.keys() == counted.keys()
     assert {name: number for name, number in counted.items() if number > stated[name]} == {}
+
+
+# What a step of a real run walks through: at most so many files and changes of file. The second pair is for the files
+# that drive the step: training, callbacks and data modules.
+LONGEST_WALK = (52, 428)
+LONGEST_WALK_OF_THE_DRIVERS = (9, 40)
+PACKAGES = ("lipdp_lightning", "callbacks", "data_modules")
+DRIVERS = ("lipdp_lightning/training", "callbacks", "data_modules")
+
+
+class Traced(Callback):
+    """Notes the library's functions that are called from the end of one step to the end of the next."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.calls: list[tuple[str, str]] = []
+
+    def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(f"{ROOT}/"):
+            path = file.removeprefix(f"{ROOT}/")
+            if path.partition("/")[0] in PACKAGES:
+                self.calls.append((path, frame.f_code.co_name))
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step in (self.step, self.step + 1):
+            sys.setprofile(self._note if trainer.global_step == self.step else None)
+
+
+def walk_in_a_trainer(directory: Path) -> list[tuple[str, list[str]]]:
+    """The files that a steady step of a run on disk enters, in order, each with the functions that are called there."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise((6, 16, 16, 16, 3))]
+    network = nn.Sequential(*[part for layer in layers for part in (layer, MaxMin())][:-1])
+    plan = small_runs.make_plan(expected_batch_size=6, steps=30, allocation="optimal")
+    traced = Traced(4)  # in the middle of an epoch, and no step at which epsilon is worked out anew
+    try:
+        small_runs.fit(
+            plan, PrivacyAccountant(), traced, module=small_runs.make_module(network=network), directory=directory
+        )
+    finally:
+        sys.setprofile(None)
+    grouped = itertools.groupby(traced.calls, key=lambda call: call[0])
+    return [(file, [name for _, name in calls]) for file, calls in grouped]
+
+
+def extent(files: list[str]) -> tuple[int, int]:
+    """How many files, and how often another one is entered."""
+    return len(set(files)), len(files)
+
+
+def test_the_core_is_no_larger_with_a_trainer_around_it(tmp_path: Path) -> None:
+    walk = walk_in_a_trainer(tmp_path)
+    for file, functions in walk:
+        print(f"{file}: {' '.join(dict.fromkeys(functions))}")
+    files = [file for file, _ in walk]
+    whole, drivers = extent(files), extent([file for file in files if file.startswith(DRIVERS)])
+    print(f"files and changes of file: {whole}, of these in {', '.join(DRIVERS)}: {drivers}")
+    assert "lipdp_lightning/mechanism/step.py" in files and "data_modules/poisson.py" in files
+    assert all(found <= most for found, most in zip(whole, LONGEST_WALK, strict=True)), whole
+    assert all(found <= most for found, most in zip(drivers, LONGEST_WALK_OF_THE_DRIVERS, strict=True)), drivers
 
 
 # ---- the papers' mistakes

@@ -21,7 +21,7 @@ from ..mechanism.step import Mechanism
 from ..privacy.plan import PrivacyPlan
 from ..privacy.sampling import local_slice, poisson_sample
 from ..privacy.statistics import Statistics, Terms, bounded_sum
-from ..training.draws import planned_draws
+from ..training.batches import planned_draws
 from ..training.strategy import PrivateStrategy
 from .transcript import Comparison, Release, Transcript, compare, text_of
 
@@ -165,11 +165,11 @@ class TranscribedStrategy(PrivateStrategy):
         if self.mechanism is not None:
             self._transcribe(self.mechanism)
 
-    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.scribe.absent is not None:
-            x, y, ids = batch
-            batch = x, y, ids + (ids >= self.scribe.absent).to(ids.dtype)
-        return super().training_step(batch, *args, **kwargs)
+    def numbered(self, batch: Any) -> Any:
+        if self.scribe.absent is None:
+            return super().numbered(batch)
+        x, y, ids = batch
+        return x, y, ids + (ids >= self.scribe.absent).to(ids.dtype)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         step = self._steps_taken()

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from ..privacy.plan import PrivacyPlan
-from ..training import draws
+from ..training import batches
 from .confidence import shares
 from .findings import Curve, Finding, PlotData, verdict
 from .subject import SECRET
@@ -35,7 +35,7 @@ def plan_sampler(plan: PrivacyPlan, secret: bytes = SECRET) -> Sampler:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 own = dataclasses.replace(plan, expected_batch_size=rate * plan.dataset_size)
-            known[key] = draws.planned_draws(secret, own, rows, rank, world, 1)
+            known[key] = batches.planned_draws(secret, own, rows, rank, world, 1)
         return known[key](step, 0)
 
     return draw

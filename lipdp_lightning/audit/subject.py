@@ -26,9 +26,8 @@ from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
 from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
-from ..training.clipped_loss import ClippedLoss
-from ..training.guards import make_certifier, matching_modules
-from ..training.module import PrivateModule
+from ..training.module import ClippedLoss, PrivateModule
+from ..training.set_up import make_certifier, matching_modules
 from ..training.strategy import PrivateStrategy
 from .starts import target_source, to_boundary
 

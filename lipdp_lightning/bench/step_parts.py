@@ -18,7 +18,7 @@ import torch
 REST = "rest"
 # (part, module, attribute): every call that looks the name up at the time of the call is timed
 POINTS: tuple[tuple[str, str, str], ...] = (
-    ("data", "data_modules.poisson", "Batches.__next__"),
+    ("data", "data_modules.poisson", "InMemoryRows.__getitem__"),
     ("forward and backward", "lipdp_lightning.training.strategy", "PrivateStrategy.training_step"),
     ("forward and backward", "lipdp_lightning.training.strategy", "PrivateStrategy.backward"),
     ("certificate", "lipdp_lightning.mechanism.step", "Mechanism.begin_step"),
@@ -27,7 +27,7 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("scaling", "lipdp_lightning.training.module", "scale_cotangent"),
     ("scaling", "lipdp_lightning.mechanism.scaling", "Joint.example_factor"),
     ("scaling", "lipdp_lightning.mechanism.exact", "_Measured._settle"),
-    ("scaling", "lipdp_lightning.training.clipped_loss", "ClippedLoss.per_example"),
+    ("scaling", "lipdp_lightning.training.module", "ClippedLoss.per_example"),
     ("noise", "lipdp_lightning.mechanism.step", "KeyedDigest.of"),
     ("noise", "lipdp_lightning.mechanism.step", "state_digest"),
     ("noise", "lipdp_lightning.mechanism.noise", "StepNoise.normals"),

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _refuse_unfit(module: Any, data: Any) -> None:
     from ..bounds.certifier import Certifier
-    from ..training.output_guards import refuse_outputs
+    from ..training.model_checks import refuse_outputs
 
     certifier = Certifier(module.network, data.input_shape, module.input_bound, module.loss)
     refuse_outputs(module.loss, certifier.output_shape, data)

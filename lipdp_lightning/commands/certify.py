@@ -60,9 +60,9 @@ def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
     from ..mechanism.step import Mechanism
     from ..norms.follow import Follower
     from ..privacy.keys import new_secret
-    from ..training.facts import group_rows
-    from ..training.guards import matching_modules
-    from ..training.output_guards import refuse_outputs
+    from ..training.model_checks import refuse_outputs
+    from ..training.public_numbers import group_rows
+    from ..training.set_up import matching_modules
 
     module, plan, data = experiment.model, experiment.plan, experiment.datamodule
     if plan.clips_examples or plan.scaling == "none":

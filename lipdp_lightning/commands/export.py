@@ -46,9 +46,9 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
     """
     from ..report.model import RunFacts
     from ..training.averaging import evaluated_state
-    from ..training.checkpoint_io import read_checkpoint
+    from ..training.checkpoint_files import read_checkpoint
+    from ..training.checkpoints import STATISTICS
     from ..training.predictions import read_temperature
-    from ..training.release import STATISTICS
     from ..training.run_directory import RunDirectory
 
     directory = RunDirectory(source)

@@ -112,7 +112,7 @@ def train(experiment: Experiment, run_dir: Path) -> int:
     """
     from callbacks import Preempted, ResumeCheckpoint
 
-    from ..training.ranks import lost_process
+    from ..training.processes import lost_process
 
     checkpoint = experiment.claim()
     trainer = experiment.trainer

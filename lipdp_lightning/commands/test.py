@@ -75,10 +75,9 @@ def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int,
 
     from ..experiment.held_out import held_out_metrics
     from ..training.averaging import evaluated_state
-    from ..training.checkpoint_io import read_checkpoint
+    from ..training.checkpoint_files import read_checkpoint
+    from ..training.checkpoints import check_fits, restore_statistics
     from ..training.predictions import read_temperature
-    from ..training.release import restore_statistics
-    from ..training.resume import check_fits
 
     module, data = experiment.model, experiment.datamodule
     checkpoint = read_checkpoint(directory.checkpoint)

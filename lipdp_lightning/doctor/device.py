@@ -64,7 +64,7 @@ def digest(device: torch.device) -> Finding:
 def certificate(device: torch.device) -> Finding:
     """Compares a certificate with singular values in float64 on the host, and with the certificate on a CPU."""
     own = Trial(device)
-    weight = own.network[4].weight.detach().cpu().double()
+    weight = own.network.get_parameter("4.weight").detach().cpu().double()
     true = float(torch.linalg.svdvals(weight)[0])
     ratio = own.mechanism.boundary()["4"][0] / true
     numbers = {"certified_over_true_norm": ratio}

@@ -25,12 +25,12 @@ from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
 from ..schedules import PlannedSchedule
-from ..training.checkpoint_io import read_checkpoint
-from ..training.guards import refuse_strategy, steps_per_epoch
+from ..training.checkpoint_files import read_checkpoint
+from ..training.checkpoints import check_fits
+from ..training.model_checks import optimizers_of
 from ..training.module import PrivateModule
-from ..training.module_guards import optimizers_of
-from ..training.resume import check_fits
 from ..training.run_directory import RunDirectory
+from ..training.set_up import refuse_strategy, steps_per_epoch
 from ..training.settings import PrivacySettings
 from ..training.step_record import StepRecord
 from ..training.strategy import PrivateStrategy
@@ -161,15 +161,14 @@ class Experiment(LightningCLI):
             strategy = PrivateStrategy()
         else:
             raise refuse_strategy(given)
-        strategy.plan = self.plan
-        strategy.physical_batch_size = self.settings.physical_batch_size
-        strategy.noise_mode = self.settings.noise_mode
-        strategy.deterministic = self.settings.deterministic
-        strategy.public_context = self.resolved().encode()
-        if self._directory is not None:
-            strategy.branches = Branches(self._directory.ledger)
-            strategy.record = StepRecord(self._directory.steps)
-            strategy.statistics = Statistics(self._directory.statistics)
+        folder = self._directory
+        strategy.configure(
+            self.plan, self.settings.physical_batch_size, self.settings.noise_mode,
+            branches=None if folder is None else Branches(folder.ledger),
+            record=None if folder is None else StepRecord(folder.steps),
+            statistics=None if folder is None else Statistics(folder.statistics),
+            deterministic=self.settings.deterministic, public_context=self.resolved().encode(),
+        )  # fmt: skip
         return strategy
 
     def _length(self, options: dict[str, Any]) -> int:

@@ -76,7 +76,7 @@ def _is_as_required() -> bool:
         return (
             all([read(backends) == wanted for read, wanted in _WANTED])
             and not any([name in chosen for name in _ENVIRONMENT])
-            and backends.mkldnn.allow_tf32 is not True
+            and getattr(backends.mkldnn, "allow_tf32", False) is not True
             and torch.get_float32_matmul_precision() == "highest"
             and not backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
         )

@@ -123,12 +123,25 @@ class Branches:
         self._write()  # before any checkpoint names the branch: one that is not on record then means a lost record
 
     def taken_here(self, restored: ResumeState) -> range:
-        """Returns the steps that a checkpoint's branch has taken in this directory before it was written."""
-        if restored.directory is None or restored.directory != self._directory():
+        """Returns the steps that a checkpoint's branch has taken in this directory, as far as that is certain.
+
+        Those before the checkpoint were; so were those of all reservations but the last, as each is written by the
+        first step that the one before it does not cover.
+        """
+        if not self.is_here(restored):
             return range(0)
         name = _name(restored.secret, restored.context)
         start = next((b.start for b in restored.branches if b.id == name), restored.step)
-        return range(start, restored.step)
+        return range(start, max(restored.step, self.reserved_here(restored) - RESERVED_AT_ONCE))
+
+    def reserved_here(self, restored: ResumeState) -> int:
+        """Returns the step up to which a checkpoint's branch has reserved steps in this directory."""
+        known = self._find(_name(restored.secret, restored.context)) if self.is_here(restored) else None
+        return restored.step if known is None else known.reached
+
+    def is_here(self, restored: ResumeState) -> bool:
+        """Returns whether a checkpoint was written in this run's directory, and not in one it was copied from."""
+        return restored.directory is not None and restored.directory == self._directory()
 
     def _find(self, name: str) -> Branch | None:
         return next((b for b in self._known if b.id == name), None)

@@ -37,7 +37,7 @@ from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
 from ..privacy.keys import new_secret
 from ..report.tables import render_table
-from ..training.guards import matching_modules
+from ..training.set_up import matching_modules
 
 COLUMNS = {
     "layer": "layer", "parameters": "parameters", "cotangent_bound": "l", "delta": "Delta",

@@ -43,6 +43,7 @@ class WeightAverage:
 
     @property
     def exists(self) -> bool:
+        """Whether a step has been averaged."""
         return self.count > 0
 
     def __str__(self) -> str:
@@ -52,7 +53,7 @@ class WeightAverage:
     # ---- after each step
 
     def share(self) -> float:
-        """What share of the average the next weights become."""
+        """Return what share of the average the next weights become."""
         n = self.count
         if n == 0:
             return 1.0
@@ -74,13 +75,14 @@ class WeightAverage:
         self.count, self.step = self.count + 1, step
 
     def weights(self) -> dict[str, Tensor]:
-        """The average in float64, by the network's parameter names."""
+        """Return the average in float64, by the network's parameter names."""
         return {name: values.clone() for name, values in self._average.items()}
 
     # ---- in place of the trained weights
 
     @property
     def shown(self) -> bool:
+        """Whether the network holds the average."""
         return bool(self._shown)
 
     def show(self, network: nn.Module) -> None:
@@ -101,7 +103,7 @@ class WeightAverage:
 
     @contextmanager
     def trained_weights(self) -> Iterator[None]:
-        """The trained weights, for the time of the block."""
+        """Let the network hold the trained weights for the time of the block."""
         shown = self._shown
         self.hide()
         try:
@@ -114,13 +116,16 @@ class WeightAverage:
     # ---- in checkpoints
 
     def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
         return {**self._settings(), "count": self.count, "step": self.step, "average": self.weights()}
 
     def reset(self) -> None:
+        """Forget the average."""
         self.hide()
         self.count, self.step, self._average = 0, 0, {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved ``state``; ValueError if it is that of another average."""
         other = {k: state[k] for k, v in self._settings().items() if state[k] != v}
         if other:
             own = {k: self._settings()[k] for k in other}
@@ -136,17 +141,18 @@ class WeightAverage:
 
 
 def trained(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, by name."""
     return {name: p for name, p in network.named_parameters() if p.requires_grad}
 
 
 def average_of(trainer: lightning.Trainer) -> WeightAverage | None:
-    """The average that a callback of the trainer configures."""
+    """Return the average that a callback of the trainer configures."""
     found = [getattr(callback, "average", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
     return next((average for average in found if isinstance(average, WeightAverage)), None)
 
 
 def evaluated_state(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """The state_dict of the weights that a run stands for, and which those are: the average, where it keeps one."""
+    """Return the state_dict of the weights that a run stands for, and which those are: the average, if it has one."""
     released = dict(checkpoint["state_dict"])
     state = checkpoint.get("callbacks", {}).get(STATE_KEY)
     if not state or not state["count"]:

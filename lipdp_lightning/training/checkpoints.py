@@ -1,21 +1,122 @@
-"""What a run's checkpoints hold besides Lightning's own, and how a run takes it up again."""
+"""What a run's checkpoints hold besides Lightning's own, whether they fit, and how a run takes them up again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
 from ..privacy.branches import Branches, ResumeState
+from ..privacy.keys import new_secret
 from ..privacy.statistics import Statistics
 from .averaging import WeightAverage
 from .processes import ProcessStrategy
-from .release import STATISTICS
-from .resume import apply_changes, check_fits
-from .step_record import StepRecord
+from .step_record import RecordState, StepRecord
+
+STATISTICS = "lipdp_statistics"  # the key in checkpoints
+
+
+def settle_statistics(strategy: Any, data: Any) -> Statistics:
+    """Rank 0 releases the plan's statistics, or finds those the run has released; every rank uses its values.
+
+    To be called before the first branch is on record: a run with branches has released its statistics.
+    """
+    plan, statistics = strategy.plan, strategy.statistics
+    if not plan.preliminary:
+        return Statistics()
+
+    def settled() -> Statistics:
+        restored = strategy.restored
+        started = restored.run is not None or strategy.branches.count > 0
+        statistics.settle(
+            plan, data.statistic_terms, restored.statistics, started, strategy.fixed_secret or new_secret()
+        )
+        return statistics
+
+    found: Statistics = strategy.ranks.from_first(settled)
+    data.use_statistics(found.values)
+    return found
+
+
+def restore_statistics(checkpoint: Mapping[str, Any], data: Any) -> None:
+    """Give a data module the statistics that its inputs were prepared with in training."""
+    if checkpoint.get(STATISTICS) and hasattr(data, "use_statistics"):
+        data.use_statistics(checkpoint[STATISTICS])
+
+
+_SCHEDULED = ("lr", "initial_lr")
+
+
+def hyperparameters(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the optimizer's class, and per parameter group its hyper-parameters, before any state is restored."""
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    return {"class": type(optimizer).__name__, "groups": groups}
+
+
+def check_fits(checkpoint: Mapping[str, Any], module: nn.Module, optimizer: Optimizer | None = None) -> None:
+    """Refuse a checkpoint of another model or another optimizer before anything is loaded from it."""
+    problems = []
+    own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    saved = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
+    different = [n for n in [*own, *(n for n in saved if n not in own)] if own.get(n) != saved.get(n)]
+    if different:
+        name = different[0]
+        problems.append(
+            f"the checkpoint is of another model: {len(different)} tensors differ, {name} is "
+            f"{saved.get(name, 'absent')} there and {own.get(name, 'absent')} here"
+        )
+    before = checkpoint.get("lipdp_optimizers")
+    if optimizer is not None and before and before[0]["class"] != type(optimizer).__name__:
+        problems.append(
+            f"the checkpoint holds the state of {before[0]['class']}, and {type(optimizer).__name__} is configured"
+        )
+    if problems:
+        hint = "HINT: continue with the model and optimizer of the run's config.yaml, or use a new --run_dir."
+        raise ValueError(f"{'; '.join(problems)}. {hint}")
+
+
+def apply_changes(optimizer: Optimizer, was: Mapping[str, Any], now: Mapping[str, Any], scheduled: bool) -> None:
+    """Give a restored optimizer the hyper-parameters that the configuration changed since the run was started.
+
+    What was not changed continues from the checkpoint; so does a learning rate that a scheduler moves.
+    """
+    for group, old, new in zip(optimizer.param_groups, was["groups"], now["groups"], strict=True):
+        for name, value in new.items():
+            if repr(old.get(name)) != repr(value) and not (scheduled and name in _SCHEDULED):
+                group[name] = value
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a run takes from the checkpoint that it continues from, besides Lightning's part.
+
+    Args:
+        run: the budget's state; None of a checkpoint that is not to resume from.
+        statistics: what was released before the first step.
+        norms: what the norms of weights are followed from.
+        record: what is known of the record of steps.
+    """
+
+    run: ResumeState | None = None
+    statistics: Mapping[str, Tensor] | None = None
+    norms: Mapping[str, Any] | None = None
+    record: RecordState | None = None
+
+    @classmethod
+    def of(cls, checkpoint: Mapping[str, Any]) -> Restored:
+        """Read it; ValueError if a part of it is none that a run writes."""
+        return cls(
+            ResumeState.from_dict(checkpoint["lipdp"]).checked() if "lipdp" in checkpoint else None,
+            checkpoint.get(STATISTICS),
+            checkpoint.get("lipdp_norms"),
+            RecordState.from_dict(checkpoint["lipdp_record"]) if "lipdp_record" in checkpoint else None,
+        )
 
 
 class CheckpointStrategy(ProcessStrategy):
@@ -25,29 +126,29 @@ class CheckpointStrategy(ProcessStrategy):
     branches: Branches
     record: StepRecord
     statistics: Statistics
-    restored: ResumeState | None
+    restored: Restored
     average: WeightAverage | None
     configured: list[dict[str, Any]]
     _norms: Follower
-    _restored_statistics: dict[str, Tensor] | None
-    _restored_norms: dict[str, Any] | None
 
     def _trained_weights(self) -> AbstractContextManager[None]:
         """The weights that steps are taken from, also while an evaluation looks at their average."""
         return nullcontext() if self.average is None else self.average.trained_weights()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the state of the trained weights, also while their average is evaluated."""
         with self._trained_weights():
             return super().lightning_module_state_dict()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Checkpoints to resume from carry the secret; weights-only ones never do."""
         if self.mechanism is not None and "optimizer_states" in checkpoint:
-            step = self.lightning_module.trainer.global_step
+            step = self.connected.trainer.global_step
             # bounds of later steps scale noise that is drawn from a fixed key: a replay must have the same
             checkpoint["lipdp_norms"] = self._norms.state()
             if self.is_global_zero:  # the only one that writes, and that needs to see the run directory
                 self.record.flush()  # a power failure must not leave a checkpoint ahead of it
+                checkpoint["lipdp_record"] = self.record.state().to_dict()
                 checkpoint["lipdp"] = self.branches.state(step, self.mechanism.state()).to_dict()
             checkpoint["lipdp_optimizers"] = self.configured
         if self.statistics.values:  # released, and part of the model: no input can be prepared without them
@@ -55,20 +156,20 @@ class CheckpointStrategy(ProcessStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read a checkpoint, and keep what the run takes from it."""
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        self.restored = ResumeState.from_dict(checkpoint["lipdp"]).checked() if "lipdp" in checkpoint else None
-        self._restored_statistics = checkpoint.get(STATISTICS)
-        self._restored_norms = checkpoint.get("lipdp_norms")
+        self.restored = Restored.of(checkpoint)
         return checkpoint
 
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
-        check_fits(checkpoint, self.lightning_module)
+        """Restore the weights; ValueError if they are those of another model."""
+        check_fits(checkpoint, self.connected)
         # Lightning does so only after loading, and 64-bit weights would come back rounded to 32
-        self.precision_plugin.convert_module(self.lightning_module)
+        self.precision_plugin.convert_module(self.connected)
         super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
-        """The state, and of the hyper-parameters those that the configuration does not change."""
+        """Restore the state, and of the hyper-parameters those that the configuration does not change."""
         super().load_optimizer_state_dict(checkpoint)
         before = checkpoint.get("lipdp_optimizers", self.configured)
         for optimizer, was, now in zip(self.optimizers, before, self.configured, strict=True):

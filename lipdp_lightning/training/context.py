@@ -1,9 +1,21 @@
-"""What a run's noise belongs to: everything that decides its steps, in one digest."""
+"""What a run's noise belongs to: everything that decides its steps, the code included, in one digest."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
+import importlib.metadata
+import importlib.util
 import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
 import lightning
@@ -11,11 +23,173 @@ import torch
 
 from .. import __version__
 from ..kernels.numeric_environment import numeric_environment, repeats_bits
-from .sources import code_digest
+from .step_record import name_on_record
+
+_OWN = ("lipdp_lightning", "data_modules", "callbacks")
+_ALWAYS = ("torch", "numpy", "lightning", "numba", "cryptography")
+_DEEPEST = 3  # of containers within containers
+
+
+def code_digest(objects: Iterable[Any]) -> bytes:
+    """Returns 32 bytes that name the code behind the objects, as far as it can be found without running it.
+
+    Covered are this project's own packages; the files that define the objects' classes, what their attributes hold and
+    the program itself; every file that those import, outside of the interpreter and of installed packages; and the
+    versions of the installed packages among the imports. Comments and the layout of a user's file do not count. What
+    cannot be found here (compiled code, a name that is imported by a string, a notebook's cells) shows in the sums
+    themselves: see ``Mechanism.privatize_``.
+    """
+    found = _Closure()
+    for name in sorted({"__main__", *(name for thing in objects for name in _modules_behind(thing))}):
+        found.add(name)
+    digest = hashlib.sha256(_own_code())
+    for name, content in sorted(found.files.items()):
+        digest.update(f"{name} {content}\n".encode())
+    for package in sorted({*_ALWAYS, *found.packages}):
+        digest.update(f"{package} {_version(package)}\n".encode())
+    return digest.digest()
+
+
+class _Closure:
+    """The users' files that modules consist of and import, and the installed packages that they import."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self.packages: set[str] = set()
+        self._seen: set[str] = set()
+
+    def add(self, name: str) -> None:
+        """Add a module, its packages, and what they import."""
+        waiting = [name]
+        while waiting:
+            name = waiting.pop()
+            top = name.split(".")[0]
+            if name in self._seen or top in _OWN:
+                continue
+            self._seen.add(name)
+            path = None if top in sys.stdlib_module_names and top != "__main__" else _file_of(name)
+            if path is None:
+                continue
+            if _is_installed(path):
+                self.packages.add(top)
+                continue
+            waiting += [name.rpartition(".")[0]] if "." in name else []
+            waiting += self._read(name, path)
+
+    def _read(self, name: str, path: Path) -> list[str]:
+        """Take up a user's file; what it imports."""
+        source = path.read_bytes()
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):
+            self.files[name] = hashlib.sha256(source).hexdigest()
+            return []
+        self.files[name] = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        return [imported for node in ast.walk(tree) for imported in _imported(node, package)]
+
+
+def _imported(node: ast.AST, package: str) -> Iterator[str]:
+    """The modules that a statement imports, and names that may be modules."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        if base:
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _file_of(name: str) -> Path | None:
+    """Where the source of a module lies, without importing it."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None:
+        paths: Any = None
+        for depth in range(1, name.count(".") + 2):
+            try:
+                part = ".".join(name.split(".")[:depth])
+                # a package in development may be found by a finder of its own, which knows top-level names
+                spec = importlib.util.find_spec(part) if depth == 1 else PathFinder.find_spec(part, paths)
+            except (ImportError, ValueError, AttributeError):
+                return None
+            if spec is None:
+                return None
+            paths, file = spec.submodule_search_locations or [], spec.origin
+    if not isinstance(file, str) or not Path(file).is_file():
+        return None
+    return Path(file).resolve()
+
+
+def _modules_behind(thing: Any, depth: int = 0) -> Iterator[str]:
+    """The names of the modules that define a thing, and those that define what its attributes hold."""
+    yield from _definers(thing)
+    if depth == 0:
+        for value in list(getattr(thing, "__dict__", {}).values()):
+            yield from _held(value, 1)
+
+
+def _held(value: Any, depth: int) -> Iterator[str]:
+    yield from _definers(value)
+    if depth < _DEEPEST and isinstance(value, list | tuple | set | frozenset | Mapping):
+        for held in value.values() if isinstance(value, Mapping) else value:
+            yield from _held(held, depth + 1)
+
+
+def _definers(value: Any) -> Iterator[str]:
+    if isinstance(value, functools.partial):
+        yield from _definers(value.func)
+    elif isinstance(value, MethodType):
+        yield from _definers(value.__func__)
+    elif isinstance(value, FunctionType):
+        yield str(value.__module__)
+        for cell in value.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:  # it is empty as yet
+                continue
+            if isinstance(content, FunctionType | MethodType | type | functools.partial) and content is not value:
+                yield str(getattr(content, "__module__", ""))
+    else:
+        kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
+        yield from (kind.__module__ for kind in kinds)
+
+
+@lru_cache(maxsize=1)
+def _libraries() -> tuple[Path, ...]:
+    paths = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")]
+    paths += [*site.getsitepackages(), site.getusersitepackages()]
+    return tuple({Path(path).resolve() for path in paths})
+
+
+def _is_installed(path: Path) -> bool:
+    return any(path.is_relative_to(library) for library in _libraries())
+
+
+@lru_cache(maxsize=1)
+def _own_code() -> bytes:
+    """A digest of every file of this project's packages."""
+    digest = hashlib.sha256()
+    for package in _OWN:
+        file = _file_of(package)
+        assert file is not None
+        for path in sorted(file.parent.rglob("*.py")):
+            digest.update(f"{package}/{path.relative_to(file.parent).as_posix()}\n".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.digest()
+
+
+@lru_cache(maxsize=128)
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # the name of the distribution is another one
+        return str(getattr(sys.modules.get(package), "__version__", ""))
 
 
 def can_repeat(strategy: Any) -> bool:
-    """Whether a step that is taken again from the same state may have the same bits.
+    """Return whether a step that is taken again from the same state may have the same bits.
 
     Where it cannot, every start of a run takes a new secret, and no step is ever released twice under one.
     """
@@ -23,7 +197,7 @@ def can_repeat(strategy: Any) -> bool:
 
 
 def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any) -> bytes:
-    """Digest of all that decides a step's sum and its successors besides the weights.
+    """Return a digest of all that decides a step's sum and its successors besides the weights.
 
     A run that is continued under another digest takes a new secret. Ranks that differ in it are refused.
     """
@@ -42,7 +216,8 @@ def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any
         "the optimizer": repr((strategy.configured, schedules, clipping)).encode(),
         "the code": code_digest(_computed_by(strategy, module, data)),
     }
-    restored = None if strategy.restored is None else (strategy.restored.step, strategy.restored.secret)
+    run = strategy.restored.run
+    restored = None if run is None else (run.step, run.secret)
     compared = {
         **shared,
         "checksum_every_n_steps": repr(strategy.checksum_every_n_steps).encode(),
@@ -52,14 +227,24 @@ def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any
     parts = [*shared.values(), numeric_environment(strategy.root_device), str(torch.get_num_threads()).encode()]
     if strategy.is_global_zero:
         parts += [strategy.public_context, str(strategy.record.divergences).encode()]
-        if strategy.record.divergences:
-            parts.append(os.urandom(16))  # a replay was not bit-identical: none is tried again
+        if strategy.record.divergences or _may_lack_steps(strategy):
+            parts.append(os.urandom(16))  # a replay was not bit-identical, or nobody would see that it is not
     if not can_repeat(strategy):
         parts.append(os.urandom(16))  # a replay would not be bit-identical: every resume is a new branch
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
     return strategy.ranks.agree(digest.digest())
+
+
+def _may_lack_steps(strategy: Any) -> bool:
+    """Whether the record may have lost steps that were released; they count then, and none is repeated."""
+    run = strategy.restored.run
+    if run is None or not strategy.branches.is_here(run):
+        return False
+    reserved = strategy.branches.reserved_here(run)
+    lacks: bool = strategy.record.may_lack_steps(name_on_record(run.secret), reserved, strategy.restored.record)
+    return lacks
 
 
 def _computed_by(strategy: Any, module: Any, data: Any) -> list[Any]:

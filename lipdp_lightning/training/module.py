@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import lightning
@@ -14,10 +14,31 @@ from torch import Tensor, nn
 
 from ..bounds.losses import Loss, as_loss
 from ..layers import BoundedInput, KeyedDropout, make_private, scale_cotangent
-from .clipped_loss import ClippedLoss
-from .padding import with_empty_rows
-from .release import restore_statistics
-from .spared import forget_gradients
+from ..layers.cotangents import CotangentClip
+from .batches import with_empty_rows
+from .checkpoints import restore_statistics
+
+
+@dataclass(frozen=True)
+class ClippedLoss(Loss):
+    """The same loss values; backward, each example's cotangent at the logits has norm at most ``radius``.
+
+    The radius applies to the gradient of the example's whole loss: nothing may divide the loss in
+    between. It brings back part of per-sample clipping's bias, and with one trained layer on
+    unit-norm inputs it is per-sample clipping.
+    """
+
+    loss: Loss
+    radius: float
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each example."""
+        return self.loss.per_example(CotangentClip(self.radius)(logits), target)
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        """Return the smaller of the loss's Lipschitz constant and the radius."""
+        return min(self.loss.lipschitz(shape), self.radius)
+
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Task = Literal["classification", "binary", "regression"]
@@ -65,25 +86,13 @@ class PrivateModule(lightning.LightningModule):
 
     @property
     def input_bound(self) -> float:
+        """The norm that every example's input is kept within."""
         return self.bounded_input.bound
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_current_fx_name":  # Lightning writes this string forty times a step
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
-
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
-        forget_gradients(optimizer)
-
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **options: Any) -> None:
-        if gradient_clip_val is not None:  # else Lightning asks its enumerations at every step before it does nothing
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, **options)
 
     # ---- private training
 
     def private_loss(self, radius: float | None) -> Loss:
-        """The loss with each example's cotangent at the logits clipped to a public radius (the plan's loss_clip)."""
+        """Return the loss with each example's cotangent at the logits clipped to a radius, the plan's loss_clip."""
         plain = self.loss.loss if isinstance(self.loss, ClippedLoss) else self.loss
         return plain if radius is None else ClippedLoss(plain, radius)
 
@@ -92,6 +101,7 @@ class PrivateModule(lightning.LightningModule):
         self.loss = self.private_loss(radius)
 
     def configure_callbacks(self) -> list[lightning.pytorch.Callback]:
+        """Refuse a Strategy that adds no noise."""
         # the first hook of a run: nothing has been written yet, and no other Strategy adds noise
         if self.trainer.state.fn == TrainerFn.FITTING and not hasattr(self.trainer.strategy, "mechanism"):
             raise ValueError(
@@ -109,6 +119,7 @@ class PrivateModule(lightning.LightningModule):
         return self.network(self.bounded_input(x if self.dtype != torch.float64 else x.double()))
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the summed loss of a batch, whose gradient the mechanism releases."""
         x, y, ids = batch
         private = getattr(self.trainer.strategy, "mechanism", None)
         if private is None:
@@ -156,7 +167,7 @@ class PrivateModule(lightning.LightningModule):
         for key, before in self._forward_pre_hooks.items():
             before(self, (x.clone(),), *([{}] if key in self._forward_pre_hooks_with_kwargs else []))
         for key, after in self._forward_hooks.items():
-            between = [{}] if key in self._forward_hooks_with_kwargs else []
+            between: list[dict[str, Any]] = [{}] if key in self._forward_hooks_with_kwargs else []
             after(self, (x.clone(),), *between, output.clone())
 
     def _views(self, x: Tensor, y: Tensor, ids: Tensor, private: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -204,26 +215,28 @@ class PrivateModule(lightning.LightningModule):
         return {"outputs": outputs.detach()}
 
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Log loss and metric of held-out rows."""
         return self._evaluate(batch, "validation")
 
     def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Log loss and metric of test rows."""
         return self._evaluate(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the network's outputs."""
         return self._scaled(self(batch[0]))
 
     def configure_optimizers(self) -> Any:
+        """Return the optimizer of the constructor; Adam where there is none."""
         if self._make_optimizer is not None:
             return self._make_optimizer(p for p in self.parameters() if p.requires_grad)
         return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)
 
 
-# Lightning reads it before every step; it may not be replaced
-PrivateModule.training_step.__signature__ = inspect.signature(PrivateModule.training_step)  # type: ignore[attr-defined]
-
-
 def _task(loss: Loss) -> Task:
-    return loss.task if loss.task in ("binary", "regression") else "classification"
+    if loss.task == "binary":
+        return "binary"
+    return "regression" if loss.task == "regression" else "classification"
 
 
 def _new_metric(task: Task, outputs: int) -> torchmetrics.Metric:

@@ -15,20 +15,20 @@ TEMPERATURE_FILE = "temperature.json"
 
 
 def loss_temperature(module: Any) -> float:
-    """The temperature that the loss divides logits by; 1 where it has none."""
+    """Return the temperature that the loss divides logits by; 1 where it has none."""
     loss = getattr(module.loss, "loss", module.loss)
     return float(getattr(loss, "temperature", 1.0))
 
 
 def class_scores(module: Any, outputs: Tensor) -> Tensor:
-    """Outputs as the logits that the loss turns into probabilities; those of a binary task as one per row."""
+    """Return outputs as the logits that the loss turns into probabilities; those of a binary task as one per row."""
     scores = outputs.double() / loss_temperature(module)
     return scores.reshape(-1) if module.task == "binary" else scores
 
 
 @torch.no_grad()
 def predict_rows(module: Any, data: Any, loader: Any, most: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, targets and ids of a loader's rows, or of the first ``most``, in evaluation mode and on the CPU."""
+    """Return outputs, targets and ids of a loader's rows, or of the first ``most``, on the CPU; in evaluation mode."""
     was_training = module.training
     module.eval()
     # a float64 network takes float64 rows; mixed precision is not used here
@@ -50,7 +50,7 @@ def predict_rows(module: Any, data: Any, loader: Any, most: int | None = None) -
 
 
 def held_out_labels(loader: Any) -> Tensor:
-    """The labels of a loader's rows; features in a file are not read where that can be avoided."""
+    """Return the labels of a loader's rows; features in a file are not read where that can be avoided."""
     rows = loader.dataset
     if hasattr(rows, "y") and hasattr(rows, "index"):
         labels: Tensor = rows.y if rows.index is None else rows.y[rows.index]
@@ -59,7 +59,7 @@ def held_out_labels(loader: Any) -> Tensor:
 
 
 def read_temperature(directory: str | Path | None) -> dict[str, Any] | None:
-    """The stored temperature scaling of a run directory; None where there is none."""
+    """Return the stored temperature scaling of a run directory; None where there is none."""
     file = None if directory is None else Path(directory) / TEMPERATURE_FILE
     if file is None or not file.exists():
         return None

@@ -1,37 +1,173 @@
-"""DDP without its reducer, and without a process group where a process is alone."""
+"""The processes of a run: DDP without its reducer, what ranks agree on, and errors of one that all must raise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from .ranks import Ranks
-from .spared import arrival_of, spare_profiling
+Result = TypeVar("Result")
+# what gloo, NCCL and the store of torch.distributed say when the other side of a connection is gone
+_GONE = re.compile(
+    r"connection (closed|reset|refused|was likely closed)|closed by peer|broken pipe|gloo|nccl|tcpstore|socket|"
+    r"timed out|remote process",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a run, seen from one of them. With a single process nothing is sent."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def gather(self, own: bytes) -> list[bytes]:
+        """Return every rank's bytes, in rank order; all must be of one length."""
+        if self.world_size == 1:
+            return [own]
+        sent = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(self.device)
+        received = [torch.empty_like(sent) for _ in range(self.world_size)]
+        torch.distributed.all_gather(received, sent)
+        return [bytes(tensor.tolist()) for tensor in received]
+
+    def gather_objects(self, own: Any) -> list[Any]:
+        """Return every rank's object, in rank order."""
+        if self.world_size == 1:
+            return [own]
+        received: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(received, own)
+        return received
+
+    def agree(self, own: bytes) -> bytes:
+        """Return one digest of every rank's bytes, the same on all: what differs on any rank changes it everywhere."""
+        return own if self.world_size == 1 else hashlib.sha256(b"".join(self.gather(own))).digest()
+
+    def voted(self, *votes: bool) -> list[bool]:
+        """Return for each vote whether any rank has cast it; all ranks call this at the same point of their program."""
+        if self.world_size == 1:
+            return list(votes)
+        counts = torch.tensor([int(vote) for vote in votes], device=self.device)
+        torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX)
+        return [bool(count) for count in counts.tolist()]
+
+    def from_first(self, action: Callable[[], Result]) -> Result:
+        """Return the result of ``action`` on rank 0; where it fails there, every rank raises instead of waiting."""
+        result: Any = None
+        problem: Exception | None = None
+        if self.rank == 0:
+            try:
+                result = action()
+            except Exception as error:
+                if self.world_size == 1:
+                    raise
+                problem = error
+        if self.world_size == 1:
+            return result
+        sent = [(result, None if problem is None else str(problem))]
+        torch.distributed.broadcast_object_list(sent, src=0)
+        if problem is not None:
+            raise problem
+        received, message = sent[0]
+        if message is not None:
+            raise ValueError(f"rank 0 could not go on: {message}")
+        return result if self.rank == 0 else received
+
+    def first_does(self, action: Callable[[], None]) -> None:
+        """Let rank 0 act, at the price of one small all-reduce; where it fails there, every rank raises."""
+        problem: Exception | None = None
+        if self.rank == 0:
+            try:
+                action()
+            except Exception as error:
+                if self.world_size == 1:
+                    raise
+                problem = error
+        if self.voted(problem is not None)[0]:
+            self.raise_together(problem)
+
+    def raise_together(self, problem: Exception | None) -> None:
+        """Raise on every rank what any of them has found."""
+        if self.world_size == 1:
+            if problem is not None:
+                raise problem
+            return
+        found = self.gather_objects(None if problem is None else str(problem))
+        if problem is not None:
+            raise problem
+        for rank, message in enumerate(found):
+            if message is not None:
+                raise ValueError(f"rank {rank} cannot go on: {message}")
+
+    def check_equal(self, own: Mapping[str, bytes]) -> None:
+        """Refuse ranks whose digests of the named things differ."""
+        everyone = self.gather_objects(dict(own))
+        for name, value in everyone[0].items():
+            others = [rank for rank, digests in enumerate(everyone) if digests[name] != value]
+            if others:
+                raise ValueError(
+                    f"rank {_listed(others)} and rank 0 differ in {name}; their sums would not be those of one "
+                    "mechanism. HINT: start every process with the same configuration, data files and software."
+                )
+
+    def check_in_step(self, step: int, checksum: bytes) -> None:
+        """Refuse to go on with ranks whose weights or bounds are no longer the same."""
+        everyone = self.gather(checksum)
+        others = [rank for rank, found in enumerate(everyone) if found != everyone[0]]
+        if others:
+            raise ValueError(
+                f"before step {step} the weights, buffers or certified norms of rank {_listed(others)} are not "
+                "those of rank 0: the ranks have drifted apart, and their sums no longer belong to one model. "
+                "HINT: look for a callback or a layer that changes weights on some ranks only; use one kind of "
+                "processor and accelerator, and torch.use_deterministic_algorithms(True). The last checkpoint holds "
+                "rank 0's weights."
+            )
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def lost_process(error: BaseException) -> str | None:
+    """Return what a collective operation says of a process that is gone, in one line; None of another error."""
+    distributed = isinstance(error, torch.distributed.DistError) if hasattr(torch.distributed, "DistError") else False
+    text = " ".join(str(error).split())
+    if not distributed and not (type(error) is RuntimeError and _GONE.search(text)):
+        return None
+    return text[:200]
 
 
 class ProcessStrategy(DDPStrategy):
     """Starts and connects processes as DDP does; gradients are left to the one sum of a private step."""
 
-    _arrived: Callable[[Any, int], Any] | None = None
+    @property
+    def connected(self) -> lightning.LightningModule:
+        """The module that is trained or evaluated."""
+        assert self.lightning_module is not None, "the Strategy has no module yet"
+        return self.lightning_module
 
     @property
     def ranks(self) -> Ranks:
+        """The processes of the run."""
         return Ranks(self.global_rank, self.world_size, self.root_device)
 
     def setup_distributed(self) -> None:
-        """A process that is alone needs no process group, nor the port and the threads that come with one."""
+        """Connect the processes; one that is alone needs no process group, nor the port and threads of one."""
         if self.num_nodes * self.num_processes > 1:
             super().setup_distributed()
         else:
             self.set_world_ranks()
 
     def setup_evaluation(self, trainer: lightning.Trainer) -> None:
-        """What setup does where nothing is trained."""
+        """Do what setup does where nothing is trained."""
         if self.world_size > 1:
             super().setup(trainer)
             return
@@ -41,23 +177,9 @@ class ProcessStrategy(DDPStrategy):
         self.model_to_device()
         self.setup_precision_plugin()
 
-    def setup(self, trainer: lightning.Trainer) -> None:
-        spare_profiling(trainer)
-        super().setup(trainer)
-        self._arrived = arrival_of(trainer, self.root_device)
-
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        if self._arrived is None:
-            return super().batch_to_device(batch, device, dataloader_idx)
-        return self._arrived(batch, dataloader_idx)
-
-    def teardown(self) -> None:
-        self._arrived = None
-        super().teardown()
-
     def configure_ddp(self) -> None:
-        """No reducer: gradients meet once, after noise. Rank 0's initial weights go to all."""
-        for tensor in (*self.lightning_module.parameters(), *self.lightning_module.buffers()):
+        """Do without a reducer: gradients meet once, with their noise. Rank 0's initial weights go to all."""
+        for tensor in (*self.connected.parameters(), *self.connected.buffers()):
             self._from_first(tensor.data)
 
     def _from_first(self, tensor: Tensor) -> None:

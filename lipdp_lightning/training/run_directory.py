@@ -42,22 +42,27 @@ class RunDirectory:
 
     @property
     def ledger(self) -> Path:
+        """The ledger of branches."""
         return self.path / LEDGER_FILE
 
     @property
     def steps(self) -> Path:
+        """The record of steps."""
         return self.path / STEPS_FILE
 
     @property
     def statistics(self) -> Path:
+        """What was released before the first step."""
         return self.path / STATISTICS_FILE
 
     @property
     def config(self) -> Path:
+        """The resolved configuration."""
         return self.path / CONFIG_FILE
 
     @property
     def checkpoint(self) -> Path:
+        """The checkpoint to continue from."""
         return self.path / CHECKPOINTS / LAST
 
     @property
@@ -67,7 +72,7 @@ class RunDirectory:
         return str(record.get("id", self._fresh_id)) if record is not None else self._fresh_id
 
     def record(self) -> dict[str, Any] | None:
-        """The content of run.json; None where there is none."""
+        """Return the content of run.json; None where there is none."""
         file = self.path / RUN_FILE
         try:
             record = read_json(file)
@@ -86,7 +91,7 @@ class RunDirectory:
         return record
 
     def require(self) -> dict[str, Any]:
-        """The record of a run that is there and is this user's; ValueError says what the path is instead."""
+        """Return the record of a run that is there and is this user's; ValueError says what the path is instead."""
         if not self.path.is_dir():
             what = "is a file" if os.path.lexists(self.path) else "does not exist"
             raise ValueError(f"--run_dir {self.path} is not a run directory: it {what}. {_WRITTEN_BY_FIT}")
@@ -132,14 +137,14 @@ class RunDirectory:
         return not steps.exists() or steps.stat().st_size == 0
 
     def configuration(self) -> str:
-        """The text of config.yaml."""
+        """Return the text of config.yaml."""
         try:
             return read_text(self.config)
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.config} cannot be read ({error}). HINT: restore it from a backup.") from error
 
     def content(self, name: str) -> dict[str, Any]:
-        """The content of one of the JSON files."""
+        """Return the content of one of the JSON files."""
         file = self.path / name
         try:
             content = read_json(file)
@@ -150,11 +155,11 @@ class RunDirectory:
         return content
 
     def made_here(self) -> bool:
-        """Whether the configuration in this directory was written by this user, here: it was not copied to it."""
+        """Return whether the configuration in this directory was written here by this user, and not copied to it."""
         return (self.record() or {}).get("place") == place_of(self.path)
 
     def check(self, plan_digest: str) -> bool:
-        """Whether to continue an unfinished run of the same plan; refuses what must not be continued."""
+        """Return whether to continue an unfinished run of the same plan; refuses what must not be continued."""
         if not os.path.lexists(self.path):
             return False
         if not self.path.is_dir():
@@ -209,6 +214,7 @@ class RunDirectory:
         return continued
 
     def mark(self, status: str, plan_digest: str, **facts: Any) -> None:
+        """Say in run.json what has become of the run."""
         before = self.record() or {}
         place = before.get("place", "") if before else place_of(self.path)
         record = {"format": FORMAT, "status": status, "plan": plan_digest, "id": self.id, "place": place, **facts}

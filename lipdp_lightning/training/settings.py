@@ -105,17 +105,17 @@ class PrivacySettings:
         return epsilon
 
     def budget(self) -> tuple[Any, ...]:
-        """All settings that decide the noise of a target, beside the size of the data set."""
+        """Return all settings that decide the noise of a target, beside the size of the data set."""
         return tuple(self._chosen[name] for name in _BUDGET)
 
     def with_noise(self, noise_multiplier: float) -> PrivacySettings:
-        """The same settings with the noise given in place of the target."""
+        """Return the same settings with the noise given in place of the target."""
         known = copy.copy(self)
         known._chosen = self._chosen | {"epsilon": None, "noise_multiplier": noise_multiplier}
         return known
 
     def of_unit(self, unit: str, rows: int) -> PrivacySettings:
-        """The same settings for the unit that a data module declares: `example`, or `group` of at most `rows` rows."""
+        """Return the settings for the unit that a data module declares: `example`, or `group` of up to `rows` rows."""
         given = self._chosen["max_examples_per_unit"]
         if unit == "example":
             return self  # rows per unit, if given, are the user's own statement about the rows
@@ -134,8 +134,11 @@ class PrivacySettings:
         input_bound: float | None = None,
         preliminary: tuple[tuple[str, float], ...] = (),
     ) -> PrivacyPlan:
-        """The frozen plan for a data set of declared size N and the statistics it releases; raises with every problem
-        at once."""
+        """Return the frozen plan for a data set of declared size N and the statistics it releases.
+
+        Raises:
+            ValueError: with every problem at once.
+        """
         chosen = dict(self._chosen)
         chosen["expected_batch_size"] = chosen.pop("batch_size")
         chosen["group_weights"] = tuple((chosen["group_weights"] or {}).items())

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import re
+from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from ..files import flush_directory, naming, read_bytes
 from ..privacy.keys import derive_key
@@ -15,14 +19,49 @@ _DIVERGED = "diverged"
 # what a death in the middle of a line leaves of it; a power failure may leave zeros
 _FRAGMENT = re.compile(r"^(\0*|[0-9a-f]{0,16}|[0-9a-f]{16} \d*|[0-9a-f]{16} \d+ [0-9a-f]{0,32}|[diverg]*)\0*$")
 _DIVERGENCE = re.compile(r"^diverged( [0-9a-f]{0,16}( \d*)?)?\0*$")
+_HALF = 16  # hex digits of a digest, and of its code
 
 
-def _owners_alone(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+@dataclass(frozen=True)
+class RecordState:
+    """What a checkpoint keeps of the record, so that lines which are lost or edited later show.
+
+    Args:
+        lines: how many steps were on record when the checkpoint was written, of all branches.
+        last: the code of the last of them; empty where there was none.
+        boot: names the boot of the machine that wrote them; empty where that is not known.
+    """
+
+    lines: int
+    last: str
+    boot: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: Any) -> RecordState:
+        """Return the state that :meth:`to_dict` gave; ValueError if it is none."""
+        kinds = {"lines": int, "last": str, "boot": str}
+        if not isinstance(saved, dict) or {name: type(value) for name, value in saved.items()} != kinds:
+            raise ValueError(
+                "the checkpoint's state of the record of steps cannot be read. HINT: restore the checkpoint from a "
+                "backup, or start a new run."
+            )
+        return cls(**saved)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    branch: str
+    step: int
+    digest: str  # of what the step was released from, and a code over it and the line before
+    before: str  # the third word of the line before
 
 
 class StepRecord:
-    """One line per step: branch, step, and a keyed digest of what the step is released from.
+    """One line per step: branch, step, and 64 bits of a keyed digest of what the step is released from, with a code.
 
     A replay with the same secret draws the same Poisson sample. It costs nothing only if the release is the
     same to the last bit; with other noise, the second release on one sample is not what the ledger counts. So
@@ -33,15 +72,25 @@ class StepRecord:
     Norms are kept by cheap updates that depend on when they were last exact; a checkpoint therefore holds what
     they were last exact at.
 
-    Lines are flushed to the operating system and survive the process's death; they are flushed to the disk before
-    a checkpoint is written, so that every step before a checkpoint is on record. The digests are keyed by the secret
-    and tell nothing without it; whoever has the secret can subtract the noise anyway. The file is its owner's alone,
-    like the checkpoint that holds the secret.
+    The lines are a chain: the code of each, under a key of the branch's secret, covers the line before it, so that
+    lines which were edited, exchanged or left out show. How many there were at a checkpoint, and the last code, is in
+    the checkpoint; how many there must be at least beyond it follows from the reservations of the ledger, each of which
+    is written when the steps of the one before have been released.
+
+    Lines are handed to the operating system before the release and survive the process's death. They are flushed to
+    the disk before a checkpoint is written, and not at every step, which would take longer than the step itself. A
+    power cut may therefore lose lines since the last checkpoint. The steps they were about are still reserved in the
+    ledger, on the disk: after a reboot, where reserved steps are not on record, :meth:`may_lack_steps` is true, the run
+    goes on with a new secret, and all of the reserved steps count as released.
+
+    The digests are keyed by the secret and tell nothing without it; whoever has the secret can subtract the noise
+    anyway, and write another chain. The file is its owner's alone, like the checkpoint that holds the secret.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._known: dict[tuple[str, int], str] = {}
+        self._entries: list[_Entry] = []
+        self._places: dict[tuple[str, int], int] = {}
         self._torn = False
         self._file: FileIO | None = None
         self.divergences = 0
@@ -56,26 +105,88 @@ class StepRecord:
         self._torn = bool(text) and not text.endswith("\n")  # a torn last line: its step was not released
         for number, line in enumerate(text.split("\n"), 1):
             if found := _LINE.match(line):
-                self._known[found[1], int(found[2])] = found[3]
+                self._append(found[1], int(found[2]), found[3])
             elif _DIVERGENCE.match(line):
                 self.divergences += 1
             elif not _FRAGMENT.match(line):
                 raise _damaged(path, f"line {number} is none that a run writes")
 
-    def require(self, branch: str, steps: range) -> None:
-        """Refuse a record that lacks steps which the branch has taken before its checkpoint was written."""
-        missing = [step for step in steps if (branch, step) not in self._known]
-        if self._path is None or not missing:
-            return
-        there = f"lacks {len(missing)} of them, step {missing[0]} the first" if self._path.exists() else "is missing"
-        raise _damaged(self._path, f"{len(steps)} steps were taken before the checkpoint, and the record {there}")
+    def _append(self, branch: str, step: int, digest: str) -> None:
+        self._places[branch, step] = len(self._entries)
+        self._entries.append(_Entry(branch, step, digest, self._last))
 
-    def take(self, branch: str, step: int, digest: str) -> None:
-        """Put a step on record before its release, or check it against what is there."""
-        known = self._known.get((branch, step))
-        if known == digest:
+    @property
+    def _last(self) -> str:
+        return self._entries[-1].digest if self._entries else ""
+
+    # ---- before the first step
+
+    def state(self) -> RecordState:
+        """Return what a checkpoint that is written now keeps."""
+        return RecordState(len(self._entries), self._last, boot_id())
+
+    def require(self, branch: str, steps: range, key: bytes = b"", known: RecordState | None = None) -> None:
+        """Refuse a record that lacks steps which a branch has taken, or whose lines are not those that it wrote.
+
+        Args:
+            branch: as :func:`name_on_record` calls it.
+            steps: that the branch has taken, as far as the checkpoint and the ledger prove it.
+            key: of the branch's lines, from :func:`key_of_record`; without it, no code is checked.
+            known: what the checkpoint keeps of this record.
+
+        Raises:
+            ValueError: the record cannot be relied on.
+        """
+        if self._path is None:
             return
-        if known is not None:
+        missing = [step for step in steps if (branch, step) not in self._places]
+        if missing:
+            first = f"lacks {len(missing)} of them, step {missing[0]} the first"
+            there = first if self._path.exists() else "is missing"
+            raise _damaged(self._path, f"{len(steps)} steps were taken, and the record {there}")
+        wrong = [e.step for e in self._entries if key and e.branch == branch and not _is_authentic(e, key)]
+        if wrong:
+            raise _damaged(self._path, f"the line of step {wrong[0]}, or the one before it, was edited or left out")
+        if known is None or known.lines == 0:
+            return
+        there = self._entries[known.lines - 1].digest if known.lines <= len(self._entries) else ""
+        if there != known.last:
+            reason = f"the checkpoint knows {known.lines} steps, and the record has lost or edited some of them"
+            raise _damaged(self._path, reason)
+
+    def may_lack_steps(self, branch: str, reserved: int, known: RecordState | None) -> bool:
+        """Return whether steps of a branch may have been released whose lines a power cut has taken.
+
+        Args:
+            branch: as :func:`name_on_record` calls it.
+            reserved: the step up to which the ledger has reserved steps of the branch.
+            known: what the checkpoint keeps of this record.
+        """
+        if self._path is None or known is None or known.boot == boot_id():
+            return False  # what a process has written outlives it
+        return reserved > max((e.step + 1 for e in self._entries if e.branch == branch), default=0)
+
+    # ---- in a step
+
+    def take(self, branch: str, step: int, digest: str, key: bytes = b"") -> None:
+        """Put a step on record before its release, or check it against what is there.
+
+        Args:
+            branch: as :func:`name_on_record` calls it.
+            step: that is about to be released.
+            digest: 32 hex digits that name what it is released from.
+            key: from :func:`key_of_record`.
+
+        Raises:
+            ValueError: the record has another release of this step.
+            OSError: the line cannot be written.
+        """
+        place = self._places.get((branch, step))
+        if place is None:
+            line = _authenticated(branch, step, digest, self._last, key)
+            self._write(f"{branch} {step} {line}")
+            self._append(branch, step, line)
+        elif self._entries[place].digest[:_HALF] != digest[:_HALF]:
             self._write(f"{_DIVERGED} {branch} {step}")
             self.divergences += 1
             raise ValueError(
@@ -84,8 +195,6 @@ class StepRecord:
                 "changed since, or software, hardware or a callback is not deterministic. HINT: run the same command "
                 "again; it continues from the last checkpoint with a new secret, and the ledger counts both branches."
             )
-        self._write(f"{branch} {step} {digest}")
-        self._known[branch, step] = digest
 
     def _write(self, line: str) -> None:
         if self._path is None:
@@ -106,15 +215,44 @@ class StepRecord:
             flush_directory(self._path.parent)
 
     def close(self) -> None:
-        """The next line opens the file again."""
+        """Close the file; the next line opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def name_on_record(secret: bytes) -> str:
-    """How the steps that were released with a secret are called in the record."""
+    """Return how the steps that were released with a secret are called in the record."""
     return derive_key(secret, "branch on record")[:8].hex()
+
+
+def key_of_record(secret: bytes) -> bytes:
+    """Return the key of the codes of a branch's lines."""
+    return derive_key(secret, "codes on record")
+
+
+def boot_id() -> str:
+    """Return what names this boot of the machine; empty where the system does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        return ""
+    return hashlib.sha256(boot.strip()).hexdigest()[:16]
+
+
+def _authenticated(branch: str, step: int, digest: str, before: str, key: bytes) -> str:
+    """Return half of the digest, and a code over it, its place and the line before."""
+    text = f"{before} {branch} {step} {digest[:_HALF]}"
+    return digest[:_HALF] + hmac.digest(key, text.encode(), "sha256").hex()[:_HALF]
+
+
+def _is_authentic(entry: _Entry, key: bytes) -> bool:
+    expected = _authenticated(entry.branch, entry.step, entry.digest, entry.before, key)
+    return hmac.compare_digest(expected, entry.digest)
+
+
+def _owners_alone(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _damaged(path: Path, problem: str) -> ValueError:

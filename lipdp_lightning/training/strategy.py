@@ -7,35 +7,33 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ..accounting.spending import Spending
+from ..bounds.certifier import Certifier
 from ..clipping import Clipper, make_clipper
 from ..kernels.arithmetic import check_exact_arithmetic
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
-from ..privacy.branches import Branches, ResumeState
+from ..privacy.branches import Branches
 from ..privacy.keys import derive_key, new_secret
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
 from .averaging import WeightAverage, average_of
-from .checkpoint_io import OwnerOnlyCheckpointIO
-from .checkpoints import CheckpointStrategy
+from .batches import padding_multiple, planned_draws, transfer_problems
+from .checkpoint_files import OwnerOnlyCheckpointIO
+from .checkpoints import CheckpointStrategy, Restored, hyperparameters, settle_statistics
 from .context import can_repeat, context_of
-from .draws import planned_draws
-from .exact_products import require_exact_products
-from .garbage import resume_collections, spare_collections
-from .guards import check_set_up, make_certifier, matching_modules, steps_per_epoch
-from .padding import padding_multiple
-from .partial_sums import PartialSums
-from .release import settle_statistics
-from .resume import hyperparameters
-from .step_identity import StepIdentity
-from .step_record import StepRecord, name_on_record
+from .current_step import CurrentStep
+from .model_checks import DATA_METHODS
+from .module import PrivateModule
+from .set_up import check_set_up, make_certifier, matching_modules, refuse, require_exact_products, steps_per_epoch
+from .step_record import StepRecord, key_of_record, name_on_record
 from .views import Views, views_of
 from .withheld import withhold
 
@@ -79,39 +77,51 @@ class PrivateStrategy(CheckpointStrategy):
     ) -> None:
         kwargs.setdefault("checkpoint_io", OwnerOnlyCheckpointIO())
         super().__init__(**kwargs)
-        self.plan = plan
-        self.physical_batch_size = physical_batch_size
-        self.noise_mode = noise_mode
         self.checksum_every_n_steps = checksum_every_n_steps
-        self.deterministic = deterministic
         self.fixed_secret = fixed_secret
-        self.branches = branches or Branches()
-        self.record = record or StepRecord(None)
-        self.statistics = statistics or Statistics()
+        self.branches, self.record, self.statistics = Branches(), StepRecord(None), Statistics()
+        self.configure(plan, physical_batch_size, noise_mode, branches, record, statistics, deterministic)
         self.mechanism: Mechanism | None = None
         self.clipper: Clipper | None = None
         self.views: Views | None = None
         self.average: WeightAverage | None = None
-        self.public_context = b""
         self._secret = b""
-        self.restored: ResumeState | None = None
-        self._restored_statistics: dict[str, Tensor] | None = None
-        self._restored_norms: dict[str, Any] | None = None
+        self.restored = Restored()
         self._hooks: list[Any] = []
-        self._branch = ""
+        self._branch, self._record_key = "", b""
         self._can_repeat = True
         self._norms = Follower()
-        self._micro_batches = 0
-        self._partial_sums: PartialSums | None = None
-        self._private_step = -1
-        self._identity: StepIdentity | None = None
-        self._spares_collections = False
+        self._current: CurrentStep | None = None
         self.configured: list[dict[str, Any]] = []
         self._checked: Any = None
         self._reads_rows = False
-        self._spending: Spending | None = None
 
     # ---- set-up
+
+    def configure(
+        self,
+        plan: PrivacyPlan | None,
+        physical_batch_size: int | None,
+        noise_mode: str,
+        branches: Branches | None = None,
+        record: StepRecord | None = None,
+        statistics: Statistics | None = None,
+        deterministic: bool = False,
+        public_context: bytes = b"",
+    ) -> None:
+        """Take what a configuration decides, in place of what the constructor was given.
+
+        Args:
+            plan, physical_batch_size, noise_mode, deterministic: as in the constructor.
+            branches, record, statistics: as in the constructor; None keeps what is there.
+            public_context: names the configuration; a run that is continued under another one starts a new branch.
+        """
+        self.plan, self.physical_batch_size, self.noise_mode = plan, physical_batch_size, noise_mode
+        self.branches = branches or self.branches
+        self.record = record or self.record
+        self.statistics = statistics or self.statistics
+        self.deterministic, self.public_context = deterministic, public_context
+        self._spending: Spending | None = None
 
     @property
     def chunks(self) -> int:
@@ -124,6 +134,7 @@ class PrivateStrategy(CheckpointStrategy):
 
     @property
     def rows_per_example(self) -> int:
+        """Rows that the network is given for each example."""
         return 1 if self.views is None else self.views.number
 
     @property
@@ -141,7 +152,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._checked = module
 
     def setup_environment(self) -> None:
-        """Every refusal comes here at the latest, before a logger or a callback has opened a file."""
+        """Refuse whatever cannot be trained privately, before a logger or a callback has opened a file."""
         module, problem = self.lightning_module, None
         if module is not None and module.trainer.state.fn == TrainerFn.FITTING and self._checked is not module:
             try:
@@ -159,40 +170,44 @@ class PrivateStrategy(CheckpointStrategy):
             self._reads_rows = True
             return
         module, plan, data = self.lightning_module, self.plan, trainer.datamodule  # type: ignore[attr-defined]
-        assert plan is not None and module is not None
+        assert plan is not None and isinstance(module, PrivateModule)
         trainer.accumulate_grad_batches = self.chunks
         module.clip_loss(plan.loss_clip)
         require_exact_products(self.root_device, self.deterministic)
         super().setup(trainer)
         self.configured = [hyperparameters(o) for o in self.optimizers]
-        self._norms = Follower()
-        certifier = make_certifier(trainer, module, plan, data, self._norms)
+        norms = self._norms = Follower()
+        certifier = make_certifier(trainer, module, plan, data, norms)
         self.clipper = make_clipper(module.network, plan)
         self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))
-        self.statistics = settle_statistics(self, data, self._restored_statistics)
+        self.statistics = settle_statistics(self, data)
+        if plan.preliminary:  # only now is it known what becomes of a batch
+            refuse(transfer_problems(data, DATA_METHODS))
         self._can_repeat = can_repeat(self)
         self._open_branch(context_of(self, trainer, module, data))
-        place = Place(self.global_rank, self.world_size, self.noise_mode)  # type: ignore[arg-type]
-        self.mechanism = Mechanism(
-            module.network, certifier, plan, self._secret, place=place, context=self.branches.context,
-            views=self.rows_per_example,
-        )  # fmt: skip
-        if self.restored is None:
-            self.mechanism.project_()
-        else:
-            self.mechanism.load_state(self.restored.mechanism)
-            self._norms.load_state(self._restored_norms)
-            self._restored_norms = None
+        self.mechanism = self._make_mechanism(module, certifier, norms)
         # other branches of the run may leave fewer steps than the trainer was asked for
+        trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
         expected = plan.expected_batch_size * self.rows_per_example / (self.world_size * self.chunks)
         module.rows_to_multiple_of = padding_multiple(module.network, expected, self.rows_per_example)
-        trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
-        self._micro_batches, self._partial_sums, self._private_step = 0, PartialSums(module), -1
-        self._identity = StepIdentity(module, self, data)
-        self._branch = name_on_record(self._secret)
+        self._current = CurrentStep(module, self, data)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
-        self._spares_collections = spare_collections()
         self._reads_rows = True
+
+    def _make_mechanism(self, module: PrivateModule, certifier: Certifier, norms: Follower) -> Mechanism:
+        """Return the mechanism of a run, in the state that its checkpoint has."""
+        assert self.plan is not None
+        mechanism = Mechanism(
+            module.network, certifier, self.plan, self._secret,
+            place=Place(self.global_rank, self.world_size, self.noise_mode),  # type: ignore[arg-type]
+            context=self.branches.context, views=self.rows_per_example,
+        )  # fmt: skip
+        if self.restored.run is None:
+            mechanism.project_()
+        else:
+            mechanism.load_state(self.restored.run.mechanism)
+            norms.load_state(self.restored.norms)
+        return mechanism
 
     def _open_branch(self, context: bytes) -> None:
         """Rank 0 decides whether the secret goes on or a new branch starts; all ranks use its secret."""
@@ -201,40 +216,73 @@ class PrivateStrategy(CheckpointStrategy):
 
         def opened() -> Branches:
             secret, fixed = self.fixed_secret or new_secret(), self.fixed_secret is not None
-            if self.restored is not None:
-                self.record.require(name_on_record(self.restored.secret), self.branches.taken_here(self.restored))
-            self.branches.open(self.restored, context, plan, steps, secret, fixed)
+            run = self.restored.run
+            if run is not None:
+                known = self.restored.record if self.branches.is_here(run) else None
+                name, key = name_on_record(run.secret), key_of_record(run.secret)
+                self.record.require(name, self.branches.taken_here(run), key, known)
+            self.branches.open(run, context, plan, steps, secret, fixed)
             return self.branches
 
         self.branches = self.ranks.from_first(opened)
         self._secret = self.branches.secret
+        self._branch, self._record_key = name_on_record(self._secret), key_of_record(self._secret)
 
     def _draw(self, rows: int) -> Callable[[int, int], Tensor]:
         assert self.plan is not None
         return planned_draws(self._secret, self.plan, rows, self.global_rank, self.world_size, self.chunks)
 
     def step_key(self, purpose: str, *indices: int) -> int:
-        """Key of something that is drawn at the present step, the same on every rank."""
-        key = derive_key(self._secret, purpose, self.lightning_module.trainer.global_step, *indices)
+        """Return the key of something that is drawn at the present step, the same on every rank."""
+        key = derive_key(self._secret, purpose, self._number, *indices)
         return int.from_bytes(key[:8], "big", signed=True)
 
     def dropout_key(self, layer: int) -> int:
+        """Return the key of a layer's masks at the present step."""
         return self.step_key("dropout", layer)
 
     # ---- the step
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        assert self._identity is not None and self.mechanism is not None
-        self._identity.check()
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """Hand a batch over; of one to train on, hooks are shown a copy."""
+        arrived = super().batch_to_device(batch, device, dataloader_idx)
+        module = self.lightning_module
+        if module is None or not module.trainer.training:
+            return arrived
+        return self.current.hand_over(self.numbered(arrived))
+
+    def numbered(self, batch: Any) -> Any:
+        """Return a batch with the ids that views and dropout are drawn by: those that the sampler has drawn."""
+        return batch
+
+    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Begin the step with its first micro-batch, and give the batch that was handed over to the module."""
+        current = self.current
+        drawn = current.opened(batch)
         check_exact_arithmetic()
-        if self._micro_batches == 0:
+        if current.between_steps:
             self._begin_step()
+            current.begin(self._number)
         else:  # nothing may have changed since
-            self.mechanism.begin_step(self.lightning_module.trainer.global_step)
-        return super().training_step(*args, **kwargs)
+            assert self.mechanism is not None
+            self.mechanism.begin_step(self._number)
+        return super().training_step(drawn, *args, **kwargs)
+
+    @property
+    def current(self) -> CurrentStep:
+        """The step that is under way, once the run is set up."""
+        assert self._current is not None, "the Strategy is not set up for training"
+        return self._current
+
+    @property
+    def _number(self) -> int:
+        """The number of the present step."""
+        module = self.lightning_module
+        assert module is not None
+        return module.trainer.global_step
 
     def _begin_step(self) -> None:
-        mechanism, step = self.mechanism, self.lightning_module.trainer.global_step
+        mechanism, step = self.mechanism, self._number
         assert mechanism is not None
         assert step < self.branches.limit(), f"step {step} is beyond the plan"
         if self.is_global_zero:
@@ -244,64 +292,65 @@ class PrivateStrategy(CheckpointStrategy):
         if every is not None and self.world_size > 1 and step % every == 0:
             self.ranks.check_in_step(step, mechanism.checksum)
 
-    def _seal(self, own: bytes) -> bytes:
-        """One digest of what all processes are about to release, put on record."""
-        digest = self.ranks.agree(own)
-        if self.is_global_zero:
-            self._put_on_record(self.lightning_module.trainer.global_step, digest)
-        return digest
-
-    def _put_on_record(self, step: int, digest: bytes) -> None:
-        """What the step is about to be released from; refused where the record has another release of it."""
-        assert self.mechanism is not None
-        deviations = self.mechanism.deviations().values()
-        scales = struct.pack(f"{len(deviations)}d", *deviations)
-        self.record.take(self._branch, step, derive_key(self._secret, "step", step, digest, scales)[:16].hex())
-
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Lightning's order, with noise between the backward pass and the first hook that sees gradients."""
-        module, mechanism = self.lightning_module, self.mechanism
-        assert module is not None and mechanism is not None and self._partial_sums is not None
+        module, current, chunks = self.lightning_module, self.current, self.chunks
+        assert module is not None
         before = closure_loss._version, closure_loss.grad_fn
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, module)
         _check_same_loss(loss, closure_loss, before)
-        self._partial_sums.check_none()
+        current.check_gradients()
         self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
-        self._micro_batches += 1
-        if self._micro_batches == self.chunks:
-            step = module.trainer.global_step
-            check_exact_arithmetic()
-            self._partial_sums.put_back()
-            if self.is_global_zero and not self._can_repeat:
-                self._put_on_record(step, mechanism.digest)
-            reduce = self._all_reduce if self.world_size > 1 else None
-            mechanism.privatize_(step, reduce, self._seal if self._can_repeat else None)
-            self._partial_sums.remember()
-            self._private_step, self._micro_batches = step, 0
-        else:
-            self._partial_sums.take()
+        if current.add(chunks):
+            self._release()
+            current.mark_released()
         loss = self.precision_plugin.post_backward(loss, module)
         self.post_backward(loss)
         return loss
 
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+    def _release(self) -> None:
+        """Put the step on record, and its release in place of the sum."""
+        mechanism, step = self.mechanism, self._number
+        assert mechanism is not None
+        check_exact_arithmetic()
+        if not self._can_repeat:
+            self._put_on_record(step, mechanism.digest)
+        reduce = self._all_reduce if self.world_size > 1 else None
+        mechanism.privatize_(step, reduce, self._seal if self._can_repeat else None)
+
+    def _seal(self, own: bytes) -> bytes:
+        """Return one digest of what all processes are about to release, when it is on record."""
+        digest = self.ranks.agree(own)
+        self._put_on_record(self._number, digest)
+        return digest
+
+    def _put_on_record(self, step: int, digest: bytes) -> None:
+        """Record what the step is about to be released from; where the record has another release, all ranks raise."""
         assert self.mechanism is not None
-        step = self.lightning_module.trainer.global_step
+        deviations = self.mechanism.deviations().values()
+        scales = struct.pack(f"{len(deviations)}d", *deviations)
+        entry = derive_key(self._secret, "step", step, digest, scales)[:16].hex()
+        self.ranks.first_does(lambda: self.record.take(self._branch, step, entry, self._record_key))
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """Step on released gradients alone, project, and average."""
+        assert self.mechanism is not None
+        number, current = self._number, self.current
 
         def complete(*a: Any, **k: Any) -> Any:
             result = closure(*a, **k)
-            assert self._private_step == step, "the optimizer would step on gradients without noise"
+            assert current.is_released(number), "the optimizer would step on gradients without noise"
             return result
 
         output = super().optimizer_step(optimizer, complete, model, **kwargs)
         self.mechanism.project_()
         if self.average is not None:
-            self.average.update(self.mechanism.model, step + 1)
+            self.average.update(self.mechanism.model, number + 1)
         return output
 
     def on_exception(self, exception: BaseException) -> None:
-        """Nothing that a run shows after rows have been read tells about them, nor does an error."""
+        """Withhold the message of an error after rows have been read: what a run shows tells nothing about them."""
         if self._reads_rows:
             withhold(exception)
         super().on_exception(exception)
@@ -311,18 +360,16 @@ class PrivateStrategy(CheckpointStrategy):
     @property
     def between_steps(self) -> bool:
         """Whether a checkpoint taken now holds whole steps."""
-        return self._micro_batches == 0
+        return self._current is None or self._current.between_steps
 
     def teardown(self) -> None:
         if self.mechanism is not None:
             self.mechanism.close()
         self.record.close()
-        if self._spares_collections:
-            resume_collections()
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self.restored, self._checked, self._restored_statistics = [], None, None, None
-        self._spares_collections = self._reads_rows = False
+        self._hooks, self.restored, self._checked = [], Restored(), None
+        self._reads_rows = False
         super().teardown()
 
 

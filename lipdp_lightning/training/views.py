@@ -61,7 +61,7 @@ class Views:
         return _checked(changed, x).to(x.dtype)
 
     def identity(self) -> bytes:
-        """Digest of all settings: two runs whose views may differ have different ones."""
+        """Return a digest of all settings: two runs whose views may differ have different ones."""
         digest = hashlib.sha256(str(self.number).encode())
         for augmentation in self.augmentations:
             for path, module in augmentation.named_modules():
@@ -89,7 +89,7 @@ def _checked(changed: Any, x: Tensor) -> Tensor:
 
 
 def views_of(trainer: lightning.Trainer) -> Views | None:
-    """The views that a callback of the trainer configures; ``view_problems`` refuses a second one."""
+    """Return the views that a callback of the trainer configures; ``view_problems`` refuses a second one."""
     return next(iter(_all_views(trainer)), None)
 
 
@@ -99,7 +99,7 @@ def _all_views(trainer: lightning.Trainer) -> list[Views]:
 
 
 def view_problems(trainer: lightning.Trainer, strategy: Any, data: Any) -> list[str]:
-    """Every reason not to train with the trainer's views."""
+    """Return every reason not to train with the trainer's views."""
     found = _all_views(trainer)
     if not found:
         return []
@@ -122,7 +122,7 @@ _OUTLIERS = (1e6, -1e6, float("nan"))
 
 
 def independence_problems(views: Views, shape: tuple[int, ...]) -> list[str]:
-    """What is wrong with augmentations, found on public random rows: one row is changed, and one is taken away."""
+    """Return what is wrong with augmentations, found on random rows: one row is changed, and one is taken away."""
     problems = []
     for augmentation in views.augmentations:
         try:
@@ -149,7 +149,7 @@ def _dependence(views: Views, shape: tuple[int, ...]) -> str | None:
         def key(*parts: Any) -> int:
             return int.from_bytes(hashlib.sha256(repr((seed, parts)).encode()).digest()[:8], "big", signed=True)
 
-        return views.expand(rows, numbers, numbers, key)[0].unflatten(0, (-1, views.number))
+        return views.expand(rows, numbers, numbers, key)[0].reshape(len(rows), views.number, *shape)
 
     for seed in range(_PROBE_KEYS):
         whole = run(x, ids, seed)

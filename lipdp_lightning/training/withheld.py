@@ -6,7 +6,7 @@ import linecache
 from pathlib import Path
 from types import TracebackType
 
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (f"{_ROOT / 'lipdp_lightning'}/", f"{_ROOT / 'callbacks'}/")

@@ -23,7 +23,7 @@ from ..files import OWNER_ONLY, read_bytes, write_bytes_atomically
 from ..privacy.grid import grid_shift
 from ..privacy.keys import CounterStream, derive_key, new_secret
 from ..report.atomic import write_all_atomically
-from ..training.release import STATISTICS
+from ..training.checkpoints import STATISTICS
 from .counting import correct_rows
 from .objectives import Objective
 from .search import Search

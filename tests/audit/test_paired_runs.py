@@ -88,7 +88,7 @@ def test_runs_on_neighbours_differ_in_what_the_noise_covers_alone(tmp_path: Path
 def test_what_follows_private_data_without_noise_is_found(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lipdp_lightning.training.module_guards.FIXED_METHODS", ())  # which would refuse some at once
+    monkeypatch.setattr("lipdp_lightning.training.model_checks.FIXED_METHODS", ())  # which would refuse some at once
     broken = BROKEN[name]
     found = compared(tmp_path, pair_plan(**broken.plan), **broken.options)
     assert any(broken.says in fault for fault in found.faults), "\n".join(found.faults) or "no fault was found"

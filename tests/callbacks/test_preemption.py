@@ -308,8 +308,8 @@ import os, signal, sys, time
 sys.path[:0] = {paths!r}
 from pathlib import Path
 from lightning.pytorch.callbacks import Callback
-import callbacks.preemption
 from callbacks import Preemption, ResumeCheckpoint, RunFiles
+from lipdp_lightning.training.processes import Ranks
 from lipdp_lightning.training.run_directory import RunDirectory
 from small_runs import fit, make_plan
 
@@ -324,7 +324,7 @@ class Behind(Callback):
                 (folder / "sent").touch()
 
 if {broken!r}:
-    callbacks.preemption.agreed = lambda strategy, *votes: list(votes)
+    Ranks.voted = lambda ranks, *votes: list(votes)
 last = folder / "checkpoints" / "last.ckpt"
 plan, taken = make_plan(), RunDirectory(folder)
 if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -17,8 +17,7 @@ import yaml
 from command_runs import LONG, Outcome, fit, lipdp, snapshot
 
 from lipdp_lightning.commands.foreign_code import check_named_code
-from lipdp_lightning.training.checkpoint_io import read_checkpoint
-from lipdp_lightning.training.sealed import seal
+from lipdp_lightning.training.checkpoint_files import read_checkpoint, seal
 
 
 class Touch:

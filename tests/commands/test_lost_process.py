@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from command_runs import QUICKSTART, ROOT, environment
 
-from lipdp_lightning.training.ranks import lost_process
+from lipdp_lightning.training.processes import lost_process
 
 SLOWLY = [{"class_path": "small_runs.Slowly", "init_args": {"seconds": 0.2}}]
 

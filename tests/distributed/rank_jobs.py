@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import rank_mutants
@@ -58,7 +59,11 @@ class World:
         return {"devices": self.size // self.nodes, "num_nodes": self.nodes, **options}
 
     def fit(self, plan: Any, *callbacks: Callback, trainer: dict[str, Any] | None = None, **options: Any) -> Any:
-        return fit(plan, *callbacks, trainer_options=self.trainer_options(**(trainer or {})), **options)
+        chosen = self.trainer_options(**(trainer or {}))
+        if options.get("strategy_kind", PrivateStrategy) is PrivateStrategy:
+            return fit(plan, *callbacks, trainer_options=chosen, **options)
+        with patch("lipdp_lightning.training.model_checks.STRATEGY_METHODS", ()):  # which would refuse mutants at once
+            return fit(plan, *callbacks, trainer_options=chosen, **options)
 
 
 def dropout_module(**options: Any) -> PrivateModule:
@@ -442,6 +447,20 @@ class LateChange(Blobs):
         return x * 1.001 if self.changed else x
 
 
+def refused_by_the_record(world: World, folder: str, changed_on: int) -> str:
+    """What this rank says where a step that is on record would be released again from another sum."""
+    last, data = Path(folder) / "checkpoints" / "last.ckpt", LateChange()
+    keeper = ResumeCheckpoint(last.parent, every_n_steps=3)
+    with contextlib.suppress(InterruptedError):
+        world.fit(make_plan(), keeper, Crash(5), data=LateChange(), directory=Path(folder))
+    data.changed = world.rank == changed_on
+    try:
+        world.fit(make_plan(), ResumeCheckpoint(last.parent), data=data, directory=Path(folder), checkpoint=last)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
+
+
 def replayed(world: World, folder: str, mode: str, changed_on: int | None = None, mutant: str = "") -> list[float]:
     """The release of step 3, which a checkpoint of a run without records repeats after a crash."""
     last = Path(folder) / "last.ckpt"
@@ -568,7 +587,6 @@ def calibration(world: World) -> dict[str, Any]:
 
 def neighbours(world: World, folder: str, broken: str = "", mode: str = "distributed", **plan: Any) -> dict[str, Any]:
     """What a run on a data set and one without a row, given what the first released, differ in as this rank sees it."""
-    from unittest.mock import patch
 
     from broken_runs import BROKEN
     from neighbouring_runs import compared, pair_plan
@@ -577,6 +595,6 @@ def neighbours(world: World, folder: str, broken: str = "", mode: str = "distrib
     plan |= {} if chosen is None else chosen.plan
     options = {} if chosen is None else dict(chosen.options)
     options |= {"noise_mode": mode, "trainer": world.trainer_options()}
-    with patch("lipdp_lightning.training.module_guards.FIXED_METHODS", ()):  # which would refuse some at once
+    with patch("lipdp_lightning.training.model_checks.FIXED_METHODS", ()):  # which would refuse some at once
         found = compared(Path(folder), pair_plan(**plan), **options)
     return {"faults": found.faults, "moved": found.moved, "says": "" if chosen is None else chosen.says}

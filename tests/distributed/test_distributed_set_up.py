@@ -94,6 +94,15 @@ def test_a_failure_of_rank_0_in_training_ends_the_others(worlds: Worlds, tmp_pat
     assert "no space left" in outcome.logs[0]
 
 
+@pytest.mark.parametrize("changed_on", [0, 1])
+def test_a_step_that_the_record_refuses_ends_every_rank_with_one_line(
+    worlds: Worlds, tmp_path: Path, changed_on: int
+) -> None:
+    said = worlds.run("refused_by_the_record", 2, folder=str(tmp_path), changed_on=changed_on)
+    assert all("step 3 of this run was released before" in message and "HINT" in message for message in said), said
+    assert all(message.startswith("ValueError: ") and "\n" not in message for message in said), said
+
+
 @pytest.mark.parametrize("ranks", [[0], [1], [0, 1]])
 def test_kill_9_ends_the_job_and_a_resume_ends_with_the_same_bits(
     worlds: Worlds, tmp_path: Path, ranks: list[int]

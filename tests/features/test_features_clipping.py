@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lipdp_lightning.bounds.losses import CrossEntropy, Loss, SaturatingCrossEntropy
 from lipdp_lightning.models import MLP
-from lipdp_lightning.training.clipped_loss import ClippedLoss
+from lipdp_lightning.training.module import ClippedLoss
 
 RADIUS = 0.3
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from lipdp_lightning.bounds.losses import CrossEntropy
 from lipdp_lightning.layers import CotangentClip, ScaledLinear, scale_cotangent
-from lipdp_lightning.training.clipped_loss import ClippedLoss
+from lipdp_lightning.training.module import ClippedLoss
 
 TOLERANCE = 1 + 1e-5
 CLASSES = 5

@@ -16,7 +16,7 @@ from lipdp_lightning.augmentations import Augmentation, Draws
 from lipdp_lightning.mechanism.noise import Sum
 from lipdp_lightning.mechanism.scaling import StepNumbers
 from lipdp_lightning.mechanism.step import Mechanism
-from lipdp_lightning.training.clipped_loss import ClippedLoss
+from lipdp_lightning.training.module import ClippedLoss
 from lipdp_lightning.training.views import Views
 
 K = 4

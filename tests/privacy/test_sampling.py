@@ -19,7 +19,7 @@ from scipy import stats
 from lipdp_lightning.privacy import sampling
 from lipdp_lightning.privacy.keys import CounterStream, derive_key, new_secret
 from lipdp_lightning.privacy.sampling import SampleCiphers, local_slice, poisson_sample
-from lipdp_lightning.training.draws import planned_draws
+from lipdp_lightning.training.batches import planned_draws
 
 SECRET = b"a fixed secret.."
 OTHER = b"another secret.."

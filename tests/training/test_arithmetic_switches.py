@@ -13,7 +13,8 @@ from small_runs import Blobs, Crash, Gradients, fit, make_plan, make_strategy
 
 from callbacks import ResumeCheckpoint
 from lipdp_lightning.kernels.arithmetic import arithmetic_problems, require_exact_arithmetic
-from lipdp_lightning.training import context, exact_products, strategy
+from lipdp_lightning.training import context, strategy
+from lipdp_lightning.training import set_up as exact_products
 from lipdp_lightning.training.settings import PrivacySettings
 
 LONG = make_plan(steps=120)

@@ -17,8 +17,7 @@ import torch
 from small_runs import SECRET, fit, make_module, make_plan
 
 from callbacks import ResumeCheckpoint
-from lipdp_lightning.training.checkpoint_io import OwnerOnlyCheckpointIO, read_checkpoint
-from lipdp_lightning.training.sealed import seal
+from lipdp_lightning.training.checkpoint_files import OwnerOnlyCheckpointIO, read_checkpoint, seal
 
 
 class Touch:

@@ -7,7 +7,7 @@ import torch
 from small_runs import make_plan
 
 from lipdp_lightning.privacy.sampling import local_slice, poisson_sample
-from lipdp_lightning.training import draws
+from lipdp_lightning.training import batches
 
 SECRET = bytes(range(16))
 
@@ -17,9 +17,9 @@ SECRET = bytes(range(16))
 def test_every_step_has_its_own_sample(
     monkeypatch: pytest.MonkeyPatch, at_once: int, rank: int, world: int, chunks: int
 ) -> None:
-    monkeypatch.setattr(draws, "_AT_ONCE", at_once)
+    monkeypatch.setattr(batches, "_AT_ONCE", at_once)
     plan = make_plan()
-    draw = draws.planned_draws(SECRET, plan, 100, rank, world, chunks)
+    draw = batches.planned_draws(SECRET, plan, 100, rank, world, chunks)
     for step in (0, 1, 2, 17, 18, 5, 40, 39, 0):
         sample = poisson_sample(SECRET, step, 100, plan.sample_rate)
         for chunk in range(chunks):
@@ -33,8 +33,8 @@ def test_large_tables_are_drawn_a_step_at_a_time(monkeypatch: pytest.MonkeyPatch
         asked.append(step)
         return torch.arange(2)
 
-    monkeypatch.setattr(draws, "poisson_sample", counted)
-    draws.planned_draws(SECRET, make_plan(), 1 << 21, 0, 1, 1)(3, 0)
+    monkeypatch.setattr(batches, "poisson_sample", counted)
+    batches.planned_draws(SECRET, make_plan(), 1 << 21, 0, 1, 1)(3, 0)
     assert asked == [3]
-    draws.planned_draws(SECRET, make_plan(), 1 << 18, 0, 1, 1)(3, 0)
+    batches.planned_draws(SECRET, make_plan(), 1 << 18, 0, 1, 1)(3, 0)
     assert asked == [3, 3, 4, 5, 6]

@@ -11,7 +11,7 @@ from small_runs import Blobs, fit, make_module, make_plan
 from torch import Tensor, nn
 
 from lipdp_lightning.bounds.losses import BinaryCrossEntropy, CrossEntropy, Huber, Loss, MulticlassHinge, SquaredError
-from lipdp_lightning.training.output_guards import output_problems
+from lipdp_lightning.training.model_checks import output_problems
 
 
 class Declared:

@@ -15,7 +15,7 @@ from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.mechanism.allocation import NoiseBudget
 from lipdp_lightning.mechanism.scaling import Radii, Radius
 from lipdp_lightning.training import PrivateModule, strategy
-from lipdp_lightning.training.padding import padding_multiple, with_empty_rows
+from lipdp_lightning.training.batches import padding_multiple, with_empty_rows
 
 
 def network() -> nn.Module:
@@ -69,7 +69,7 @@ def test_empty_rows_contribute_nothing(monkeypatch: Any, options: dict[str, Any]
 
 
 def test_the_comparison_notices_a_loss_of_empty_rows(monkeypatch: Any) -> None:
-    monkeypatch.setattr("lipdp_lightning.training.module_guards.FIXED_METHODS", ())
+    monkeypatch.setattr("lipdp_lightning.training.model_checks.FIXED_METHODS", ())
     plain = trained(monkeypatch, 1, scaling="joint")
     broken = trained(monkeypatch, 8, WithoutSlices, scaling="joint")
     assert (broken - plain).abs().max() > 1e-2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lipdp_lightning.training.partial_sums import PartialSums
+from lipdp_lightning.training.current_step import PartialSums
 
 MICRO_BATCHES = 1000
 

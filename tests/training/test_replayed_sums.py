@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from callbacks import ResumeCheckpoint
 from lipdp_lightning.mechanism.step import Mechanism
-from lipdp_lightning.training import sources
-from lipdp_lightning.training.sources import code_digest
+from lipdp_lightning.training import context
+from lipdp_lightning.training.context import code_digest
 
 LONG = make_plan(steps=120)
 ONCE = {"max_steps": 8}
@@ -286,13 +286,13 @@ def test_an_import_within_a_function_counts_before_it_is_run(tmp_path: Path, mon
 
 def test_the_digest_has_the_versions_of_imported_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_digest([Switched()])
-    monkeypatch.setattr(sources, "_version", lambda package: f"another {package}")
+    monkeypatch.setattr(context, "_version", lambda package: f"another {package}")
     assert code_digest([Switched()]) != before
 
 
 def test_the_code_of_this_project_is_in_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_digest([])
-    monkeypatch.setattr(sources, "_own_code", lambda: b"another line")
+    monkeypatch.setattr(context, "_own_code", lambda: b"another line")
     assert code_digest([]) != before
 
 
@@ -364,7 +364,7 @@ def test_a_killed_run_whose_file_was_edited_draws_fresh_noise(tmp_path: Path, na
 def test_a_script_outside_of_the_repository_finds_the_code_of_this_project(tmp_path: Path) -> None:
     """An installation in development is found by a finder of its own, and not by the folders of sys.path."""
     script = tmp_path / "script.py"
-    script.write_text("from lipdp_lightning.training.sources import code_digest\nprint(len(code_digest([])))\n")
+    script.write_text("from lipdp_lightning.training.context import code_digest\nprint(len(code_digest([])))\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True

@@ -27,7 +27,7 @@ class LateNoise(PrivateStrategy):
         def noised() -> Any:
             result = closure()
             self.mechanism.privatize_(step, None, self._seal)
-            self._private_step = step
+            self.current.mark_released()
             return result
 
         return super().optimizer_step(optimizer, noised, model, **kwargs)
@@ -69,7 +69,10 @@ def noise_in(seen: Tensor, raw: Tensor, trainer: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", [PrivateStrategy, LateNoise])
-def test_every_hook_that_sees_gradients_sees_noise(kind: type[PrivateStrategy], raw: Tensor) -> None:
+def test_every_hook_that_sees_gradients_sees_noise(
+    kind: type[PrivateStrategy], raw: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lipdp_lightning.training.model_checks.STRATEGY_METHODS", ())  # which would refuse the control
     seen = Gradients()
     module = make_module(kind=ClipsGradients)
     module.seen = []
@@ -176,7 +179,7 @@ def test_any_number_of_micro_batches_takes_the_same_steps(scaling: str) -> None:
 
 
 def test_the_comparison_of_micro_batches_notices_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lipdp_lightning.training.module_guards.FIXED_METHODS", ())
+    monkeypatch.setattr("lipdp_lightning.training.model_checks.FIXED_METHODS", ())
     plan = make_plan(noise_multiplier=0.0)
     whole = weights(fit(plan)[0])
     broken, _ = fit(plan, module=make_module(kind=MeanOfMicroBatches), physical_batch_size=7)

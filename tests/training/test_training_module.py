@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.bounds.losses import Huber
 from lipdp_lightning.training import PrivateModule
-from lipdp_lightning.training.clipped_loss import ClippedLoss
+from lipdp_lightning.training.module import ClippedLoss
 
 
 def logged(directory: Path) -> set[str]:

@@ -13,7 +13,7 @@ from statistic_runs import MEANS, MeanBlobs, mean_plan, mean_session, mean_strat
 
 from callbacks import PrivacyReport, ResumeCheckpoint
 from lipdp_lightning.privacy.statistics import Statistics
-from lipdp_lightning.training.release import STATISTICS, restore_statistics
+from lipdp_lightning.training.checkpoints import STATISTICS, restore_statistics
 
 LAST = Path("checkpoints") / "last.ckpt"
 

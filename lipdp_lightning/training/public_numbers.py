@@ -12,7 +12,7 @@ ON_BOUNDARY = 0.9  # a certified norm within 10 % of its maximum: the slack of c
 
 
 def group_rows(mechanism: Mechanism) -> list[dict[str, Any]]:
-    """One row per parameter group: bounds, noise and norms, all functions of released weights."""
+    """Return one row per parameter group: bounds, noise and norms, all functions of released weights."""
     sensitivities, deviations = mechanism.sensitivities(), mechanism.deviations()
     norms = mechanism.boundary()
     if not mechanism.certificate.nodes:  # no bound of the network was used
@@ -48,7 +48,7 @@ def group_rows(mechanism: Mechanism) -> list[dict[str, Any]]:
 
 
 def averaged_rows(certificate: Certificate, maxima: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """One row per parameter group of weights that were not trained on, such as an average: no noise belongs to them."""
+    """Return one row per parameter group of weights without noise of their own, such as an average."""
     worst_case = certificate.sensitivities("worst_case")
     return [
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -12,28 +13,46 @@ import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 
 from ..bounds.certifier import CertificationError, Certifier
+from ..kernels.arithmetic import check_exact_arithmetic, require_exact_arithmetic
+from ..kernels.numeric_environment import require_repeated_bits
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
 from ..norms.operators import NormSource
 from ..privacy.keys import new_secret
 from ..privacy.plan import PrivacyPlan
 from ..slurm.environment import task_problems
+from .batches import defined_here, transfer_problems
+from .model_checks import DATA_METHODS, module_problems, output_problems, rehearsal_problems, strategy_problems
 from .module import PrivateModule
-from .module_guards import module_problems
-from .output_guards import output_problems, rehearsal_problems
 from .views import view_problems
 
 PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.bfloat16}
 _MONITORED = ("validation/", "epsilon", "nonprivate/")
 
 
+def require_exact_products(device: torch.device, deterministic: bool = False) -> None:
+    """Switches off TF32 and other reduced products in this process, which torch allows by default in convolutions.
+
+    Args:
+        device: that the run trains on.
+        deterministic: whether a GPU has to repeat its bits; a CPU always does.
+
+    Raises:
+        ValueError: if the environment forces other products, or bits that do not repeat.
+    """
+    require_exact_arithmetic()
+    check_exact_arithmetic()
+    if deterministic and device.type == "cuda":
+        require_repeated_bits()
+
+
 def steps_per_epoch(plan: PrivacyPlan) -> int:
-    """Steps after which each example has been drawn once on average."""
+    """Return the number of steps after which each example has been drawn once on average."""
     return max(1, round(1 / plan.sample_rate))
 
 
 def matching_modules(network: torch.nn.Module, patterns: tuple[tuple[str, float], ...]) -> dict[str, float]:
-    """Module path -> radius for every leaf module that a pattern names; a pattern must name one."""
+    """Return module path -> radius for every leaf module that a pattern names; a pattern must name one."""
     leaves = [path for path, m in network.named_modules() if path and not list(m.children())]
     found: dict[str, float] = {}
     for pattern, radius in patterns:
@@ -50,7 +69,7 @@ def matching_modules(network: torch.nn.Module, patterns: tuple[tuple[str, float]
 def make_certifier(
     trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any, norms: NormSource | None = None
 ) -> Certifier:
-    """The certifier of a module under a plan: its clipped loss, its cotangent clips, the trainer's precision."""
+    """Return the certifier of a module under a plan: its clipped loss, its cotangent clips, the trainer's precision."""
     kind: Any = Certifier
     if plan.clips_examples or plan.scaling == "none":
         from ..clipping.clipped_groups import ClippedGroups
@@ -72,6 +91,7 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
         *_trainer(trainer, strategy),
         *_loggers(trainer),
         *_callbacks(trainer, module),
+        *strategy_problems(strategy),
         *view_problems(trainer, strategy, data),
     ]
     problems += [*(wrong_module := module_problems(module)), *(wrong_data := _data(data, module, strategy.plan))]
@@ -85,6 +105,11 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
         if not (uncertified or wrong_module or wrong_data):
             unfit = output_problems(module.loss, shape, data)
             problems += unfit or rehearsal_problems(trainer, module, strategy.plan, data)
+    refuse(problems)
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise one ValueError with all problems, if there are any."""
     if problems:
         texts = [re.sub(r"\s*\n\s*HINT:", " HINT:", problem) for problem in problems]
         problems = list(dict.fromkeys(line for text in texts for line in text.splitlines()))
@@ -150,7 +175,7 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
             f"precision={precision!r} keeps gradients in fewer bits than the bound on their sum needs. "
             f"HINT: one of {', '.join(PRECISIONS)}."
         )
-    if trainer._accelerator_connector.use_distributed_sampler:
+    if trainer._accelerator_connector.use_distributed_sampler:  # Lightning keeps the option nowhere else
         problems.append(
             "use_distributed_sampler=True would rebuild the Poisson sampler around shuffled shards, which the "
             "accountant does not describe. HINT: Trainer(use_distributed_sampler=False)."
@@ -162,11 +187,10 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
             f"limit_train_batches={trainer.limit_train_batches} cuts logical steps apart. "
             "HINT: plan fewer steps instead."
         )
-    if trainer.overfit_batches:
-        problems.append(
-            f"overfit_batches={trainer.overfit_batches} repeats a sample. HINT: use a small public data set."
-        )
-    if trainer._detect_anomaly:
+    overfit: Any = getattr(trainer, "overfit_batches", 0)
+    if overfit:
+        problems.append(f"overfit_batches={overfit} repeats a sample. HINT: use a small public data set.")
+    if trainer._detect_anomaly:  # Lightning keeps the option nowhere else
         problems.append(
             "detect_anomaly=True ends the run when an example's gradient is not finite, which tells that the example "
             "is there. HINT: leave it out; rows that are not finite are zeroed."
@@ -196,16 +220,16 @@ def _other_strategy(given: Any) -> str:
 
 
 def refuse_strategy(given: Any) -> ValueError:
-    """The error for a strategy that is not the private one."""
+    """Return the error for a strategy that is not the private one."""
     return ValueError(_other_strategy(given))
 
 
 def _loggers(trainer: lightning.Trainer) -> list[str]:
     return [
-        f"{type(logger).__name__}(log_model={logger._log_model!r}) uploads checkpoints, and those to resume from hold "
-        "the run's secret. HINT: log_model=False, and publish the result of `lipdp export`."
+        f"{type(logger).__name__}(log_model={vars(logger)['_log_model']!r}) uploads checkpoints, and those to resume "
+        "from hold the run's secret. HINT: log_model=False, and publish the result of `lipdp export`."
         for logger in trainer.loggers
-        if vars(logger).get("_log_model")
+        if vars(logger).get("_log_model")  # W&B offers no public name for this setting
     ]
 
 
@@ -245,9 +269,14 @@ def _data(data: Any, module: Any, plan: PrivacyPlan | None) -> list[str]:
         data.setup("fit")
     except (ValueError, FileNotFoundError) as error:
         return [str(error)]
+    problems = [] if getattr(data, "preliminary", ()) else transfer_problems(data, DATA_METHODS)
+    if not defined_here(data, "train_dataloader"):
+        problems.append(
+            f"{type(data).__name__}.train_dataloader is its own, and its batches would not be those of the plan's "
+            "Poisson sampler. HINT: leave it out; load_train() gives the rows, and the sampler draws among them."
+        )
     if plan is None:
-        return []
-    problems = []
+        return problems
     bound = getattr(module, "input_bound", None)
     if plan.input_bound is not None and plan.input_bound != bound:
         problems.append(f"the plan's input_bound is {plan.input_bound}, the module's {bound}. HINT: use one.")

@@ -1,0 +1,196 @@
+"""The private step that is under way: its batch, its partial sums, and the methods and objects that it goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..bounds.identity import NetworkIdentity
+from . import model_checks
+from .batches import Batch, HandedOver
+from .module import PrivateModule
+
+_ATTRIBUTES = ("rows_to_multiple_of", "log_nonprivate", "loss")
+_MODULES = ("network", "bounded_input")
+_STRATEGY = ("mechanism", "clipper", "views", "plan")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that has begun.
+
+    Args:
+        number: of the step, from 0 on.
+        micro_batches: how many of its micro-batches have been added to the sum.
+        released: whether ``parameter.grad`` holds its release, and no sum without noise is left.
+    """
+
+    number: int
+    micro_batches: int = 0
+    released: bool = False
+
+
+class StepIdentity:
+    """The methods, the loss, the input's bound and the objects that a step goes through, as set-up has checked them.
+
+    ``differences()`` is asked for at every micro-batch; of the network itself, the mechanism keeps the identity.
+    """
+
+    def __init__(self, module: PrivateModule, strategy: Any, data: Any) -> None:
+        self._module, self._strategy, self._data = module, strategy, data
+        named = (
+            (module, model_checks.FIXED_METHODS, "the module's"),
+            (strategy, model_checks.STRATEGY_METHODS, "the Strategy's"),
+            (data, model_checks.DATA_METHODS, "the data module's"),
+        )
+        self._methods = tuple((thing, name) for thing, names, _ in named for name in names)
+        self._labels = (
+            *(f"{whose} {name}" for _, names, whose in named for name in names),
+            *(f"the module's {name}" for name in (*_ATTRIBUTES, *_MODULES)),
+            *(f"the Strategy's {name}" for name in _STRATEGY),
+            "the class of the module", "the class of the Strategy", "trainer.accumulate_grad_batches",
+        )  # fmt: skip
+        self._parts = NetworkIdentity.of(module.bounded_input, module.loss)
+        self._kept = self._now()
+
+    def _now(self) -> list[Any]:
+        module, strategy = self._module, self._strategy
+        own, parts = vars(module), vars(module)["_modules"]
+        return [
+            *[vars(t)[n] if n in vars(t) else getattr(type(t), n, None) for t, n in self._methods],
+            *[own.get(name) for name in _ATTRIBUTES],
+            *[parts.get(name) for name in _MODULES],
+            *[getattr(strategy, name) for name in _STRATEGY],
+            type(module), type(strategy), module.trainer.accumulate_grad_batches,
+        ]  # fmt: skip
+
+    def differences(self) -> list[str]:
+        """Return what is another than at set-up, in words."""
+        now = self._now()
+        if all([a is b for a, b in zip(now, self._kept, strict=True)]):
+            return self._parts.differences()
+        changed = [
+            f"{label} is another than it was"
+            for label, a, b in zip(self._labels, now, self._kept, strict=True)
+            if a is not b and not (isinstance(a, int) and a == b)
+        ]
+        return changed + self._parts.differences()
+
+    def check(self) -> None:
+        """Raise ValueError if the step would not be the one that the certificate and the noise are for."""
+        differences = self.differences()
+        if differences:
+            raise ValueError(
+                f"the private step was changed after set-up: {'; '.join(differences)}. The certificate and the noise "
+                "are those of the step as it was. HINT: decide the loss, the input's bound and the methods before "
+                "training starts, and use one run for each of them."
+            )
+
+
+class PartialSums:
+    """Takes gradients without noise out of sight until the step is complete, and puts their sum there.
+
+    It is kept in float64, so that the sum is rounded once, however many micro-batches make a step: that is what the
+    margin of a sensitivity allows for.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = list(module.parameters())
+        self._sums: dict[int, Tensor] = {}
+        self._released: list[tuple[Tensor | None, int]] = [(None, 0)] * len(self._parameters)
+
+    def check_none(self) -> None:
+        """Raise ValueError if a backward pass would add to a gradient that is neither released nor zero."""
+        for parameter, (released, version) in zip(self._parameters, self._released, strict=True):
+            gradient = parameter.grad
+            if gradient is None or (gradient is released and gradient._version == version):
+                continue
+            if bool(gradient.count_nonzero()):
+                raise ValueError(
+                    "a gradient was there before the step's own backward pass, and its bound does not cover two. "
+                    "HINT: no backward() in a hook; torch.autograd.grad leaves gradients alone."
+                )
+
+    def remember(self) -> None:
+        """Keep in mind which gradients are released ones."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        self._released = [(g, 0 if g is None else g._version) for g in gradients]
+
+    def take(self) -> None:
+        """Add a micro-batch to the sums; no gradient is left."""
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is not None:
+                before = self._sums.get(index)
+                self._sums[index] = parameter.grad.double() if before is None else before.add_(parameter.grad)
+                parameter.grad = None
+
+    def put_back(self) -> None:
+        """Put the sum over all micro-batches into ``grad``, which still holds the last of them."""
+        if not self._sums:
+            return
+        self.take()
+        for index, total in self._sums.items():
+            self._parameters[index].grad = total.to(self._parameters[index].dtype)
+        self._sums = {}
+
+
+class CurrentStep:
+    """A run's private steps, one at a time: from the batch that is handed over to the release.
+
+    Args:
+        module: that is trained.
+        strategy: that takes the steps.
+        data: the data module.
+    """
+
+    def __init__(self, module: PrivateModule, strategy: Any, data: Any) -> None:
+        self._identity = StepIdentity(module, strategy, data)
+        self._sums = PartialSums(module)
+        self._batch: HandedOver | None = None
+        self._step: Step | None = None
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether no step is under way: none has begun, or the last one was released."""
+        return self._step is None or self._step.released
+
+    def hand_over(self, batch: Any) -> Batch:
+        """Keep a batch for the network, and return what hooks are shown of it."""
+        self._batch = HandedOver.of(batch)
+        return self._batch.shown
+
+    def opened(self, batch: Any) -> Batch:
+        """Return the batch for the network; ValueError if the batch or the step is another than it was."""
+        assert self._batch is not None, "no batch was handed over"
+        self._identity.check()
+        return self._batch.opened(batch)
+
+    def begin(self, number: int) -> None:
+        """Begin the step of that number."""
+        self._step = Step(number)
+
+    def check_gradients(self) -> None:
+        """Raise ValueError if a backward pass would add to what is neither released nor zero."""
+        self._sums.check_none()
+
+    def add(self, micro_batches: int) -> bool:
+        """Take a micro-batch's gradients; return whether the sum of so many is complete, and is in ``grad``."""
+        assert self._step is not None and not self._step.released, "gradients of a step that has not begun"
+        self._step = replace(self._step, micro_batches=self._step.micro_batches + 1)
+        if self._step.micro_batches < micro_batches:
+            self._sums.take()
+            return False
+        self._sums.put_back()
+        return True
+
+    def mark_released(self) -> None:
+        """Say that ``grad`` holds the release of the step."""
+        assert self._step is not None
+        self._sums.remember()
+        self._step = replace(self._step, released=True)
+
+    def is_released(self, number: int) -> bool:
+        """Whether ``grad`` holds the release of the step of that number."""
+        return self._step is not None and self._step.released and self._step.number == number
