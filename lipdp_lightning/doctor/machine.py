@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from ..kernels.arithmetic import arithmetic_problems, require_exact_arithmetic
 from ..kernels.numeric_environment import gpu_facts
@@ -85,7 +84,7 @@ def processes(device: torch.device) -> Finding:
         return Finding(f"torch has no {backend}", "runs on several processes need it: install another build of torch.")
     if dist.is_initialized():
         return Finding(f"{backend} is there; this process is in a group already")
-    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         total = torch.ones(1000, dtype=torch.float64, device=device)
         dist.all_reduce(total)
