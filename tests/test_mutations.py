@@ -139,6 +139,22 @@ CAUGHT: dict[str, dict[str, str]] = {
     "norms/test_strips.py": {
         "the largest strip of a change alone": "test_the_largest_strip_alone_is_no_bound",
     },
+    "kernels/test_gpu_kernels.py": {
+        "products rounded before a sum on a GPU": "test_products_that_are_rounded_by_themselves_are_noticed",
+        "a compiler that fuses further": "test_fusing_further_is_noticed",
+    },
+    "kernels/test_multilinear.py": {
+        "a hash whose key leaves out half of the bits": "test_without_half_of_the_key_a_difference_is_hidden",
+    },
+    "gpu/test_counts.py": {
+        "noise of another deviation on a GPU": "test_noise_of_another_deviation_fails_the_comparison",
+    },
+    "gpu/test_doctor_on_a_gpu.py": {
+        "a GPU whose noise, hash or products are wrong": "test_a_fault_of_the_device_is_found",
+    },
+    "kernels/test_arithmetic.py": {
+        "TF32 switched off in two spellings": "test_what_was_set_before_by_one_spelling_alone_is_not_enough",
+    },
     "privacy/test_grid.py": {
         "sums without the grid": "test_without_the_grid_many_coordinates_prove_it",
     },
