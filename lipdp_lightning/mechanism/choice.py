@@ -22,9 +22,13 @@ FIRST_RADIUS = 1.0  # where a tracked radius starts: public, and the tracking fo
 
 
 class Clipped(Scaling):
-    """Example gradients arrive clipped (clipping/clipper.py); the certificate holds the radii they are clipped to."""
+    """Example gradients arrive clipped (clipping/clipper.py); the certificate holds the radii they are clipped to.
+
+    What is clipped is the gradient of all uses, so that no use can escape its radius, and none is compared.
+    """
 
     name = "clip"
+    notes_uses = False
     partial_sums = 2 * LARGEST_CANCELLATION
 
     def bounds(self, certificate: Certificate) -> dict[str, float]:

@@ -145,7 +145,8 @@ class Scaling:
 
     def _attach_to(self, path: str, layer: ScaledLayer) -> None:
         """Lets one layer report; here, that it is used."""
-        layer.report_to(counter=partial(self.uses.note, path))
+        if self.notes_uses:
+            layer.report_to(counter=partial(self.uses.note, path))
 
     def detach(self, network: nn.Module) -> None:
         """Ends what ``attach`` began."""
