@@ -6,10 +6,14 @@ import linecache
 from pathlib import Path
 from types import TracebackType
 
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from .processes import lost_process
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (f"{_ROOT / 'lipdp_lightning'}/", f"{_ROOT / 'callbacks'}/")
+_COLLECTIVES = f"{Path(torch.__file__).resolve().parent / 'distributed'}/"
 
 
 def withhold(error: BaseException) -> None:
@@ -51,7 +55,7 @@ def _empty(error: Exception) -> None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the message is of declared numbers only: a `raise` of this library, a file, a Trainer's option."""
+    """Returns whether a message tells nothing of rows: a refusal, a file, a Trainer's option or a lost process."""
     if isinstance(error, MisconfigurationException | OSError):
         return True
     last = _last(error.__traceback__)
@@ -59,6 +63,8 @@ def _is_refusal(error: Exception) -> bool:
         return False
     path = str(Path(last.tb_frame.f_code.co_filename).resolve())
     line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno).strip()
+    if path.startswith(_COLLECTIVES) and lost_process(error) is not None:
+        return True
     # an assertion may stand over several lines, of which the traceback names one
     return path.startswith(_PACKAGES) and (isinstance(error, AssertionError) or line.startswith("raise "))
 
