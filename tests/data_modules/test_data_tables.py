@@ -171,6 +171,7 @@ def test_applications_apart_are_split_row_by_row_and_test_rows_stay_out() -> Non
 
 
 @needs_data
+@pytest.mark.slow
 def test_a_patient_is_on_one_side_and_has_no_more_stays_than_declared() -> None:
     by_patient, by_stay = tables.DiabetesHospitals(), tables.DiabetesHospitals(sampling="rows")
     for module in (by_patient, by_stay):

@@ -14,7 +14,7 @@ def apart(run: dict[str, Any], other: dict[str, Any], what: str) -> float:
     return float(np.abs(np.array(run[what]) - np.array(other[what])).max())
 
 
-@pytest.mark.parametrize(("size", "chunks"), [(1, 3), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("size", "chunks"), [(1, 3), (2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_without_noise_worlds_agree_on_views_and_averages(worlds: Worlds, size: int, chunks: int) -> None:
     (one,) = worlds.run("kit", 1)
     allowed = 4 * tolerance(one, "64-true")  # four rows for each example

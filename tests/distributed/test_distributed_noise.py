@@ -11,8 +11,10 @@ from noise_checks import Recorded, complaints
 from worlds import Worlds
 
 SETTINGS = [
-    (1, "distributed", 1), (1, "distributed", 3), (2, "distributed", 1), (2, "distributed", 3), (2, "replicated", 1),
-    (4, "distributed", 1), (4, "replicated", 3),
+    (1, "distributed", 1), (2, "distributed", 3), (2, "replicated", 1),
+    *(pytest.param(*setting, marks=pytest.mark.slow) for setting in (
+        (1, "distributed", 3), (2, "distributed", 1), (4, "distributed", 1), (4, "replicated", 3),
+    )),
 ]  # fmt: skip
 
 

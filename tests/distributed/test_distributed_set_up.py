@@ -22,9 +22,11 @@ ROOT = Path(__file__).parents[2]
     ("size", "options"),
     [
         (2, {"mode": "distributed"}),
-        (4, {"mode": "replicated"}),
+        pytest.param(4, {"mode": "replicated"}, marks=pytest.mark.slow),
         (2, {"mode": "replicated", "projection": "bjorck", "scaling": "layerwise"}),
-        (4, {"mode": "distributed", "projection": "frobenius", "scaling": "radius"}),
+        pytest.param(
+            4, {"mode": "distributed", "projection": "frobenius", "scaling": "radius"}, marks=pytest.mark.slow
+        ),
         (2, {"mode": "replicated", "scaling": "radius"}),
         (2, {"mode": "distributed", "precision": "bf16-mixed"}),
     ],
@@ -103,7 +105,7 @@ def test_a_step_that_the_record_refuses_ends_every_rank_with_one_line(
     assert all(message.startswith("ValueError: ") and "\n" not in message for message in said), said
 
 
-@pytest.mark.parametrize("ranks", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("ranks", [[0], *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in ([1], [0, 1]))])
 def test_kill_9_ends_the_job_and_a_resume_ends_with_the_same_bits(
     worlds: Worlds, tmp_path: Path, ranks: list[int]
 ) -> None:

@@ -33,7 +33,7 @@ def reference(worlds: Worlds, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("precision", ["64-true", "32-true"])
 @pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_worlds_and_micro_batches_agree(worlds: Worlds, size: int, chunks: int, precision: str) -> None:
     one = reference(worlds, precision=precision)
     for run in worlds.run("final_weights", size, precision=precision, chunks=chunks):
@@ -106,7 +106,13 @@ def sample_complaints(ranks: list[dict[str, Any]], chunks: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("size", "expected", "chunks"), [(1, 1.0, 3), (2, 20.0, 1), (2, 1.0, 3), (4, 1.0, 3), (4, 20.0, 3)]
+    ("size", "expected", "chunks"),
+    [
+        (1, 1.0, 3),
+        (2, 1.0, 3),
+        (4, 20.0, 3),
+        *(pytest.param(*setting, marks=pytest.mark.slow) for setting in ((2, 20.0, 1), (4, 1.0, 3))),
+    ],
 )
 def test_ranks_share_one_exact_poisson_sample(worlds: Worlds, size: int, expected: float, chunks: int) -> None:
     ranks = worlds.run("sample", size, expected=expected, chunks=chunks)
@@ -126,7 +132,7 @@ def test_broken_samplers_are_found(worlds: Worlds, mutant: str) -> None:
 # ---- interruptions
 
 
-@pytest.mark.parametrize(("size", "chunks"), [(1, 3), (2, 1), (4, 3)])
+@pytest.mark.parametrize(("size", "chunks"), [(1, 3), (2, 1), pytest.param(4, 3, marks=pytest.mark.slow)])
 def test_an_interrupted_run_agrees(worlds: Worlds, tmp_path: Path, size: int, chunks: int) -> None:
     one = reference(worlds, folder=str(tmp_path / "whole"))
     run = {"folder": str(tmp_path / "run"), "chunks": chunks}

@@ -243,10 +243,10 @@ KERNELS = SimpleNamespace(release_=_release_, row_sums=_row_sums)
 
 
 @contextlib.contextmanager
-def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
-    """Enters a machine with one GPU; yields what is counted there."""
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch, kernels: Any = KERNELS) -> Iterator[Counts]:
+    """Enters a machine with one GPU and these kernels, or none; yields what is counted there."""
     with monkeypatch.context() as patched, PretendGpu():
-        patched.setattr(loops, "_triton_kernels", lambda: KERNELS)
+        patched.setattr(loops, "_triton_kernels", lambda: kernels)
         patched.setattr(torch.cuda, "is_available", lambda: True)
         patched.setattr(torch.backends.cudnn, "version", lambda: 91000)
         patched.setattr(torch.cuda, "synchronize", lambda device=None: None)

@@ -17,7 +17,6 @@ from private_step import make_plan, random_batch
 from steps import Taken, take_steps
 
 from lipdp_lightning.bench.networks import network_named
-from lipdp_lightning.kernels import loops
 from lipdp_lightning.mechanism.scaling import Joint
 
 PHASES = ("begin", "passes", "release", "optimizer", "projection")
@@ -80,8 +79,7 @@ def test_a_step_asks_no_more_of_a_device_than_today(name: str, monkeypatch: pyte
 @pytest.fixture
 def without_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Noise is drawn on the host and copied, and the hash is torch's."""
-    with pretended_gpu(monkeypatch):
-        monkeypatch.setattr(loops, "_triton_kernels", lambda: None)
+    with pretended_gpu(monkeypatch, kernels=None):
         yield
 
 
@@ -106,8 +104,6 @@ def test_noise_of_another_deviation_fails_the_comparison(monkeypatch: pytest.Mon
         KERNELS.release_(values, key, deviation * 1.001, **given)
 
     host = steps_of("scattering-head", on_gpu=False)
-    with pretended_gpu(monkeypatch):
-        broken = SimpleNamespace(release_=release_, row_sums=KERNELS.row_sums)
-        monkeypatch.setattr(loops, "_triton_kernels", lambda: broken)
+    with pretended_gpu(monkeypatch, SimpleNamespace(release_=release_, row_sums=KERNELS.row_sums)):
         device = steps_of("scattering-head", on_gpu=True)
     assert float((host.weights[-1] - device.weights[-1]).norm() / host.weights[-1].norm()) > 1e-4
