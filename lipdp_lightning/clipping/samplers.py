@@ -30,7 +30,7 @@ _SUPPORTED = "Linear, Conv1d and Conv2d"
 def _plain(layer: nn.Module) -> Any:
     """Returns a torch layer that shares every attribute, the parameters included."""
     shown: Any = object.__new__(_PLAIN[type(layer)])
-    shown.__dict__ = layer.__dict__
+    vars(shown).update(vars(layer))
     return shown
 
 

@@ -43,7 +43,7 @@ def make_private(model: nn.Module) -> nn.Module:
 def _swapped(layer: nn.Module) -> nn.Module:
     """A layer of the private class that shares every attribute with the old one."""
     fresh: Any = object.__new__(_SWAPS[type(layer)])
-    fresh.__dict__ = layer.__dict__
+    vars(fresh).update(vars(layer))  # Python 3.13.0 loses the attributes of two objects with one __dict__
     return fresh
 
 
