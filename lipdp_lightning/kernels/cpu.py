@@ -299,12 +299,27 @@ def _normals(words: Any, out: Any) -> None:
             out[2 * (first + j)], out[2 * (first + j) + 1] = cosines[j], sines[j]
 
 
-def _cached(function: Any) -> Any:
-    signature, options = "void(int64[::1], float64[::1])", {"error_model": "numpy", "nogil": True}
+def _complete(values: Any, apart: Any, drawn: Any, own: Any, share: Any, shift: Any, factor: Any) -> None:
+    """values[i] <- grid((values[i] + apart[i]) * share + own * drawn[i]) * factor; ``apart`` may be empty."""
+    further, rounded = len(apart) > 0, shift > 0.0
+    for i in range(len(values)):
+        total = np.float64(values[i])
+        if further:
+            total += apart[i]
+        noisy = drawn[i] * own + total * share
+        if rounded:
+            noisy = (noisy + shift) - shift
+        values[i] = noisy * factor
+
+
+def _cached(function: Any, *signatures: str) -> Any:
+    options = {"error_model": "numpy", "nogil": True}
     try:
-        return _njit(signature, cache=True, **options)(function)
+        return _njit([*signatures], cache=True, **options)(function)
     except RuntimeError:
-        return _njit(signature, **options)(function)
+        return _njit([*signatures], **options)(function)
 
 
-normals = _cached(_normals)
+normals = _cached(_normals, "void(int64[::1], float64[::1])")
+_REST = "float64[::1], float64[::1], float64, float64, float64, float64"
+complete = _cached(_complete, f"void(float32[::1], {_REST})", f"void(float64[::1], {_REST})")
