@@ -107,7 +107,8 @@ class StepNoise:
 
     def normals(self, number: int, start: int, count: int) -> Tensor:
         """Returns standard normals ``start`` to ``start + count`` of the sum of this number."""
-        total, *further = (normals(self.key, self.stream(number) + k, start, count) for k in range(self.samples))
+        first = self.stream(number)
+        total, *further = [normals(self.key, stream, start, count) for stream in range(first, first + self.samples)]
         for sample in further:
             total += sample
         return total if self.samples == 1 else total.mul_(1 / math.sqrt(self.samples))
@@ -179,13 +180,14 @@ def _complete(sums: Sequence[Sum], noise: StepNoise) -> None:
 
     A GPU's kernel draws the noise where it is added. It returns the bits that the loop has on a CPU.
     """
-    for number, one in enumerate(sums):
+    deviations = [one.deviation * noise.share for one in sums]
+    shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]
+    known = {device: gpu_kernels(device) for device in {one.values.device for one in sums}}
+    for number, (one, own, shift) in enumerate(zip(sums, deviations, shifts, strict=True)):
         if not one.values.numel():
             continue
-        own, factor = one.deviation * noise.share, 1.0 / one.divisor
-        shift = grid_shift(own) if noise.grid else 0.0
-        kernels = gpu_kernels(one.values.device) if own > 0 else None
-        if kernels is not None:
+        factor, kernels = 1.0 / one.divisor, known[one.values.device]
+        if kernels is not None and own > 0:
             kernels.release_(
                 one.values, noise.key, own, stream=noise.stream(number), apart=one.apart, samples=noise.samples,
                 share=one.share, shift=shift, factor=factor,
