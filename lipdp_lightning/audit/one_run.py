@@ -78,7 +78,7 @@ class CanaryStrategy(PrivateStrategy):
         def sums_with_canaries(numbers: StepNumbers) -> list[Sum]:
             sums = sums_of(numbers)
             # the worst-case observer knows what the examples add, and subtracts it from the release
-            self._examples = torch.cat([piece for one in sums for _, piece in one.parts()])
+            self._examples = torch.cat([one.total() for one in sums])
             present = torch.cat(self._present) if self._present else torch.empty(0, dtype=torch.int64)
             self._present = []
             canaries = torch.zeros_like(self._examples)

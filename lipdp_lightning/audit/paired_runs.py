@@ -187,7 +187,7 @@ class TranscribedStrategy(PrivateStrategy):
 
         def transcribed(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
             name = step_name(self._steps_taken())
-            inputs = torch.cat([piece for one in sums for _, piece in one.parts()])
+            inputs = torch.cat([one.total() for one in sums])
             if reduce is not None:
                 reduce(inputs)
             for what in ("deviation", "share", "divisor"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -74,10 +74,10 @@ class Bound:
     quadrature: bool = False
     cotangent_cap: float = math.inf
     parts: tuple[float, ...] = ()
+    slots: tuple[float, ...] = field(init=False, repr=False)  # ``lipschitz``, one number for each slot
 
-    @property
-    def slots(self) -> tuple[float, ...]:
-        return self.lipschitz if isinstance(self.lipschitz, tuple) else (self.lipschitz,)
+    def __post_init__(self) -> None:
+        self.slots = self.lipschitz if isinstance(self.lipschitz, tuple) else (self.lipschitz,)
 
 
 def with_margin(bound: Bound, margin: float) -> Bound:

@@ -106,15 +106,31 @@ def _put_back(first: Any, second: Any, swapped: Any, of_first: Any, of_second: A
         of_second[place] = a if other else b
 
 
+@_compiled
+def _order_neighbours(pairs: Any, out: Any, swapped: Any) -> None:
+    for place in range(len(swapped)):
+        a, b = pairs[2 * place], pairs[2 * place + 1]
+        out[2 * place] = b if b > a else a
+        out[2 * place + 1] = a if b > a else b
+        swapped[place] = b > a
+
+
+@_compiled
+def _put_back_neighbours(pairs: Any, swapped: Any, out: Any) -> None:
+    for place in range(len(swapped)):
+        a, b, other = pairs[2 * place], pairs[2 * place + 1], swapped[place] != 0
+        out[2 * place] = b if other else a
+        out[2 * place + 1] = a if other else b
+
+
 @loop(FLOATS_3, FLOATS_3, BYTES_2)
 def in_order(data: Any) -> None:
     """out[i, :, p] <- pairs[i, :, p], the larger one first; swapped[i, p] <- whether they changed places."""
     fields = carray(data, (MOST_FIELDS,), np.int64)
     pairs, out, swapped = _floats_3(fields, 0), _floats_3(fields, 4), _bytes_2(fields, 8)
     first, last = _share(len(pairs))
-    if pairs.shape[2] == 1:  # then the two of a pair are neighbours
-        own, found = pairs[first:last, :, 0], out[first:last, :, 0]
-        _order(own[:, 0], own[:, 1], found[:, 0], found[:, 1], swapped[first:last, 0])
+    if pairs.shape[2] == 1:
+        _order_neighbours(pairs[first:last].reshape(-1), out[first:last].reshape(-1), swapped[first:last].reshape(-1))
         return
     for index in range(first, last):
         _order(pairs[index, 0], pairs[index, 1], out[index, 0], out[index, 1], swapped[index])
@@ -127,8 +143,9 @@ def swap(data: Any) -> None:
     pairs, swapped, out = _floats_3(fields, 0), _bytes_2(fields, 4), _floats_3(fields, 7)
     first, last = _share(len(pairs))
     if pairs.shape[2] == 1:
-        own, found = pairs[first:last, :, 0], out[first:last, :, 0]
-        _put_back(own[:, 0], own[:, 1], swapped[first:last, 0], found[:, 0], found[:, 1])
+        _put_back_neighbours(
+            pairs[first:last].reshape(-1), swapped[first:last].reshape(-1), out[first:last].reshape(-1)
+        )
         return
     for index in range(first, last):
         _put_back(pairs[index, 0], pairs[index, 1], swapped[index], out[index, 0], out[index, 1])
@@ -299,12 +316,27 @@ def _normals(words: Any, out: Any) -> None:
             out[2 * (first + j)], out[2 * (first + j) + 1] = cosines[j], sines[j]
 
 
-def _cached(function: Any) -> Any:
-    signature, options = "void(int64[::1], float64[::1])", {"error_model": "numpy", "nogil": True}
+def _complete(values: Any, apart: Any, drawn: Any, own: Any, share: Any, shift: Any, factor: Any) -> None:
+    """values[i] <- grid((values[i] + apart[i]) * share + own * drawn[i]) * factor; ``apart`` may be empty."""
+    further, rounded = len(apart) > 0, shift > 0.0
+    for i in range(len(values)):
+        total = np.float64(values[i])
+        if further:
+            total += apart[i]
+        noisy = drawn[i] * own + total * share
+        if rounded:
+            noisy = (noisy + shift) - shift
+        values[i] = noisy * factor
+
+
+def _cached(function: Any, *signatures: str) -> Any:
+    options = {"error_model": "numpy", "nogil": True}
     try:
-        return _njit(signature, cache=True, **options)(function)
+        return _njit([*signatures], cache=True, **options)(function)
     except RuntimeError:
-        return _njit(signature, **options)(function)
+        return _njit([*signatures], **options)(function)
 
 
-normals = _cached(_normals)
+normals = _cached(_normals, "void(int64[::1], float64[::1])")
+_REST = "float64[::1], float64[::1], float64, float64, float64, float64"
+complete = _cached(_complete, f"void(float32[::1], {_REST})", f"void(float64[::1], {_REST})")

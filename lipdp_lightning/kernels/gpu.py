@@ -150,26 +150,27 @@ def _complete(values, apart, at, mask, normal, own, share, shift, factor,
     tl.store(values + at, (noisy * factor).to(values.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["count", "first", "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"])
-def release_kernel(values, apart, count: tl.int64, first: tl.int64, k0: tl.int32, k1: tl.int32, k2: tl.int32,
-                   k3: tl.int32, k4: tl.int32, k5: tl.int32, k6: tl.int32, k7: tl.int32, own: tl.float64,
+@triton.jit(do_not_specialize=["count", "first", "stream", "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"])
+def release_kernel(values, apart, count: tl.int64, first: tl.int64, stream: tl.int64, k0: tl.int32, k1: tl.int32,
+                   k2: tl.int32, k3: tl.int32, k4: tl.int32, k5: tl.int32, k6: tl.int32, k7: tl.int32, own: tl.float64,
                    share: tl.float64, shift: tl.float64, factor: tl.float64, mean: tl.float64, FURTHER: tl.constexpr,
                    SAMPLES: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
     """values[i] <- grid((values[i] + apart[i]) * share + own * normal i) * factor, from block ``first`` on."""
     block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     counter = (block + first).to(tl.uint32)
     zero = counter ^ counter
+    stream = zero + stream.to(tl.uint32)
     k0, k1 = zero + k0.to(tl.uint32, bitcast=True), zero + k1.to(tl.uint32, bitcast=True)
     k2, k3 = zero + k2.to(tl.uint32, bitcast=True), zero + k3.to(tl.uint32, bitcast=True)
     k4, k5 = zero + k4.to(tl.uint32, bitcast=True), zero + k5.to(tl.uint32, bitcast=True)
     k6, k7 = zero + k6.to(tl.uint32, bitcast=True), zero + k7.to(tl.uint32, bitcast=True)
-    w0, w1, w2, w3, w4, w5, w6, w7 = block_words(counter, zero, k0, k1, k2, k3, k4, k5, k6, k7)
+    w0, w1, w2, w3, w4, w5, w6, w7 = block_words(counter, stream, k0, k1, k2, k3, k4, k5, k6, k7)
     n0, n1 = pair(w0, w1)
     n2, n3 = pair(w2, w3)
     n4, n5 = pair(w4, w5)
     n6, n7 = pair(w6, w7)
     for sample in range(1, SAMPLES):
-        w0, w1, w2, w3, w4, w5, w6, w7 = block_words(counter, zero + sample, k0, k1, k2, k3, k4, k5, k6, k7)
+        w0, w1, w2, w3, w4, w5, w6, w7 = block_words(counter, stream + sample, k0, k1, k2, k3, k4, k5, k6, k7)
         a, b = pair(w0, w1)
         n0, n1 = n0 + a, n1 + b
         a, b = pair(w2, w3)
@@ -197,6 +198,7 @@ def release_(
     key: bytes,
     deviation: float,
     *,
+    stream: int = 0,
     apart: Tensor | None = None,
     start: int = 0,
     samples: int = 1,
@@ -208,17 +210,19 @@ def release_(
 
     Entry i of the flat tensor becomes ((values + apart) * share + deviation * normal), rounded to the grid that
     ``shift`` is for, times ``factor``, all in float64. The normal is number ``start`` + i of ``normals(key, stream)``,
-    or the sum of those of the streams below ``samples``, over the root of their number.
+    or the sum of those of ``samples`` streams from this one on, over the root of their number.
 
     Args:
         values: floating-point, of any layout; what is narrower than float32 is rounded to float32 first.
         key: 32 bytes that no other draw uses.
+        stream: number of the first stream.
         apart: a further part of the sum, in float64.
         start: a multiple of the 8 normals of one block.
         shift: of ``privacy.grid.grid_shift``; 0 leaves what is released as it is.
     """
     blocks, first = -(-values.numel() // NORMALS_IN_A_BLOCK), start // NORMALS_IN_A_BLOCK
     assert len(key) == 32 and start % NORMALS_IN_A_BLOCK == 0 and first + blocks <= _COUNTERS
+    assert 0 <= stream <= _COUNTERS - samples
     assert apart is None or (apart.dtype == torch.float64 and apart.numel() == values.numel())
     if not blocks:
         return
@@ -227,7 +231,7 @@ def release_(
     further = flat if apart is None else apart.contiguous().view(-1)
     with torch.cuda.device_of(flat):
         release_kernel[(-(-blocks // BLOCKS_AT_ONCE),)](
-            flat, further, flat.numel(), first, *struct.unpack("<8i", key), deviation, share, shift, factor,
+            flat, further, flat.numel(), first, stream, *struct.unpack("<8i", key), deviation, share, shift, factor,
             1 / math.sqrt(samples), FURTHER=apart is not None, SAMPLES=samples, BLOCKS=BLOCKS_AT_ONCE, **OPTIONS,
         )  # fmt: skip
     if flat.data_ptr() != values.data_ptr():

@@ -1,7 +1,7 @@
 """Releases the sums of a step with noise, as a Gaussian mechanism.
 
-Every parameter has a stream of normals of its own in every step, keyed by the secret, the step, the rank, the world
-size, the state digest and the parameter. Noise is drawn, scaled and added in float64: an fp32 normal stops at 5.77,
+A step's normals are keyed by the secret, the step, the rank, the world size and the state digest. Every parameter has
+streams of its own under that key. Noise is drawn, scaled and added in float64: an fp32 normal stops at 5.77,
 which by itself costs a delta of 3.5e-5 per coordinate on the reference case of docs/guarantee.md. Rounding the noised
 sum to the parameter's dtype is post-processing.
 """
@@ -9,14 +9,15 @@ sum to the parameter's dtype is post-processing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.loops import gpu_kernels
+from ..kernels.loops import cpu_loops, gpu_kernels
 from ..kernels.normals import normals
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key
@@ -96,20 +97,20 @@ class StepNoise:
             raise ValueError("\n".join([*problems, hint]))
         owner = _SHARED if place.mode == "replicated" else place.rank
         samples = SECURE_SAMPLES if secure else 1
-        key = derive_key(secret, "noise", samples, step, owner, place.world_size, digest)
+        key = derive_key(secret, "streams", samples, step, owner, place.world_size, digest)
         share = 1 / math.sqrt(place.world_size) if place.mode == "distributed" else 1.0
         return cls(key, share, samples, grid)
 
-    def key_of(self, number: int) -> bytes:
-        """Returns the key of the normals of the parameter of this number."""
-        return derive_key(self.key, "parameter", number)
+    def stream(self, number: int) -> int:
+        """Returns the first of the streams of the sum of this number; it has one for each sample."""
+        return number * self.samples
 
     def normals(self, number: int, start: int, count: int) -> Tensor:
-        """Returns standard normals ``start`` to ``start + count`` of the parameter of this number."""
-        key = self.key_of(number)
-        total = normals(key, 0, start, count)
-        for sample in range(1, self.samples):
-            total += normals(key, sample, start, count)
+        """Returns standard normals ``start`` to ``start + count`` of the sum of this number."""
+        first = self.stream(number)
+        total, *further = [normals(self.key, stream, start, count) for stream in range(first, first + self.samples)]
+        for sample in further:
+            total += sample
         return total if self.samples == 1 else total.mul_(1 / math.sqrt(self.samples))
 
 
@@ -131,34 +132,18 @@ class Sum:
     divisor: float = 1.0
     apart: Tensor | None = None
 
-    def parts(self) -> Iterator[tuple[int, Tensor]]:
-        """Yields the sum without noise in pieces, in float64, each with the position of its first entry.
-
-        A piece stays in a processor's cache; elsewhere, each would be a launch of its own.
-        """
-        values = self.values.reshape(-1)
-        further = None if self.apart is None else self.apart.reshape(-1)
-        size = PIECE if values.is_cpu else max(1, len(values))
-        for start in range(0, len(values), size):
-            piece = values[start : start + size].to(torch.float64)
-            if further is not None:
-                piece = piece + further[start : start + size]
-            yield start, piece * self.share if self.share != 1.0 else piece
-
-    def write(self, released: Iterable[tuple[int, Tensor]]) -> None:
-        """Stores what is released, given in pieces that have not been divided yet."""
-        values = self.values if self.values.is_contiguous() else torch.empty_like(self.values).contiguous()
-        flat = values.view(-1)
-        for start, piece in released:
-            flat[start : start + len(piece)] = piece * (1.0 / self.divisor) if self.divisor != 1.0 else piece
-        if values is not self.values:
-            self.values.copy_(values)
+    def total(self) -> Tensor:
+        """Returns the sum without noise, flat and in float64."""
+        total = self.values.reshape(-1).to(torch.float64)
+        if self.apart is not None:
+            total = total + self.apart.reshape(-1)
+        return total * self.share if self.share != 1.0 else total
 
 
 def release_(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None = None, replicated: bool = False) -> None:
     """Replaces each sum by its release, grid(sum over processes + noise) / divisor, in place.
 
-    Sum number j is given the stream of parameter j. Each coordinate has a normal of its own, multiplied by a deviation
+    Sum number j is given streams of its own. Each coordinate has a normal of its own, multiplied by a deviation
     that a public certificate decides, so the sums together are one release of a Gaussian mechanism. What a process
     hands over is on the grid already, so that the sum over processes is exact, on the grid, and the same in any order.
 
@@ -176,49 +161,56 @@ def release_(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None = None
             "HINT: take the deviations from the certificate that the sums were computed under."
         )
     if reduce is None:
-        for number, one in enumerate(sums):
-            _complete(one, noise, number)
+        _complete(sums, noise)
         return
-    whole = torch.cat([piece for one in sums for _, piece in one.parts()])
+    whole = torch.cat([one.total() for one in sums])
     segments = whole.split_with_sizes([one.values.numel() for one in sums])
+    noisy = [Sum(segment, one.deviation) for one, segment in zip(sums, segments, strict=True)]
     if not replicated:
-        _add_noise(sums, segments, noise)
+        _complete(noisy, noise)
     reduce(whole)
     if replicated:
-        _add_noise(sums, segments, noise)
+        _complete(noisy, noise)
     for one, segment in zip(sums, segments, strict=True):
-        one.write([(0, segment)])
+        one.values.copy_((segment * (1.0 / one.divisor)).view(one.values.shape))
 
 
-def _add_noise(sums: Sequence[Sum], segments: Sequence[Tensor], noise: StepNoise) -> None:
-    for number, (one, segment) in enumerate(zip(sums, segments, strict=True)):
-        _complete(Sum(segment, one.deviation), noise, number)
+def _complete(sums: Sequence[Sum], noise: StepNoise) -> None:
+    """Replaces each sum by its release, where it lies.
 
-
-def _complete(one: Sum, noise: StepNoise, number: int) -> None:
-    """Replaces a sum by its release, where it lies.
-
-    A GPU's kernel returns the bits that the pieces below have on a CPU, and draws the noise where it is added.
+    A GPU's kernel draws the noise where it is added. It returns the bits that the loop has on a CPU.
     """
-    own = one.deviation * noise.share
-    shift = grid_shift(own) if noise.grid else 0.0
-    kernels = gpu_kernels(one.values.device) if own > 0 else None
-    if kernels is None:
-        one.write(_noisy(one.parts(), own, shift, noise, number))
-    else:
-        kernels.release_(
-            one.values, noise.key_of(number), own, apart=one.apart, samples=noise.samples, share=one.share, shift=shift,
-            factor=1.0 / one.divisor,
-        )  # fmt: skip
+    deviations = [one.deviation * noise.share for one in sums]
+    shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]
+    known = {device: gpu_kernels(device) for device in {one.values.device for one in sums}}
+    for number, (one, own, shift) in enumerate(zip(sums, deviations, shifts, strict=True)):
+        if not one.values.numel():
+            continue
+        factor, kernels = 1.0 / one.divisor, known[one.values.device]
+        if kernels is not None and own > 0:
+            kernels.release_(
+                one.values, noise.key, own, stream=noise.stream(number), apart=one.apart, samples=noise.samples,
+                share=one.share, shift=shift, factor=factor,
+            )  # fmt: skip
+        elif one.values.is_cpu:
+            _complete_on_cpu(one, noise, number, (own, one.share, shift, factor))
+        else:
+            total = one.total()
+            if own > 0:
+                total = noise.normals(number, 0, len(total)).mul_(own).to(total.device).add_(total)
+            one.values.copy_((total.add(shift).sub_(shift) * factor).view(one.values.shape))
 
 
-def _noisy(
-    pieces: Iterable[tuple[int, Tensor]], own: float, shift: float, noise: StepNoise, number: int
-) -> Iterator[tuple[int, Tensor]]:
-    for start, total in pieces:
-        if own > 0:
-            drawn = noise.normals(number, start, len(total)).mul_(own)
-            total = drawn.to(total.device).add_(total)
-        if shift > 0:
-            total = total.add(shift).sub_(shift)
-        yield start, total
+def _complete_on_cpu(one: Sum, noise: StepNoise, number: int, numbers: tuple[float, float, float, float]) -> None:
+    """Completes a sum in pieces, which stay in a processor's cache."""
+    values = one.values.detach()
+    exact = values.dtype in (torch.float32, torch.float64)  # what is narrower is rounded to float32 first
+    flat = (values if exact else values.float()).contiguous().view(-1)
+    entries, apart = flat.numpy(), np.empty(0) if one.apart is None else one.apart.reshape(-1).numpy()
+    for start in range(0, len(entries), PIECE):
+        piece = slice(start, start + PIECE)
+        count = len(entries[piece])
+        drawn = noise.normals(number, start, count) if one.deviation > 0 else torch.zeros(count, dtype=torch.float64)
+        cpu_loops().complete(entries[piece], apart[piece], drawn.numpy(), *numbers)
+    if flat.data_ptr() != values.data_ptr():
+        values.copy_(flat.view(values.shape))

@@ -51,6 +51,11 @@ def rounding_margin(rows: int, columns: int) -> float:
 
 def as_float64(weight: Tensor, name: str = "weight") -> Tensor:
     """Returns a detached float64 copy or view; refuses complex, integer and non-finite weights by name."""
+    return _with_largest(weight, name)[0]
+
+
+def _with_largest(weight: Tensor, name: str) -> tuple[Tensor, float]:
+    """Returns a weight as :func:`as_float64` does, and its largest absolute entry."""
     if not weight.is_floating_point():
         raise ValueError(
             f"{name} has dtype {weight.dtype}: a certified norm needs real floating-point weights.\n"
@@ -58,13 +63,14 @@ def as_float64(weight: Tensor, name: str = "weight") -> Tensor:
         )
     device = weight.device if weight.device.type != "mps" else torch.device("cpu")  # MPS has no float64
     matrix = weight.detach().to(device=device)
-    if matrix.numel() and not math.isfinite(largest_entry(matrix)):
+    largest = largest_entry(matrix)
+    if not math.isfinite(largest):
         raise ValueError(
             f"{name} contains a NaN or infinite entry: no finite bound on its norm exists, so no noise scale "
             "can make a step with it private.\n"
             "HINT: lower the learning rate, or restore the last finite checkpoint."
         )
-    return matrix.to(dtype=torch.float64)
+    return matrix.to(dtype=torch.float64), largest
 
 
 def largest_entry(values: Tensor) -> float:
@@ -194,8 +200,16 @@ def dense_norm(weight: Tensor, iterations: int | None = None, *, name: str = "we
             f"{name} has shape {tuple(weight.shape)}: dense_norm takes a matrix.\n"
             "HINT: use conv_norm for convolution kernels, gram_norm for stacks of matrices."
         )
-    matrix = as_float64(weight, name)
-    return float(spectral_norms(matrix) if iterations is None else gram_norm(matrix, iterations))
+    matrix, largest = _with_largest(weight, name)
+    if iterations is not None:
+        return float(gram_norm(matrix, iterations))
+    if largest == 0.0:
+        return 0.0
+    try:  # as spectral_norms, in plain numbers
+        squared = float(torch.linalg.eigvalsh(smaller_gram(matrix / largest))[-1])
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return float(gram_norm(matrix))
+    return math.nextafter(math.sqrt(max(squared, 1.0)) * rounding_margin(*matrix.shape) * largest, math.inf)
 
 
 # ---- the close norm: one product in float32, one proof

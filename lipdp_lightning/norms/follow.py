@@ -243,8 +243,8 @@ class Follower(NormSource):
         cheap = self._cheap.get(name)
         if cheap is not None and cheap[1].norms.keys() == {*self._operators[name]} and _equal(cheap[0], weight):
             return cheap[1]
-        if anchor is not None:
-            change = changes([(weight, anchor.reference)], TALL_STRIP)[0]
+        if anchor is not None and not all(operator.is_quick(weight) for operator in anchor.norms):
+            change = changes([(weight, anchor.reference)], min(TALL_STRIP, len(weight)))[0]
             closer = anchor.followed(weight, change)
             if anchor.within(closer, _TALL_SHARE * self._slack):
                 exact = {operator: anchor.reference.factor * norm for operator, norm in anchor.exact.items()}

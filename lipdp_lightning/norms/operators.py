@@ -11,6 +11,7 @@ from torch import Tensor
 from .conv import conv_norm
 from .dense import close_norm, dense_norm
 from .geometry import Padding, Sizes, kappa
+from .strips import TALL_STRIP
 
 _CHEAP_SIDE, _CHEAP_ENTRIES = 16, 2**14
 
@@ -42,6 +43,10 @@ class Operator(ABC):
         """Tells whether the norm costs no more than a bound on the change of the weight, so that it is not followed."""
         return weight.numel() == 0
 
+    def is_quick(self, weight: Tensor) -> bool:
+        """Tells whether the norm costs no more than a bound on the change by tall strips, which is then not tried."""
+        return self.is_cheap(weight)
+
 
 @dataclass(frozen=True)
 class Dense(Operator):
@@ -55,6 +60,9 @@ class Dense(Operator):
 
     def is_cheap(self, weight: Tensor) -> bool:
         return weight.is_cpu and min(weight.shape) <= _CHEAP_SIDE and weight.numel() <= _CHEAP_ENTRIES
+
+    def is_quick(self, weight: Tensor) -> bool:
+        return weight.is_cpu and min(weight.shape) <= TALL_STRIP
 
 
 @dataclass(frozen=True)

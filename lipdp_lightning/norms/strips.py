@@ -19,7 +19,7 @@ Rounding, with u the unit roundoff of the precision in which D is computed, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,18 +65,18 @@ class Change:
 @torch.no_grad()
 def changes(pairs: Sequence[tuple[Tensor, Reference]], height: int = STRIP) -> list[Change]:
     """Returns how far weights are from references that fit them; NaN propagates. The host waits once per device."""
-    trusted = {weight.device: float32_products_are_exact_to_rounding(weight.device) for weight, _ in pairs}
-    dtypes = [_working_dtype(weight, trusted) for weight, _ in pairs]
-    grams = [_grams(*pair, height, dtype) for pair, dtype in zip(pairs, dtypes, strict=True)]
     found: dict[int, Change] = {}
-    for device in {gram.device for gram in grams}:
-        there = [index for index, gram in enumerate(grams) if gram.device == device]
-        tops, traces = _eigenvalues(torch.cat([grams[index] for index in there]).double())
+    for device in {weight.device for weight, _ in pairs}:
+        there = [index for index, (weight, _) in enumerate(pairs) if weight.device == device]
+        trusted = float32_products_are_exact_to_rounding(device)
+        dtypes = [_working_dtype(pairs[index][0], trusted) for index in there]
+        with torch.autocast(device.type, enabled=False):
+            grams = [_grams(*pairs[index], height, dtype) for index, dtype in zip(there, dtypes, strict=True)]
+            tops, traces = _eigenvalues(torch.cat(grams).double())
         start = 0
-        for index in there:
-            own = slice(start, start := start + len(grams[index]))
-            sums = _total(tops[own]), _total(traces[own])
-            found[index] = _bounds(*sums, *pairs[index], height, dtypes[index])
+        for index, dtype, gram in zip(there, dtypes, grams, strict=True):
+            own = slice(start, start := start + len(gram))
+            found[index] = _bounds(_total(tops[own]), _total(traces[own]), *pairs[index], height, dtype)
     return [found[index] for index in range(len(pairs))]
 
 
@@ -84,10 +84,10 @@ def _total(values: Sequence[float]) -> float:
     return sum(values)
 
 
-def _working_dtype(weight: Tensor, trusted: Mapping[torch.device, bool]) -> torch.dtype:
+def _working_dtype(weight: Tensor, trusted: bool) -> torch.dtype:
     """Returns the precision in which the change of a weight is computed."""
     single = weight.dtype != torch.float64 and weight[0].numel() <= _SINGLE_COLUMNS
-    return torch.float32 if single and trusted[weight.device] else torch.float64
+    return torch.float32 if single and trusted else torch.float64
 
 
 def _grams(weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Tensor:
@@ -98,8 +98,7 @@ def _grams(weight: Tensor, reference: Reference, height: int, dtype: torch.dtype
     if missing := -len(change) % height:
         change = F.pad(change, (0, 0, 0, missing))
     strips = change.view(-1, height, change.shape[1])
-    with torch.autocast(device.type, enabled=False):
-        return torch.bmm(strips, strips.mT)
+    return torch.bmm(strips, strips.mT)
 
 
 def _eigenvalues(grams: Tensor) -> tuple[list[float], list[float]]:
@@ -108,7 +107,7 @@ def _eigenvalues(grams: Tensor) -> tuple[list[float], list[float]]:
     traces = grams.diagonal(dim1=1, dim2=2).sum(1)
     powers = grams / traces.clamp_min(_SMALLEST_TRACE)[:, None, None]
     for _ in range(4):
-        powers = powers @ powers
+        powers = torch.bmm(powers, powers)
     tops = traces * torch.linalg.matrix_norm(powers) ** (1.0 / 16.0)
     found: tuple[list[float], list[float]] = tuple(torch.stack((tops, traces)).tolist())
     return found

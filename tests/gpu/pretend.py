@@ -220,16 +220,16 @@ class PretendGpu(TorchFunctionMode):
         return OnGpu(made.detach()).requires_grad_(made.requires_grad)
 
 
-def _release_(values: Any, key: bytes, deviation: float, *, apart: Any = None, start: int = 0, samples: int = 1,
-              share: float = 1.0, shift: float = 0.0, factor: float = 1.0) -> None:  # fmt: skip
+def _release_(values: Any, key: bytes, deviation: float, *, stream: int = 0, apart: Any = None, start: int = 0,
+              samples: int = 1, share: float = 1.0, shift: float = 0.0, factor: float = 1.0) -> None:  # fmt: skip
     """What the kernel of this name does, on the values themselves."""
     counts.launches += 1
     assert isinstance(values, OnGpu)
     own = values.detach().inner
     total = own.double() if apart is None else own.double() + apart.inner
-    drawn = normals(key, 0, start, own.numel())
-    for stream in range(1, samples):
-        drawn += normals(key, stream, start, own.numel())
+    drawn = normals(key, stream, start, own.numel())
+    for sample in range(1, samples):
+        drawn += normals(key, stream + sample, start, own.numel())
     noisy = drawn.mul_(1 / samples**0.5).mul_(deviation).view(own.shape) + total * share
     own.copy_(((noisy + shift) - shift if shift else noisy) * factor)
 

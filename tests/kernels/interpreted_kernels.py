@@ -64,6 +64,7 @@ CASES = {
     "bfloat16": Case((131,), "bfloat16"),
     "kept apart": Case((131,), apart=True),
     "secure": Case((131,), secure=True, apart=True),
+    "two secure sums": Case((131,), secure=True, sums_released=2),
     "no grid": Case((131,), grid=False),
     "no grid, float64": Case((131,), "float64", grid=False),
     "transposed": Case((13, 7), transposed=True),

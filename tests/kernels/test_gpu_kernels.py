@@ -107,7 +107,7 @@ def test_the_sums_of_a_hash_are_those_of_its_definition(interpreted: dict[str, A
 def compiled(capability: int, element: str = "fp32", samples: int = 1, fusion: bool = False) -> Any:
     """The kernel for a GPU that is not here."""
     names = gpu.release_kernel.arg_names
-    kinds = {"values": f"*{element}", "apart": "*fp64", "count": "i64", "first": "i64"}
+    kinds = {"values": f"*{element}", "apart": "*fp64", "count": "i64", "first": "i64", "stream": "i64"}
     kinds |= {name: "i32" for name in names if re.fullmatch(r"k\d", name)}
     kinds |= {name: "fp64" for name in ("own", "share", "shift", "factor", "mean")}
     constants = {"FURTHER": True, "SAMPLES": samples, "BLOCKS": gpu.BLOCKS_AT_ONCE}
@@ -124,8 +124,12 @@ def test_numbers_are_handed_over_in_all_their_bits() -> None:
     """A Python float would be a float32, and a key would be compiled in, if a launch decided by the values."""
     kinds = {parameter.name: parameter.annotation_type for parameter in gpu.release_kernel.params}
     assert {kinds[name] for name in ("own", "share", "shift", "factor", "mean")} == {"fp64"}
-    assert {kinds[f"k{number}"] for number in range(8)} == {"i32"} and kinds["count"] == kinds["first"] == "i64"
-    assert all(p.do_not_specialize for p in gpu.release_kernel.params if re.fullmatch(r"k\d|count|first", p.name))
+    assert {kinds[f"k{number}"] for number in range(8)} == {"i32"} and {
+        kinds[n] for n in ("count", "first", "stream")
+    } == {"i64"}
+    assert all(
+        p.do_not_specialize for p in gpu.release_kernel.params if re.fullmatch(r"k\d|count|first|stream", p.name)
+    )
     assert gpu.OPTIONS["enable_fp_fusion"] is False
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lipdp_lightning.norms import dense_norm, gram_norm
-from lipdp_lightning.norms.dense import largest_norm, rounding_margin
+from lipdp_lightning.norms.dense import largest_norm, rounding_margin, spectral_norms
 
 
 def truth(matrix: Tensor) -> float:
@@ -140,3 +140,10 @@ def test_largest_of_a_batch_brackets_the_truth(seed: int, count: int, side: int,
     largest = max(floor, float(torch.linalg.svdvals(batch).max()))
     found = largest_norm(batch, floor=floor)
     assert largest * (1 - 1e-12) <= found <= largest * 1.001 + 1e-12
+
+
+@pytest.mark.parametrize("shape", [(2, 64), (64, 2), (1, 1), (130, 140)])
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e30, 0.0])
+def test_the_norm_of_one_matrix_has_the_bits_of_its_norm_in_a_batch(shape: tuple[int, int], size: float) -> None:
+    weight = size * torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert dense_norm(weight) == float(spectral_norms(weight))
