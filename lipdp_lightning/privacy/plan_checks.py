@@ -1,4 +1,4 @@
-"""Everything that is wrong with the flat options of a plan, all at once, each with its reason and fix."""
+"""Checks of a plan's flat options, which find all problems at once, each with its reason and fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHOICES = {
     "standardize": ("none", "mean", "mean_and_variance"),
 }
 _TABLES = ("group_weights", "cotangent_clip", "preliminary")
-_POSITIVE = {  # numbers above zero: the reason where it is not obvious, and the hint
+_POSITIVE = {  # options that must be positive, with a reason that is not obvious, if any, and a hint
     "radius": ("", "a public constant, or no radius."),
     "radius_noise_multiplier": ("", "a public constant, or no radius_noise_multiplier."),
     "input_bound": ("", "a public constant, or no input_bound."),
@@ -38,7 +38,7 @@ _FLOATS = (*_POSITIVE, "noise_multiplier", "delta", "radius_quantile", "switch_a
 def normalised(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options in the one form that is hashed, from what YAML and JSON may bring.
 
-    Lists and mappings become tuples, and whole numbers floats. What has another type is left for the checks to name.
+    Lists and mappings become tuples, and whole numbers floats. Values of other types are kept; the checks refuse them.
     """
     result = dict(options)
     for name in _FLOATS:
@@ -59,7 +59,7 @@ def normalised(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_problems(options: Mapping[str, Any]) -> list[str]:
-    """Returns one text per problem of normalised options, a HINT line in each; empty if the plan is sound."""
+    """Returns one text with a HINT line for each problem of normalised options; the list is empty if there is none."""
     plan = SimpleNamespace(**options)
     return [f"{problem}\nHINT: {hint}" for check in _CHECKS for problem, hint in check(plan)]
 
@@ -74,8 +74,8 @@ def _choices(plan: SimpleNamespace) -> Problems:
             yield f"{name} {value!r} is unknown.", f"one of {', '.join(allowed)}."
     if plan.sampling != "poisson":
         yield (
-            f"sampling {plan.sampling!r}: the accountants assume that each example is drawn independently at each "
-            "step, which shuffled or fixed-size batches do not do; the epsilon would be that of another algorithm.",
+            f"sampling {plan.sampling!r} is unknown: the accountants assume that each example is drawn independently "
+            "at each step, unlike in shuffled or fixed-size batches; the epsilon would be that of another algorithm.",
             "sampling='poisson', the only one there is; batches vary in size around expected_batch_size.",
         )
     for name in ("secure", "allow_noncertified"):
@@ -135,7 +135,7 @@ def _not_private(plan: SimpleNamespace) -> Problems:
 
 
 def _exclusions(plan: SimpleNamespace) -> Problems:
-    """Yields what the parts of a plan cannot hold together."""
+    """Yields options that exclude each other."""
     tracked = ("radius_quantile", "radius_noise_multiplier")
     for name in ("radius", *tracked):
         if plan.scaling not in WITH_RADIUS and getattr(plan, name) is not None:
@@ -173,7 +173,7 @@ def _exclusions(plan: SimpleNamespace) -> Problems:
 
 
 def _numbers(plan: SimpleNamespace) -> Problems:
-    """Yields constants that are not positive, or out of the range whose products survive the arithmetic."""
+    """Yields constants that are not positive, or so large or small that float32 products would lose them."""
     given = [("noise_multiplier", plan.noise_multiplier)]
     for name, (reason, hint) in _POSITIVE.items():
         value = getattr(plan, name)
@@ -221,7 +221,7 @@ def _is_number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # the whole number is too large for a float
         return False
 
 
