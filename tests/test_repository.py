@@ -33,7 +33,7 @@ REGISTRY_HOSTS = [
 ]  # fmt: skip
 # docstrings of these rooms are written anew elsewhere, and are checked once that is done
 UNDER_REWRITE = (
-    "lipdp_lightning/training", "callbacks",
+    "callbacks",
 )  # fmt: skip
 # words that begin no sentence of a reference: what follows them has no subject
 FRAGMENT = re.compile(

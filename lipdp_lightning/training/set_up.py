@@ -1,4 +1,4 @@
-"""Every reason to refuse a training set-up, found before the first step and reported at once."""
+"""Checks of a training set-up before its first step, which report all problems at once."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def require_exact_products(device: torch.device, deterministic: bool = False) ->
     """Switches off TF32 and other reduced products in this process, which torch allows by default in convolutions.
 
     Args:
-        device: that the run trains on.
-        deterministic: whether a GPU has to repeat its bits; a CPU always does.
+        device: The device on which the run trains.
+        deterministic: Whether a GPU must repeat its bits; a CPU always does.
 
     Raises:
-        ValueError: if the environment forces other products, or bits that do not repeat.
+        ValueError: If the environment forces other products, or bits that do not repeat.
     """
     require_exact_arithmetic()
     check_exact_arithmetic()
@@ -47,12 +47,16 @@ def require_exact_products(device: torch.device, deterministic: bool = False) ->
 
 
 def steps_per_epoch(plan: PrivacyPlan) -> int:
-    """Return the number of steps after which each example has been drawn once on average."""
+    """Returns the number of steps after which each example has been drawn once on average."""
     return max(1, round(1 / plan.sample_rate))
 
 
 def matching_modules(network: torch.nn.Module, patterns: tuple[tuple[str, float], ...]) -> dict[str, float]:
-    """Return module path -> radius for every leaf module that a pattern names; a pattern must name one."""
+    """Returns the radius of every leaf module that matches a pattern, by its path.
+
+    Raises:
+        ValueError: If a pattern matches no module.
+    """
     leaves = [path for path, m in network.named_modules() if path and not list(m.children())]
     found: dict[str, float] = {}
     for pattern, radius in patterns:
@@ -69,13 +73,13 @@ def matching_modules(network: torch.nn.Module, patterns: tuple[tuple[str, float]
 def make_certifier(
     trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any, norms: NormSource | None = None
 ) -> Certifier:
-    """Return the certifier of a module under a plan: its clipped loss, its cotangent clips, the trainer's precision."""
+    """Returns the certifier of a module under a plan, with its clipped loss, its cotangent clips and the precision."""
     kind: Any = Certifier
     if plan.clips_examples or plan.scaling == "none":
         from ..clipping.clipped_groups import ClippedGroups
 
         kind = partial(ClippedGroups, plan)
-    with torch.compiler.set_stance("force_eager"):  # a compiled network is traced as it is written
+    with torch.compiler.set_stance("force_eager"):  # tracing needs the network's own code, not compiled code
         certifier: Certifier = kind(
             module.network, data.input_shape, module.input_bound, module.private_loss(plan.loss_clip),
             norms=norms, compute_dtype=PRECISIONS.get(str(trainer.precision), torch.float32),
@@ -85,7 +89,7 @@ def make_certifier(
 
 
 def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: Any) -> None:
-    """Raise one ValueError that lists all that is wrong, each with its HINT."""
+    """Raises one ValueError that lists all problems of a set-up, each with its HINT, if there are any."""
     problems = [
         *_plan(trainer, strategy),
         *_trainer(trainer, strategy),
@@ -109,7 +113,7 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
 
 
 def refuse(problems: Sequence[str]) -> None:
-    """Raise one ValueError with all problems, if there are any."""
+    """Raises one ValueError with all problems, if there are any."""
     if problems:
         texts = [re.sub(r"\s*\n\s*HINT:", " HINT:", problem) for problem in problems]
         problems = list(dict.fromkeys(line for text in texts for line in text.splitlines()))
@@ -175,7 +179,7 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
             f"precision={precision!r} keeps gradients in fewer bits than the bound on their sum needs. "
             f"HINT: one of {', '.join(PRECISIONS)}."
         )
-    if trainer._accelerator_connector.use_distributed_sampler:  # Lightning keeps the option nowhere else
+    if trainer._accelerator_connector.use_distributed_sampler:  # Lightning has no public name for this option
         problems.append(
             "use_distributed_sampler=True would rebuild the Poisson sampler around shuffled shards, which the "
             "accountant does not describe. HINT: Trainer(use_distributed_sampler=False)."
@@ -190,14 +194,16 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
     overfit: Any = getattr(trainer, "overfit_batches", 0)
     if overfit:
         problems.append(f"overfit_batches={overfit} repeats a sample. HINT: use a small public data set.")
-    if trainer._detect_anomaly:  # Lightning keeps the option nowhere else
+    if trainer._detect_anomaly:  # Lightning has no public name for this option
         problems.append(
             "detect_anomaly=True ends the run when an example's gradient is not finite, which tells that the example "
             "is there. HINT: leave it out; rows that are not finite are zeroed."
         )
     every = trainer.check_val_every_n_epoch
     if every is not None and every < 1:
-        problems.append(f"check_val_every_n_epoch={every}. HINT: limit_val_batches=0 turns validation off.")
+        problems.append(
+            f"check_val_every_n_epoch={every} is not positive. HINT: limit_val_batches=0 turns validation off."
+        )
     if strategy.plan is not None and isinstance(trainer.val_check_interval, int) and every is not None:
         batches = steps_per_epoch(strategy.plan) * strategy.chunks
         if trainer.val_check_interval > batches:
@@ -220,7 +226,7 @@ def _other_strategy(given: Any) -> str:
 
 
 def refuse_strategy(given: Any) -> ValueError:
-    """Return the error for a strategy that is not the private one."""
+    """Returns the error for a strategy that is not the private one."""
     return ValueError(_other_strategy(given))
 
 
@@ -307,7 +313,7 @@ def _data(data: Any, module: Any, plan: PrivacyPlan | None) -> list[str]:
 
 
 def _shares(trainer: lightning.Trainer, data: Any) -> list[str]:
-    """Shares of held-out batches that are less than one batch; Lightning's own message would say how many there are."""
+    """Refuses shares of held-out rows below one batch; Lightning's own message would state the number of batches."""
     problems = []
     for name, loader in (("limit_val_batches", "val_dataloader"), ("limit_test_batches", "test_dataloader")):
         share = getattr(trainer, name)
@@ -315,7 +321,7 @@ def _shares(trainer: lightning.Trainer, data: Any) -> list[str]:
             continue
         try:
             batches = getattr(data, loader)()
-        except ValueError:  # no held-out rows
+        except ValueError:  # there are no held-out rows
             continue
         if batches and int(len(batches) * share) < 1:
             problems.append(
@@ -328,7 +334,7 @@ def _shares(trainer: lightning.Trainer, data: Any) -> list[str]:
 def _certificate(
     trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any
 ) -> tuple[list[str], tuple[int, ...]]:
-    """What stands between the model and its noise: a mechanism is made, and not used; and the output's shape."""
+    """Returns the problems of making a mechanism, which is not used, and the shape of the model's output."""
     if plan.clips_examples:
         from ..clipping.samplers import clipping_problems
 

@@ -1,4 +1,4 @@
-"""The ``privacy`` group of a configuration: what a user chooses; the plan is derived from it."""
+"""The ``privacy`` group of a configuration, from which the plan is derived."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BUDGET = (
 
 
 class PrivacySettings:
-    """Choose epsilon or noise_multiplier, and epochs or steps; everything else has a default.
+    """The user's choices; epsilon or noise_multiplier and epochs or steps are needed, and the rest has defaults.
 
     Args:
         epsilon: target of the whole run; the noise is calibrated to it.
@@ -100,22 +100,22 @@ class PrivacySettings:
 
     @property
     def epsilon(self) -> float | None:
-        """The target that noise is calibrated to; None where the noise is given."""
+        """The target to which noise is calibrated; None if the noise is given."""
         epsilon: float | None = self._chosen["epsilon"]
         return epsilon
 
     def budget(self) -> tuple[Any, ...]:
-        """Return all settings that decide the noise of a target, beside the size of the data set."""
+        """Returns all settings that decide the noise of a target, besides the size of the data set."""
         return tuple(self._chosen[name] for name in _BUDGET)
 
     def with_noise(self, noise_multiplier: float) -> PrivacySettings:
-        """Return the same settings with the noise given in place of the target."""
+        """Returns the same settings with the noise given in place of the target."""
         known = copy.copy(self)
         known._chosen = self._chosen | {"epsilon": None, "noise_multiplier": noise_multiplier}
         return known
 
     def of_unit(self, unit: str, rows: int) -> PrivacySettings:
-        """Return the settings for the unit that a data module declares: `example`, or `group` of up to `rows` rows."""
+        """Returns the settings for the unit that a data module declares: `example`, or `group` of up to `rows` rows."""
         given = self._chosen["max_examples_per_unit"]
         if unit == "example":
             return self  # rows per unit, if given, are the user's own statement about the rows
@@ -134,10 +134,10 @@ class PrivacySettings:
         input_bound: float | None = None,
         preliminary: tuple[tuple[str, float], ...] = (),
     ) -> PrivacyPlan:
-        """Return the frozen plan for a data set of declared size N and the statistics it releases.
+        """Returns the frozen plan for a data set of declared size N and the statistics that it releases.
 
         Raises:
-            ValueError: with every problem at once.
+            ValueError: If the settings have problems; it lists all of them.
         """
         chosen = dict(self._chosen)
         chosen["expected_batch_size"] = chosen.pop("batch_size")
