@@ -1,4 +1,4 @@
-"""The computation behind `lipdp budget`: what a noise multiplier spends, what a budget needs."""
+"""The computation of `lipdp budget`: the epsilon of a noise multiplier, or the noise for a budget."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def compute_budget(
     """Returns one row for each epsilon (the noise is calibrated) or for each noise multiplier (epsilon is computed).
 
     Args:
-        dataset_size: declared number of rows.
+        dataset_size: the declared number of rows.
         batch_size: the expected size of the Poisson sample.
-        delta: of the guarantee.
-        epochs: steps = ceil(epochs * dataset_size / batch_size); or give ``steps``.
+        delta: the delta of the guarantee.
+        epochs: passes over the data, steps = ceil(epochs * dataset_size / batch_size); or give ``steps``.
         steps: the number of steps.
         epsilons: budgets; or give ``noise_multipliers``.
         noise_multipliers: noise levels.
         accountant: `pld`, `prv` or `rdp`.
         adjacency: `add_remove` or `replace_one`.
-        statistics: noise multipliers of what is released of all rows before the first step.
+        statistics: noise multipliers of statistics of all rows that are released before the first step.
 
     Raises:
-        ValueError: with everything that is wrong with the question, each with a HINT.
+        ValueError: if the question has problems; it lists all of them, each with a HINT.
     """
     problems = [
         *_problems_of_run(dataset_size, batch_size, delta, epochs, steps),
@@ -143,7 +143,7 @@ def _problems_of_query(
 
 
 def format_table(rows: Sequence[BudgetRow]) -> str:
-    """Returns the rows for a reader: aligned columns, then what the numbers mean."""
+    """Returns the rows as text in aligned columns, followed by an explanation of the numbers."""
     header = ("epsilon", "bracket", "delta", "noise multiplier", "sample rate", "steps", "accountant")
     cells = [header] + [
         (
