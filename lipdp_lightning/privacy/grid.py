@@ -1,9 +1,9 @@
 """The public grid on which noised sums are released.
 
-The last bits of a floating-point sum depend on the numbers that were added: noise of 0.01 has finer bits by itself than
-after it was added to a sum of 1, which has multiples of 2^-53. Hence the sum with its noise is rounded to the nearest
-multiple of a power of two before it is released. The grid is a function of the noise's deviation alone, so it is
-public; it is far coarser than the last bits of any sum, and far finer than the noise (docs/guarantee.md, section 1.8).
+The last bits of a floating-point sum depend on the numbers that were added: a result near 0.01 is a multiple of 2^-53
+if noise was added to a sum of 1, and has finer bits if it is noise alone. Hence the sum with its noise is rounded to
+the nearest multiple of a power of two before it is released. The grid is a function of the noise's deviation alone, so
+it is public; it is far coarser than the last bits of any sum, and far finer than the noise (docs/guarantee.md, 1.8).
 """
 
 from __future__ import annotations
