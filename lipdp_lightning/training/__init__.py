@@ -2,7 +2,7 @@
 
 A step:
 
-* ``strategy``: where noise enters, between Lightning's funnel of steps and the mechanism.
+* ``strategy``: the Strategy, which connects Lightning's steps with the mechanism and adds the noise.
 * ``module``: the LightningModule, and the loss that a plan clips.
 * ``current_step``: the step that is under way, and the comparison with what set-up has checked.
 * ``batches``: the rows of a micro-batch, and rows of zeros beside them.

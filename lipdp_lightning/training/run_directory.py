@@ -207,7 +207,7 @@ class RunDirectory:
                 self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
         remove_left_overs(self.path)
-        continued = self.check(plan_digest)  # again: another process may have finished the run meanwhile
+        continued = self.check(plan_digest)  # another process may have finished the run meanwhile
         if not continued:  # if the process dies in between, the next claim finds these files: see _begun
             write_bytes_atomically(self.config, config.encode("utf-8", "backslashreplace"))
             write_bytes_atomically(self.path / PLAN_FILE, json.dumps(plan, indent=1).encode())
