@@ -75,6 +75,6 @@ def _strategy(trainer: lightning.Trainer) -> PrivateStrategy:
     if not isinstance(strategy, PrivateStrategy):
         raise ValueError(
             f"the privacy callbacks need PrivateStrategy, and the trainer has {type(strategy).__name__}. "
-            "HINT: Trainer(strategy=PrivateStrategy(plan)), or `lipdp fit`."
+            "HINT: use Trainer(strategy=PrivateStrategy(plan)), or `lipdp fit`."
         )
     return strategy

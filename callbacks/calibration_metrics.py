@@ -91,7 +91,9 @@ class CalibrationMetrics(Callback):
     def setup(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
         data = trainer.datamodule  # type: ignore[attr-defined]
         if data is None:
-            raise ValueError("CalibrationMetrics needs a data module. HINT: trainer.test(module, datamodule=data).")
+            raise ValueError(
+                "CalibrationMetrics needs a data module. HINT: call trainer.test(module, datamodule=data)."
+            )
         if stage not in ("validate", "test"):
             return  # in training, the Strategy collects all problems
         loader = data.val_dataloader() if stage == "validate" else data.test_dataloader()
@@ -129,7 +131,7 @@ class CalibrationMetrics(Callback):
         width = outputs.shape[1] if outputs.dim() > 1 else 1
         if module.task == "classification" and width != _classes(module, data):
             raise ValueError(
-                f"the network has {width} outputs for {_classes(module, data)} classes. HINT: one for each."
+                f"the network has {width} outputs for {_classes(module, data)} classes. HINT: use one for each."
             )
 
     # ---- an evaluation

@@ -23,7 +23,7 @@ class GradientNoiseMonitor(Callback):
 
     def __init__(self, every_n_steps: int = 10) -> None:
         if every_n_steps < 1:
-            raise ValueError(f"every_n_steps={every_n_steps} is not positive. HINT: 10.")
+            raise ValueError(f"every_n_steps={every_n_steps} is not positive. HINT: use 10.")
         self.every_n_steps = every_n_steps
         self.history: list[dict[str, Any]] = []
 

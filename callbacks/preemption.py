@@ -62,8 +62,8 @@ class Preemption(Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if slurm.job_id() is not None and threading.current_thread() is threading.main_thread():
-            # only now, because Lightning wraps an earlier handler into one that broadcasts from the handler; when
-            # training ends, it puts back what was there before it
+            # Lightning would wrap an earlier handler into one that broadcasts from the handler, so this one is set
+            # only now; when training ends, Lightning restores the handler that it found
             signal.signal(signal.SIGTERM, self._flag)
             self._flag.terminated |= trainer.received_sigterm
         self._stop_if_asked(trainer)
@@ -142,5 +142,5 @@ def _keeper(trainer: lightning.Trainer) -> ResumeCheckpoint:
             return callback
     raise ValueError(
         "Preemption has nothing to save with: the trainer has no ResumeCheckpoint. "
-        "HINT: callbacks=[ResumeCheckpoint('runs/mine/checkpoints'), Preemption()]."
+        "HINT: use callbacks=[ResumeCheckpoint('runs/mine/checkpoints'), Preemption()]."
     )

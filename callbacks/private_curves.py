@@ -84,7 +84,9 @@ class PrivateValidationCurves(Callback):
         )
         problems += [f"{bins} bins or {groups} groups are too few."] * (bins < 1 or groups < 2)
         if problems:
-            raise ValueError(f"{' '.join(problems)} HINT: PrivateValidationCurves(epsilon=1.0, curves={list(CURVES)}).")
+            raise ValueError(
+                f"{' '.join(problems)} HINT: use PrivateValidationCurves(epsilon=1.0, curves={list(CURVES)})."
+            )
         Grid(0.0, 1.0, levels)
         self.epsilon, self.levels, self.bins, self.groups = epsilon, levels, bins, groups
         self.curves, self.mechanism, self.exact_metrics = tuple(dict.fromkeys(curves)), mechanism, exact_metrics
@@ -140,7 +142,7 @@ class PrivateValidationCurves(Callback):
             scores, labels, binary = self._predictions(trainer, module)
         wanted = [name for name in self.curves if name != "roc" or binary]
         if not wanted:
-            raise ValueError("an ROC curve needs two classes. HINT: curves=['reliability', 'hosmer_lemeshow'].")
+            raise ValueError("an ROC curve needs two classes. HINT: use curves=['reliability', 'hosmer_lemeshow'].")
         share, relation, source = self.epsilon / len(wanted), plan.adjacency, NoiseSource(self._secret)
         releases, results = ReleaseList(), dict[str, Any]()
         if "roc" in wanted:

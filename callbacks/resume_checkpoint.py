@@ -41,7 +41,7 @@ class ResumeCheckpoint(Callback):
         every_n_steps: int | None = None,
     ) -> None:
         if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(f"every_n_steps={every_n_steps} is not positive. HINT: 100, or null.")
+            raise ValueError(f"every_n_steps={every_n_steps} is not positive. HINT: use 100, or null.")
         self.directory = None if directory is None else Path(directory)
         self.every_n_seconds, self.every_n_steps = every_n_seconds, every_n_steps
         self.interrupted = False
@@ -54,7 +54,7 @@ class ResumeCheckpoint(Callback):
     def path(self) -> Path:
         """The path of the checkpoint."""
         if self.directory is None:
-            raise ValueError("ResumeCheckpoint has no directory. HINT: ResumeCheckpoint('runs/mine/checkpoints').")
+            raise ValueError("ResumeCheckpoint has no directory. HINT: use ResumeCheckpoint('runs/mine/checkpoints').")
         return self.directory / LAST
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:

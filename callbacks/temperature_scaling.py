@@ -59,10 +59,10 @@ class TemperatureScaling(Callback):
         if (public_data is None) == (epsilon is None):
             problems.append(
                 "TemperatureScaling needs public_data or epsilon, and not both: private rows have to be paid for. "
-                "HINT: TemperatureScaling(epsilon=0.1)."
+                "HINT: use TemperatureScaling(epsilon=0.1)."
             )
         if epsilon is not None and not 0 < epsilon < math.inf:
-            problems.append(f"epsilon {epsilon} is not a positive finite number. HINT: 0.1.")
+            problems.append(f"epsilon {epsilon} is not a positive finite number. HINT: use 0.1.")
         if largest_loss is not None and not 0 < largest_loss < math.inf:
             problems.append(f"largest_loss {largest_loss} is not a positive finite number. HINT: leave it out.")
         if public_data is not None and public_data.preliminary:
@@ -90,12 +90,13 @@ class TemperatureScaling(Callback):
             problems.append("TemperatureScaling has no held-out rows to choose on. HINT: set validation_fraction.")
         if plan is not None and plan.unit != "example":
             problems.append(
-                "TemperatureScaling's noise covers one row, and the plan protects a group of rows. HINT: public_data."
+                "TemperatureScaling's noise covers one row, and the plan protects a group of rows. "
+                "HINT: use public_data."
             )
         if _report_of(trainer) is None:
             problems.append(
                 "TemperatureScaling(epsilon=...) without a PrivacyReport: nobody would add its epsilon to that of "
-                "training. HINT: `lipdp fit`, or callbacks=[..., PrivacyReport('runs/mine')]."
+                "training. HINT: use `lipdp fit`, or callbacks=[..., PrivacyReport('runs/mine')]."
             )
         return problems
 
@@ -103,7 +104,7 @@ class TemperatureScaling(Callback):
         directory = self._directory(trainer)
         if trainer.global_step == 0 and directory is not None and (directory / TEMPERATURE_FILE).exists():
             raise ValueError(
-                f"{directory} holds the temperature of an earlier run. HINT: a directory of its own for every run."
+                f"{directory} holds the temperature of an earlier run. HINT: use a separate directory for every run."
             )
 
     def _directory(self, trainer: lightning.Trainer) -> Path | None:

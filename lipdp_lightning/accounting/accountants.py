@@ -126,7 +126,7 @@ def _first_answer(name: str, releases: Sequence[Release], delta: float, adjacenc
         return replace(bound, note=f"{bound.note}; instead of {name} ({failed})")
     raise ValueError(
         f"no accountant can bound epsilon at delta {delta} for {releases}: {'; '.join(reasons)}.\n"
-        "HINT: more noise, fewer steps, or a larger delta."
+        "HINT: use more noise, fewer steps, or a larger delta."
     )
 
 
@@ -265,7 +265,9 @@ def _validate(accountant: str, delta: float, adjacency: str, rows: int) -> None:
     if rows < 1:
         problems.append(f"max_examples_per_unit {rows} is not positive.")
     if problems:
-        raise ValueError("\n".join([*problems, f"HINT: delta below 1/N, adjacency one of {', '.join(ADJACENCIES)}."]))
+        raise ValueError(
+            "\n".join([*problems, f"HINT: use a delta below 1/N, and as adjacency one of {', '.join(ADJACENCIES)}."])
+        )
 
 
 # ---- a second accountant's answer, which shows the error of one library
@@ -323,4 +325,4 @@ def _disagreement(bound: PrivacyBound, other: PrivacyBound) -> str:
     )
     if bound.epsilon < other.epsilon:
         return f"{text}\nHINT: one of them errs; publish the larger one, and report these settings to the project."
-    return f"{text}\nHINT: accountant {other.accountant}"
+    return f"{text}\nHINT: use accountant {other.accountant}"

@@ -98,7 +98,7 @@ def calibrate_noise(
         raise ValueError(
             f"epsilon {epsilon} at delta {delta} asks for no noise (multiplier {SMALLEST_NOISE} already meets it): "
             "delta forgives publishing every example that is drawn, or epsilon protects nothing.\n"
-            "HINT: delta below 1/N and epsilon of about 1 to 10."
+            "HINT: use a delta below 1/N and epsilon of about 1 to 10."
         )
     noise, bound = math.exp(log_noise), search.answer(log_noise)
     entries = [*preliminary, LedgerEntry(SUBSAMPLED_GAUSSIAN, noise, sample_rate, steps)]
@@ -139,7 +139,7 @@ def steps_for(
     if search.unreachable:
         raise ValueError(
             f"one step at noise multiplier {noise_multiplier} and sample rate {sample_rate:.3g} already spends more "
-            f"than epsilon {epsilon} at delta {delta}.\nHINT: more noise, a smaller batch, or a larger epsilon."
+            f"than epsilon {epsilon} at delta {delta}.\nHINT: use more noise, a smaller batch, or a larger epsilon."
         )
     if math.isnan(x):
         raise ValueError(
@@ -237,4 +237,4 @@ def _check(epsilon: float, tolerance: float, delta: float, sample_rate: float) -
     if not 0 < tolerance < 1:
         problems.append(f"tolerance {tolerance} is not in (0, 1).")
     if problems:
-        raise ValueError("\n".join([*problems, "HINT: for example epsilon=3, delta below 1/N, sample_rate=0.004."]))
+        raise ValueError("\n".join([*problems, "HINT: use for example epsilon=3, delta below 1/N, sample_rate=0.004."]))

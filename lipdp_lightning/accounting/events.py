@@ -52,7 +52,7 @@ class LedgerEntry:
         if self.count < 0 or int(self.count) != self.count:
             problems.append(f"count {self.count} is not a number of releases.")
         if problems:
-            hint = f"HINT: LedgerEntry({SUBSAMPLED_GAUSSIAN!r}, noise_multiplier=1.1, sample_rate=0.004, count=1)"
+            hint = f"HINT: use LedgerEntry({SUBSAMPLED_GAUSSIAN!r}, noise_multiplier=1.1, sample_rate=0.004, count=1)"
             raise ValueError("\n".join([*problems, hint]))
 
 

@@ -73,7 +73,7 @@ class GroupBound:
         if scaling == "batch_max":
             # thesis Algorithm 8, line 5, as printed, uses the layer's own norm; the result is no bound
             return sum(u.cotangent_bound * u.lipschitz for u in self.uses)
-        raise ValueError(f"scaling={scaling!r} is unknown. HINT: one of {', '.join(CERTIFIED_SCALINGS)}.")
+        raise ValueError(f"scaling={scaling!r} is unknown. HINT: use one of {', '.join(CERTIFIED_SCALINGS)}.")
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class CrossEntropy(Loss):
         if target.is_floating_point():
             raise ValueError(
                 "cross-entropy was given floating-point targets; nothing keeps them in the simplex, where the "
-                "bound holds. HINT: integer class labels."
+                "bound holds. HINT: give integer class labels."
             )
         scaled = logits if self.temperature == 1.0 else logits / self.temperature
         losses = F.cross_entropy(scaled, target, reduction="none", label_smoothing=self.label_smoothing)
@@ -230,18 +230,18 @@ _MEAN = (
 
 
 def _from_torch(loss: nn.Module) -> Loss:
-    hint = "HINT: reduction='none' or 'sum', or a loss of lipdp_lightning.bounds.losses"
+    hint = "HINT: use reduction='none' or 'sum', or a loss of lipdp_lightning.bounds.losses"
     reduction = getattr(loss, "reduction", None)
     if reduction not in ("none", "sum", "mean"):
-        raise ValueError(f"loss {type(loss).__name__} has no known Lipschitz constant. {_LOSS_HINT}")
+        raise ValueError(f"loss {type(loss).__name__} has no known Lipschitz constant. {_LOSS_HINT}.")
     if reduction == "mean":
         raise ValueError(f"loss {type(loss).__name__}(reduction='mean'): {_MEAN}. {hint}.")
     if isinstance(loss, nn.CrossEntropyLoss):
         if loss.ignore_index != -100:
-            raise ValueError(f"loss CrossEntropyLoss(ignore_index={loss.ignore_index}) is not supported. {_LOSS_HINT}")
+            raise ValueError(f"loss CrossEntropyLoss(ignore_index={loss.ignore_index}) is not supported. {_LOSS_HINT}.")
         if loss.weight is not None and loss.label_smoothing:
             raise ValueError(
-                f"loss CrossEntropyLoss with both weight and label_smoothing is not supported. {_LOSS_HINT}"
+                f"loss CrossEntropyLoss with both weight and label_smoothing is not supported. {_LOSS_HINT}."
             )
         weights = None if loss.weight is None else tuple(float(w) for w in loss.weight)
         return CrossEntropy(label_smoothing=loss.label_smoothing, class_weights=weights)
@@ -250,13 +250,13 @@ def _from_torch(loss: nn.Module) -> Loss:
     if isinstance(loss, nn.HuberLoss):
         return Huber(delta=loss.delta)
     if isinstance(loss, nn.SmoothL1Loss):
-        raise ValueError(f"loss SmoothL1Loss is Huber over beta. {_LOSS_HINT}")
+        raise ValueError(f"loss SmoothL1Loss is Huber over beta. {_LOSS_HINT}.")
     if isinstance(loss, nn.MSELoss):
         raise ValueError(
             "loss MSELoss has no Lipschitz constant: outputs and targets are unbounded. "
-            "HINT: SquaredError(output_bound=..., target_bound=...), or Huber(delta=...)."
+            "HINT: use SquaredError(output_bound=..., target_bound=...), or Huber(delta=...)."
         )
-    raise ValueError(f"loss {type(loss).__name__} has no known Lipschitz constant. {_LOSS_HINT}")
+    raise ValueError(f"loss {type(loss).__name__} has no known Lipschitz constant. {_LOSS_HINT}.")
 
 
 LOSSES: dict[str, Callable[..., Loss]] = {
@@ -267,7 +267,7 @@ LOSSES: dict[str, Callable[..., Loss]] = {
     "huber": Huber,
     "squared_error": SquaredError,
 }
-_LOSS_HINT = f"HINT: one of {', '.join(LOSSES)}, or a subclass of lipdp_lightning.bounds.losses.Loss"
+_LOSS_HINT = f"HINT: use one of {', '.join(LOSSES)}, or a subclass of lipdp_lightning.bounds.losses.Loss"
 
 
 def as_loss(loss: Loss | nn.Module | str) -> Loss:
@@ -308,13 +308,15 @@ class SaturatingCrossEntropy(CrossEntropy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.slope < 1:
-            raise ValueError(f"slope={self.slope} is outside (0, 1). HINT: 0.15; 'cross_entropy' is the loss at 1.")
+            raise ValueError(f"slope={self.slope} is outside (0, 1). HINT: use 0.15; 'cross_entropy' is the loss at 1.")
         if self.label_smoothing:
             raise ValueError("label_smoothing has no margin to saturate. HINT: leave it at 0, or use CrossEntropy.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         if target.is_floating_point():
-            raise ValueError("saturating cross-entropy was given floating-point targets. HINT: integer class labels.")
+            raise ValueError(
+                "saturating cross-entropy was given floating-point targets. HINT: give integer class labels."
+            )
         index = target.unsqueeze(1)
         scaled = logits / self.temperature
         others = scaled.scatter(1, index, -math.inf)
@@ -328,5 +330,5 @@ class SaturatingCrossEntropy(CrossEntropy):
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         if shape and shape[0] < 2:
-            raise ValueError("saturating cross-entropy needs two classes or more. HINT: 'binary_cross_entropy'.")
+            raise ValueError("saturating cross-entropy needs two classes or more. HINT: use 'binary_cross_entropy'.")
         return self.slope * super().lipschitz(shape)

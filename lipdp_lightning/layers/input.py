@@ -33,11 +33,11 @@ class BoundedInput(nn.Module):
         super().__init__()
         problems = []
         if not (math.isfinite(bound) and bound > 0):
-            problems.append(f"bound={bound} is not positive and finite. HINT: 1.0")
+            problems.append(f"bound={bound} is not positive and finite. HINT: use 1.0")
         if mode not in ("clip", "normalize"):
-            problems.append(f"mode={mode!r} is unknown. HINT: 'clip' or 'normalize'")
+            problems.append(f"mode={mode!r} is unknown. HINT: use 'clip' or 'normalize'")
         if color_space not in COLOR_SPACES:
-            problems.append(f"color_space={color_space!r} is unknown. HINT: one of {', '.join(COLOR_SPACES)}")
+            problems.append(f"color_space={color_space!r} is unknown. HINT: use one of {', '.join(COLOR_SPACES)}")
         if problems:
             raise ValueError("; ".join(problems))
         self.bound, self.mode, self.color_space = float(bound), mode, color_space

@@ -25,7 +25,7 @@ class GroupSort(nn.Module):
     def __init__(self, group_size: int = 2) -> None:
         super().__init__()
         if group_size < 1:
-            raise ValueError(f"group_size={group_size} is not positive. HINT: 2 is MaxMin.")
+            raise ValueError(f"group_size={group_size} is not positive. HINT: use 2, as MaxMin does.")
         self.group_size = group_size
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class GroupNorm(nn.Module):
         if groups < 1 or (channels is not None and channels % groups):
             problems.append(f"{channels} channels do not split into {groups} groups. HINT: choose a divisor")
         if not (math.isfinite(alpha) and alpha > 0):
-            problems.append(f"alpha={alpha} is not positive: without a floor there is no bound. HINT: 0.1")
+            problems.append(f"alpha={alpha} is not positive: without a floor there is no bound. HINT: use 0.1")
         if problems:
             raise ValueError("; ".join(problems))
         self.groups, self.channels, self.alpha = groups, channels, float(alpha)
@@ -181,7 +181,7 @@ class ScaledL2Pool2d(nn.Module):
     def __init__(self, kernel_size: int = 2) -> None:
         super().__init__()
         if kernel_size < 1:
-            raise ValueError(f"kernel_size={kernel_size} is not positive. HINT: 2.")
+            raise ValueError(f"kernel_size={kernel_size} is not positive. HINT: use 2.")
         self.kernel_size = kernel_size
 
     def forward(self, x: Tensor) -> Tensor:

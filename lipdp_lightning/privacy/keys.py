@@ -198,7 +198,7 @@ class CounterStream:
         if len(key) != KEY_BYTES:
             raise ValueError(
                 f"a stream's key has {KEY_BYTES} bytes, {len(key)} were given.\n"
-                "HINT: CounterStream(derive_key(secret, purpose, ...))."
+                "HINT: use CounterStream(derive_key(secret, purpose, ...))."
             )
         self._key = key
         self.position = 0

@@ -87,7 +87,7 @@ class PrivacyPlan:
         if self.delta >= 1 / self.dataset_size:
             warnings.warn(
                 f"delta {self.delta:g} >= 1/N = {1 / self.dataset_size:.3g}: it permits publishing one record "
-                "outright.\nHINT: a delta well below 1/N, for example 1/(10 N).",
+                "outright.\nHINT: choose a delta well below 1/N, for example 1/(10 N).",
                 DeltaWarning,
                 stacklevel=3,
             )
@@ -143,7 +143,9 @@ class PrivacyPlan:
             steps = steps_for_epochs(epochs, dataset_size, expected_batch_size)
         unknown = sorted(set(options) - _KNOWN)
         if unknown:
-            problems.append(f"unknown options {', '.join(unknown)}.\nHINT: known are {', '.join(sorted(_KNOWN))}.")
+            problems.append(
+                f"unknown options {', '.join(unknown)}.\nHINT: the options are {', '.join(sorted(_KNOWN))}."
+            )
         fields = {name: value for name, value in options.items() if name in _KNOWN}
         fields |= {
             "dataset_size": dataset_size,
@@ -245,7 +247,9 @@ class PrivacyPlan:
         """
         missing = _NEEDED - set(values)
         if wrong := sorted(set(values) - _KNOWN):
-            raise ValueError(f"unknown plan keys {', '.join(wrong)}.\nHINT: known are {', '.join(sorted(_KNOWN))}.")
+            raise ValueError(
+                f"unknown plan keys {', '.join(wrong)}.\nHINT: the options are {', '.join(sorted(_KNOWN))}."
+            )
         if missing:
             raise ValueError(f"plan keys {', '.join(sorted(missing))} are missing.\nHINT: they have no default.")
         return cls(**parts.parts_of(_checked(_DEFAULTS | dict(values))))

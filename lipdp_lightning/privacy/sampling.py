@@ -104,6 +104,6 @@ def local_slice(indices: Tensor, rank: int, world_size: int, chunk: int = 0, chu
     if not (0 <= rank < world_size and 0 <= chunk < chunks):
         raise ValueError(
             f"rank {rank} of {world_size}, chunk {chunk} of {chunks} is not a share: examples would be lost or "
-            "used twice.\nHINT: 0 <= rank < world_size and 0 <= chunk < chunks."
+            "used twice.\nHINT: it needs 0 <= rank < world_size and 0 <= chunk < chunks."
         )
     return indices if world_size * chunks == 1 else indices[chunk * world_size + rank :: world_size * chunks]

@@ -64,7 +64,7 @@ def bounded_sum(terms: Terms) -> Tensor:
         if part.dim() != 2 or part.shape[1] != terms.dimension:
             raise ValueError(
                 f"rows of shape {tuple(part.shape)} were given for a statistic of dimension {terms.dimension}.\n"
-                "HINT: one row of that many numbers for each example."
+                "HINT: give one row of that many numbers for each example."
             )
         count += len(part)
         if count > MOST_ROWS:
@@ -90,7 +90,8 @@ def noisy_mean(terms: Terms, noise_multiplier: float, dataset_size: int, key: by
     """
     if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
         raise ValueError(
-            f"a statistic with noise multiplier {noise_multiplier} is not private.\nHINT: about 10, next to training."
+            f"a statistic with noise multiplier {noise_multiplier} is not private.\n"
+            "HINT: use about 10, beside the noise of training."
         )
     samples = _SECURE_SAMPLES if secure else 1
     noise = torch.zeros(terms.dimension, dtype=torch.float64)
@@ -206,6 +207,7 @@ def _read(path: Path | None, plan: PrivacyPlan) -> dict[str, Tensor]:
         ) from error
     if contents["plan"] != plan.digest().hex():
         raise ValueError(
-            f"{path} belongs to another privacy plan.\nHINT: a new --run_dir, or the options the run was started with."
+            f"{path} belongs to another privacy plan.\n"
+            "HINT: use a new --run_dir, or the options with which the run was started."
         )
     return values

@@ -29,11 +29,11 @@ class WeightAverage:
     def __init__(self, kind: str = "ema", decay: float = 0.9999, start_step: int = 0) -> None:
         problems = []
         if kind not in KINDS:
-            problems.append(f"kind={kind!r} is unknown. HINT: one of {', '.join(KINDS)}")
+            problems.append(f"kind={kind!r} is unknown. HINT: use one of {', '.join(KINDS)}")
         if not 0 <= decay < 1:
-            problems.append(f"decay={decay} is not in [0, 1). HINT: 0.9999")
+            problems.append(f"decay={decay} is not in [0, 1). HINT: use 0.9999")
         if not (isinstance(start_step, int) and start_step >= 0):
-            problems.append(f"start_step={start_step!r} is no step. HINT: 0")
+            problems.append(f"start_step={start_step!r} is no step. HINT: use 0")
         if problems:
             raise ValueError("; ".join(problems))
         self.kind, self.decay, self.start_step = kind, float(decay), start_step

@@ -129,7 +129,9 @@ class OwnerOnlyCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Writes a checkpoint, whole or not at all."""
         if storage_options is not None:
-            raise ValueError("storage_options are not supported. HINT: trainer.save_checkpoint(path) without them.")
+            raise ValueError(
+                "storage_options are not supported. HINT: call trainer.save_checkpoint(path) without them."
+            )
         content = pack(checkpoint)
         if not _is_remote(path):
             write_bytes_atomically(path, content, OWNER_ONLY)

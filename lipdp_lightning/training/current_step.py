@@ -110,7 +110,7 @@ class PartialSums:
             if bool(gradient.count_nonzero()):
                 raise ValueError(
                     "a gradient was there before the step's own backward pass, and its bound does not cover two. "
-                    "HINT: no backward() in a hook; torch.autograd.grad leaves gradients alone."
+                    "HINT: call no backward() in a hook; torch.autograd.grad leaves gradients alone."
                 )
 
     def remember(self) -> None:

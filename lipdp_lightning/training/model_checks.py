@@ -54,7 +54,9 @@ def module_problems(module: Any) -> list[str]:
             "checks that it is a sum over examples."
         )
     if not module.automatic_optimization:
-        problems.append("manual optimization bypasses the step that adds noise. HINT: automatic_optimization = True.")
+        problems.append(
+            "manual optimization bypasses the step that adds noise. HINT: set automatic_optimization = True."
+        )
     return problems + _compiled_problems(module) + _optimizer_problems(module) + hooked(module)
 
 
@@ -85,7 +87,7 @@ def _compiled_problems(module: PrivateModule) -> list[str]:
         return []
     return [
         f"{', '.join(wrapped)} is wrapped by torch.compile, and the certificate cannot be traced through the wrapper. "
-        "HINT: network.compile(), which wraps nothing, or torch.compile(PrivateModule(network)) for the whole step."
+        "HINT: use network.compile(), which wraps nothing, or torch.compile(PrivateModule(network)) for the whole step."
     ]
 
 
@@ -99,7 +101,7 @@ def _optimizer_problems(module: PrivateModule) -> list[str]:
     problems = []
     optimizer = optimizers[0]
     if isinstance(optimizer, torch.optim.LBFGS):
-        problems.append("LBFGS evaluates the gradient several times in a step. HINT: SGD, Adam, AdamW or RMSprop.")
+        problems.append("LBFGS evaluates the gradient several times in a step. HINT: use SGD, Adam, AdamW or RMSprop.")
     held = {id(p) for g in optimizer.param_groups for p in g["params"]}
     missing = [n for n, p in module.network.named_parameters() if p.requires_grad and id(p) not in held]
     if missing:
@@ -178,7 +180,7 @@ def output_problems(loss: Loss, shape: tuple[int, ...], data: Any) -> list[str]:
         kind = f"{classes} classes" if task == "classification" else f"task {task!r}"
         return [
             f"the loss {name} is for {loss.task}, and {type(data).__name__} declares {kind}. "
-            f"HINT: model.loss={_FOR.get(task, 'one for that task')}."
+            f"HINT: set model.loss={_FOR.get(task, 'one for that task')}."
         ]
     checks = {"classification": _class_scores, "binary": _one_output, "regression": _one_output}
     return list(checks[task](loss, shape, classes, data))
@@ -195,18 +197,18 @@ def _class_scores(loss: Loss, shape: tuple[int, ...], classes: int | None, data:
     if len(shape) != 1:
         yield (
             f"the network's output has shape {_with_batch(shape)}, and {name} has one label for each example. "
-            f"HINT: an output of shape (batch, {least})."
+            f"HINT: return an output of shape (batch, {least})."
         )
     elif shape[0] < least:
         yield (
             f"the network has {shape[0]} output{'s' * (shape[0] != 1)}, and {name} declares {least} classes. "
-            f"HINT: {least} outputs, one for each class; or the number of classes that the data module declares."
+            f"HINT: use {least} outputs, one for each class; or the number of classes that the data module declares."
         )
     weights = getattr(loss, "class_weights", None)
     if weights is not None and shape and len(weights) != shape[0]:
         yield (
             f"class_weights are {len(weights)} numbers for {shape[0]} outputs of the network. "
-            "HINT: one weight for each class."
+            "HINT: give one weight for each class."
         )
 
 
@@ -215,7 +217,7 @@ def _one_output(loss: Loss, shape: tuple[int, ...], classes: int | None, data: A
     if math.prod(shape) != wanted:
         yield (
             f"the network's output has shape {_with_batch(shape)}, and the targets of {type(data).__name__} are "
-            f"{wanted} number{'s' * (wanted != 1)} for each example. HINT: {wanted} output{'s' * (wanted != 1)}."
+            f"{wanted} number{'s' * (wanted != 1)} for each example. HINT: use {wanted} output{'s' * (wanted != 1)}."
         )
 
 
@@ -263,7 +265,8 @@ def _rehearse(
         losses = loss.per_example(logits, y)
         if losses.shape != (len(x),):
             raise ValueError(
-                f"the loss returns shape {tuple(losses.shape)} for {len(x)} rows. HINT: one number for each example."
+                f"the loss returns shape {tuple(losses.shape)} for {len(x)} rows. "
+                "HINT: return one number for each example."
             )
         trained = [t for t in tensors.values() if t.requires_grad]
         torch.autograd.grad(losses.sum(), trained, allow_unused=True)
@@ -311,5 +314,7 @@ def _step_sizes(module: PrivateModule) -> list[str]:
         for name, value in optimizer.defaults.items():
             values = value if isinstance(value, tuple | list) else (value,)
             if any(isinstance(v, float) and not math.isfinite(v) for v in values):
-                problems.append(f"the optimizer's {name} is {value}, and steps would not be finite. HINT: {name}=0.01.")
+                problems.append(
+                    f"the optimizer's {name} is {value}, and steps would not be finite. HINT: use {name}=0.01."
+                )
     return problems

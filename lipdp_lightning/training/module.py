@@ -109,7 +109,7 @@ class PrivateModule(lightning.LightningModule):
         if self.trainer.state.fn == TrainerFn.FITTING and not hasattr(self.trainer.strategy, "mechanism"):
             raise ValueError(
                 f"PrivateModule is to be trained by {type(self.trainer.strategy).__name__}, which would release raw "
-                "gradients. HINT: Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
+                "gradients. HINT: use Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
             )
         return []
 
@@ -128,7 +128,7 @@ class PrivateModule(lightning.LightningModule):
         if private is None:
             raise ValueError(
                 "PrivateModule is trained without the private Strategy, and would release raw gradients. "
-                "HINT: Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
+                "HINT: use Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
             )
         drawn = len(x)
         x, y, ids = self._views(x, y, ids, private)

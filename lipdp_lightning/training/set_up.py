@@ -128,12 +128,14 @@ def _none(*_: Any) -> list[str]:
 def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:
     plan = strategy.plan
     if plan is None:
-        return ["the Strategy has no plan. HINT: PrivateStrategy(plan=PrivacyPlan.create(...)), or a privacy group."]
+        return [
+            "the Strategy has no plan. HINT: use PrivateStrategy(plan=PrivacyPlan.create(...)), or a privacy group."
+        ]
     problems = []
     if trainer.max_steps is None or trainer.max_steps < 0:
         problems.append(
             f"max_steps is {trainer.max_steps}; the guarantee covers {plan.steps} steps and no more. "
-            f"HINT: Trainer(max_steps={plan.steps}, max_epochs=-1)."
+            f"HINT: use Trainer(max_steps={plan.steps}, max_epochs=-1)."
         )
     elif trainer.max_steps > plan.steps:
         problems.append(
@@ -141,21 +143,21 @@ def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:
             "HINT: plan more steps (privacy.epochs or privacy.steps), and the noise is calibrated to them."
         )
     if strategy.noise_mode not in ("distributed", "replicated"):
-        problems.append(f"noise_mode={strategy.noise_mode!r} is unknown. HINT: 'distributed' or 'replicated'.")
+        problems.append(f"noise_mode={strategy.noise_mode!r} is unknown. HINT: use 'distributed' or 'replicated'.")
     if strategy.fixed_secret is not None and len(strategy.fixed_secret) != 16:
         problems.append("fixed_secret is not 16 bytes. HINT: leave it out; it is an option for tests.")
     every = strategy.checksum_every_n_steps
     if every is not None and not (isinstance(every, int) and every >= 1):
-        problems.append(f"checksum_every_n_steps={every!r} is no number of steps. HINT: 100, or null.")
+        problems.append(f"checksum_every_n_steps={every!r} is no number of steps. HINT: use 100, or null.")
     if plan.scaling == "batch_max" and strategy.world_size > 1:
         problems.append(
             f"scaling 'batch_max' divides by what one process sees of the batch, and {strategy.world_size} processes "
-            "would end with different weights. HINT: one process, or a certified scaling."
+            "would end with different weights. HINT: use one process, or a certified scaling."
         )
     size = strategy.physical_batch_size
     if size is not None and not (isinstance(size, int) and size >= 1):
         problems.append(
-            f"physical_batch_size={size!r} is no number of examples. HINT: 256, or null for one micro-batch."
+            f"physical_batch_size={size!r} is no number of examples. HINT: use 256, or null for one micro-batch."
         )
     elif trainer.accumulate_grad_batches not in (1, strategy.chunks):
         problems.append(
@@ -172,20 +174,20 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
     if getattr(trainer.precision_plugin, "scaler", None) is not None or precision.startswith("16"):
         problems.append(
             f"precision={precision!r} scales the loss by a factor that follows the data. "
-            "HINT: 'bf16-mixed' or '32-true'."
+            "HINT: use 'bf16-mixed' or '32-true'."
         )
     elif precision not in PRECISIONS:
         problems.append(
             f"precision={precision!r} keeps gradients in fewer bits than the bound on their sum needs. "
-            f"HINT: one of {', '.join(PRECISIONS)}."
+            f"HINT: use one of {', '.join(PRECISIONS)}."
         )
     if trainer._accelerator_connector.use_distributed_sampler:  # Lightning has no public name for this option
         problems.append(
             "use_distributed_sampler=True would rebuild the Poisson sampler around shuffled shards, which the "
-            "accountant does not describe. HINT: Trainer(use_distributed_sampler=False)."
+            "accountant does not describe. HINT: use Trainer(use_distributed_sampler=False)."
         )
     if getattr(trainer, "fast_dev_run", False):
-        problems.append("fast_dev_run cuts the run short in its own way. HINT: trainer.max_steps=2.")
+        problems.append("fast_dev_run cuts the run short in its own way. HINT: use trainer.max_steps=2.")
     elif trainer.limit_train_batches not in (1.0, None):
         problems.append(
             f"limit_train_batches={trainer.limit_train_batches} cuts logical steps apart. "
@@ -233,7 +235,7 @@ def refuse_strategy(given: Any) -> ValueError:
 def _loggers(trainer: lightning.Trainer) -> list[str]:
     return [
         f"{type(logger).__name__}(log_model={vars(logger)['_log_model']!r}) uploads checkpoints, and those to resume "
-        "from hold the run's secret. HINT: log_model=False, and publish the result of `lipdp export`."
+        "from hold the run's secret. HINT: set log_model=False, and publish the result of `lipdp export`."
         for logger in trainer.loggers
         if vars(logger).get("_log_model")  # W&B offers no public name for this setting
     ]
@@ -255,7 +257,7 @@ def _callbacks(trainer: lightning.Trainer, module: Any) -> list[str]:
         if isinstance(monitor, str) and type(module) is PrivateModule and not monitor.startswith(_MONITORED):
             problems.append(
                 f"callback {name} monitors {monitor!r}, which nothing logs; on training data it would not be private. "
-                "HINT: 'validation/loss', and 'validation/accuracy' or 'validation/mae'."
+                "HINT: use 'validation/loss', and 'validation/accuracy' or 'validation/mae'."
             )
     return problems
 
@@ -269,7 +271,8 @@ def _data(data: Any, module: Any, plan: PrivacyPlan | None) -> list[str]:
     if not _is_private_data(data):
         return [
             "training data must come from a PrivateDataModule, which the plan's Poisson sampler can drive; a loader of "
-            "shuffled batches is not what the accountant assumes. HINT: data_modules.PrivateDataModule, under 40 lines."
+            "shuffled batches is not what the accountant assumes. HINT: derive from data_modules.PrivateDataModule, in "
+            "under 40 lines."
         ]
     try:
         data.setup("fit")
@@ -296,18 +299,18 @@ def _data(data: Any, module: Any, plan: PrivacyPlan | None) -> list[str]:
         problems.append(
             f"the plan protects one {plan.unit} of at most {plan.max_examples_per_unit} rows, and the data module "
             f"declares one {unit} of at most {rows}: the epsilon would be for another unit. "
-            f"HINT: unit='{unit}', max_examples_per_unit={rows}."
+            f"HINT: use unit='{unit}', max_examples_per_unit={rows}."
         )
     if plan.preliminary and getattr(data, "samples_groups", False):
         problems.append(
             "the data module draws groups, and a statistic sums all rows of a group: its noise covers one row of each. "
-            "HINT: no private statistics, or a grouping that draws rows."
+            "HINT: use no private statistics, or a grouping that draws rows."
         )
     declared = tuple(getattr(data, "preliminary", ()))
     if declared != plan.preliminary:
         problems.append(
             f"the data module releases the statistics {list(declared)} before the first step, and the plan accounts "
-            f"for {list(plan.preliminary)}. HINT: PrivacyPlan.create(preliminary=data.preliminary, ...)."
+            f"for {list(plan.preliminary)}. HINT: use PrivacyPlan.create(preliminary=data.preliminary, ...)."
         )
     return problems
 
@@ -326,7 +329,7 @@ def _shares(trainer: lightning.Trainer, data: Any) -> list[str]:
         if batches and int(len(batches) * share) < 1:
             problems.append(
                 f"{name}={share} is less than one batch of the held-out rows. "
-                f"HINT: {name}=1.0, or a smaller data.init_args.eval_batch_size."
+                f"HINT: use {name}=1.0, or a smaller data.init_args.eval_batch_size."
             )
     return problems
 

@@ -38,7 +38,7 @@ class Views:
     def __init__(self, number: int, augmentations: Sequence[nn.Module]) -> None:
         strangers = [a for a in augmentations if not isinstance(a, nn.Module)]
         if not (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
-            raise ValueError(f"views={number!r} is no positive number of views. HINT: 16.")
+            raise ValueError(f"views={number!r} is no positive number of views. HINT: use 16.")
         if strangers:
             raise ValueError(f"augmentations hold {strangers[0]!r}, which is no torch module. HINT: wrap it in one.")
         self.number, self.augmentations = number, tuple(augmentations)
@@ -109,13 +109,13 @@ def view_problems(trainer: lightning.Trainer, strategy: Any, data: Any) -> list[
     if not found:
         return []
     if len(found) > 1:
-        return [f"{len(found)} callbacks make views of the examples. HINT: one AugmentationMultiplicity."]
+        return [f"{len(found)} callbacks make views of the examples. HINT: use one AugmentationMultiplicity."]
     views, problems = found[0], []
     size = strategy.physical_batch_size
     if isinstance(size, int) and 1 <= size < views.number:
         problems.append(
             f"physical_batch_size={size} counts rows, and one example has {views.number} of them. "
-            f"HINT: at least {views.number}."
+            f"HINT: use at least {views.number}."
         )
     shape = getattr(data, "input_shape", None)
     return problems if shape is None else problems + independence_problems(views, tuple(shape))
@@ -176,8 +176,8 @@ def _dependence(views: Views, shape: tuple[int, ...]) -> str | None:
             fewer = run(x[others], ids[others], seed)
             if not torch.allclose(fewer, whole[others], rtol=1e-5, atol=1e-6, equal_nan=True):
                 return (
-                    "draws by the row of the batch: without one example, all that follow it get other views. HINT: a "
-                    "subclass of lipdp_lightning.augmentations.Augmentation, which draws by example, or "
+                    "draws by the row of the batch: without one example, all that follow it get other views. "
+                    "HINT: use a subclass of lipdp_lightning.augmentations.Augmentation, which draws by example, or "
                     "lipdp_lightning.augmentations.PerExample around the module."
                 )
     return None
