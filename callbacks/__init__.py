@@ -1,4 +1,4 @@
-"""What watches a private run."""
+"""Callbacks that watch, save and report a private run."""
 
 from callbacks.accountant import PrivacyAccountant
 from callbacks.augmentation_multiplicity import AugmentationMultiplicity

@@ -12,14 +12,14 @@ from lipdp_lightning.training.strategy import PrivateStrategy
 
 
 class PrivacyAccountant(Callback):
-    """Epsilon in the progress bar, in the log and in checkpoints.
+    """Shows epsilon in the progress bar, in the log and in checkpoints.
 
-    What is shown at a step is an upper bound on the epsilon of the steps taken so far; the guarantee of the run
-    is the epsilon of its planned steps, because stopping early may depend on what was released. Training stops
+    The number at a step is an upper bound on the epsilon of the steps taken so far. The guarantee of the run
+    is the epsilon of its planned steps, because stopping early may depend on released values. Training stops
     at the step at which the plan's steps are spent, other branches of the run included.
 
     Args:
-        log_every_n_steps: how often epsilon is logged; None takes the trainer's.
+        log_every_n_steps: the number of steps between two logged values; None takes the trainer's.
     """
 
     def __init__(self, log_every_n_steps: int | None = None) -> None:
@@ -33,7 +33,7 @@ class PrivacyAccountant(Callback):
         self._stop_if_spent(trainer)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        self._in_bar = None  # an epoch begins with nothing
+        self._in_bar = None  # the bar of a new epoch is empty
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -49,13 +49,13 @@ class PrivacyAccountant(Callback):
         if not strategy.plan.certified:
             return
         steps = strategy.branches.spent(trainer.global_step)
-        # at the end the guarantee itself, not another accountant's bound on the same steps
+        # at the end, the guarantee itself is shown, and not another accountant's bound on the same steps
         planned = strategy.plan.steps
         spending = strategy.spending
         self.epsilon = spending.guarantee().epsilon if steps == planned else spending.shown(steps)
-        if logs_now and self.epsilon != self._in_bar:  # what is logged is shown until it changes
+        if logs_now and self.epsilon != self._in_bar:  # a logged value is shown until the next one
             self._in_bar = self.epsilon
-            # as float64: a float32 could lie below the bound
+            # in float64, since rounding to float32 could give less than the bound
             module.log("epsilon", torch.tensor(self.epsilon, dtype=torch.float64), prog_bar=True, logger=False)
         every = self._every or trainer.log_every_n_steps  # type: ignore[attr-defined]
         if trainer.global_step % every == 0 or steps == planned:
@@ -75,6 +75,6 @@ def _strategy(trainer: lightning.Trainer) -> PrivateStrategy:
     if not isinstance(strategy, PrivateStrategy):
         raise ValueError(
             f"the privacy callbacks need PrivateStrategy, and the trainer has {type(strategy).__name__}. "
-            "HINT: Trainer(strategy=PrivateStrategy(plan)), or `lipdp fit`."
+            "HINT: use Trainer(strategy=PrivateStrategy(plan)), or `lipdp fit`."
         )
     return strategy

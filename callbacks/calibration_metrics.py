@@ -27,25 +27,25 @@ _PROBE_ROWS = 8
 
 
 class CalibrationMetrics(Callback):
-    """NLL, ECE, MCE, Brier score and diagrams on held-out rows; of a regression, the coverage of its intervals.
+    """Computes calibration on held-out rows: NLL, ECE, MCE, Brier score and diagrams, or coverage for a regression.
 
     Every evaluation logs the scalars under ``validation/`` or ``test/``. The evaluation after training, and the last
     one in it, also writes the folder ``calibration`` of the run directory (JSON, CSV, PNG), sends images and tables to
-    the loggers, and becomes a section of the report. All of it is computed exactly, on held-out rows: where these are
-    private it is not itself private, and says so wherever it is shown. Sums are whole numbers, equal on any number
+    the loggers, and becomes a section of the report. All values are computed exactly: if the held-out rows are private,
+    the values are not private, and every output says so. Sums are whole numbers, which are equal for any number
     of processes (`lipdp_lightning.calibration`).
 
     Args:
-        bins: of equal width on [0, 1].
-        outputs: whether the network puts out 'logits', to which the loss's temperature and that of a
+        bins: the number of bins of equal width on [0, 1].
+        outputs: the kind of the network's outputs: 'logits', to which the loss's temperature and that of a
             `TemperatureScaling` are applied, or 'probabilities', which are checked.
-        levels: of the central intervals of a regression.
-        residual_model: of a regression, 'gaussian' or 'empirical'.
+        levels: the levels of a regression's central intervals.
+        residual_model: the model of a regression's residuals, 'gaussian' or 'empirical'.
         residual_scale: a standard deviation known without the data. Without it the residual model is estimated at each
             evaluation: from ``public_data``, or else from every other held-out row; coverage is measured on the rest.
         public_data: a data module whose held-out rows (`test_dataloader`) are public.
-        directory: of the files; None takes the trainer's `default_root_dir`, with `lipdp fit` the run directory. An
-            empty text writes none.
+        directory: the folder of the files; None takes the trainer's `default_root_dir`, with `lipdp fit` the run
+            directory. An empty text writes no files.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CalibrationMetrics(Callback):
         public_data: PrivateDataModule | None = None,
         directory: str | Path | None = None,
     ) -> None:
-        CalibrationSums(2, bins, outputs)  # says what is wrong with them
+        CalibrationSums(2, bins, outputs)  # it raises if an argument is not valid
         self.bins, self.outputs, self.levels = bins, outputs, check_levels(levels)
         self.residual_model, self.public_data, self.directory = residual_model, public_data, directory
         self._stated: ResidualModel | None = None
@@ -81,7 +81,7 @@ class CalibrationMetrics(Callback):
     def set_up_problems(
         self, trainer: lightning.Trainer, module: Any, plan: PrivacyPlan | None, data: Any
     ) -> list[str]:
-        """Why there would be nothing to measure, found before the first step."""
+        """Returns the reasons why nothing could be measured, before the first step."""
         loader = data.val_dataloader()
         if not loader:
             hint = "HINT: set data.init_args.validation_fraction, or leave CalibrationMetrics out."
@@ -91,9 +91,11 @@ class CalibrationMetrics(Callback):
     def setup(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
         data = trainer.datamodule  # type: ignore[attr-defined]
         if data is None:
-            raise ValueError("CalibrationMetrics needs a data module. HINT: trainer.test(module, datamodule=data).")
+            raise ValueError(
+                "CalibrationMetrics needs a data module. HINT: call trainer.test(module, datamodule=data)."
+            )
         if stage not in ("validate", "test"):
-            return  # in training the Strategy asks for all problems at once
+            return  # in training, the Strategy collects all problems
         loader = data.val_dataloader() if stage == "validate" else data.test_dataloader()
         if loader and id(loader.dataset) not in self._checked:
             problems = self._problems(pl_module, data, loader)
@@ -111,7 +113,7 @@ class CalibrationMetrics(Callback):
                 if self._stated is not None or self.public_data is not None:
                     return ["CalibrationMetrics: a residual model is for regression. HINT: leave it out for classes."]
                 check_labels(held_out_labels(loader), _classes(module, data))
-                if not data.preliminary:  # or its rows are not ready
+                if not data.preliminary:  # otherwise its rows are not ready
                     self._probe(module, data, loader)
         except ValueError as error:
             return [f"CalibrationMetrics: {error}"]
@@ -119,7 +121,7 @@ class CalibrationMetrics(Callback):
         return []
 
     def _probe(self, module: Any, data: Any, loader: Any) -> None:
-        """The outputs for a few held-out rows, checked as those of an evaluation are."""
+        """Checks the outputs for a few held-out rows, as an evaluation does."""
         try:
             outputs, _, _ = predict_rows(module, data, loader, _PROBE_ROWS)
         except (RuntimeError, TypeError, IndexError):
@@ -129,7 +131,7 @@ class CalibrationMetrics(Callback):
         width = outputs.shape[1] if outputs.dim() > 1 else 1
         if module.task == "classification" and width != _classes(module, data):
             raise ValueError(
-                f"the network has {width} outputs for {_classes(module, data)} classes. HINT: one for each."
+                f"the network has {width} outputs for {_classes(module, data)} classes. HINT: use one for each."
             )
 
     # ---- an evaluation
@@ -150,7 +152,7 @@ class CalibrationMetrics(Callback):
         self._sums[stage] = sums.to(module.device)
 
     def _residuals(self, module: Any, data: Any, stage: str) -> ResidualModel | None:
-        """The residual model of this evaluation; None where outputs are not finite."""
+        """Returns the residual model of this evaluation, or None if outputs are not finite."""
         if self._stated is not None:
             return self._stated
         if self.public_data is not None:
@@ -173,7 +175,7 @@ class CalibrationMetrics(Callback):
             return
         x, y, ids = batch
         raw = outputs["outputs"] if isinstance(outputs, dict) and "outputs" in outputs else module(x)
-        # every process is given every held-out row, and counts its share of them
+        # every process receives all held-out rows, and counts its share of them
         order = ids // 2 if self._halved else ids
         mine = order % trainer.world_size == trainer.global_rank
         if self._halved:
@@ -274,7 +276,7 @@ class CalibrationMetrics(Callback):
         self._final(trainer, "test")
 
     def report_notes(self) -> list[str]:
-        """Lines for the report."""
+        """Returns lines for the report."""
         lines = [
             f"calibration on {stage} rows ({result['scores']['rows']} of them) is exact and computed on {HELD_OUT}"
             for stage, result in self.results.items()
@@ -288,6 +290,6 @@ def _classes(module: Any, data: Any) -> int:
 
 
 def calibration_results(trainer: lightning.Trainer) -> list[dict[str, Any]]:
-    """Return what the trainer's callback measured, for the report."""
+    """Returns the results of the trainer's callback, for the report."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return [result for c in callbacks if isinstance(c, CalibrationMetrics) for result in c.results.values()]

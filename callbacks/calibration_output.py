@@ -1,4 +1,4 @@
-"""Where the results of `CalibrationMetrics` go: loggers, and files of the run directory."""
+"""Output of the results of `CalibrationMetrics` to loggers and files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_CLASS_SCALARS = 100
 
 
 def log_classes(loggers: Iterable[Any], result: Mapping[str, Any]) -> None:
-    """Scalars per class, for the loggers only: the report has a table of them."""
+    """Logs scalars per class, which the report shows in a table."""
     per_class = result["scores"].get("per_class", ())
     if len(per_class) > MOST_CLASS_SCALARS:
         return
@@ -32,7 +32,7 @@ def log_classes(loggers: Iterable[Any], result: Mapping[str, Any]) -> None:
 
 
 def show(loggers: Iterable[Any], directory: Path | None, result: Mapping[str, Any]) -> None:
-    """Images and tables for the loggers that take them; JSON, CSV and PNG files for a directory."""
+    """Sends images and tables to the loggers that accept them, and writes JSON, CSV and PNG files to a directory."""
     stage, figures = result["stage"], calibration_figures(result)
     columns, rows = class_table(result)
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""How much of a step is signal and how much is noise, from released quantities alone."""
+"""Estimates of signal and noise in a step, from released quantities alone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from callbacks.accountant import _strategy
 
 
 class GradientNoiseMonitor(Callback):
-    """Logs, per parameter group, the noise's norm and an estimate of the signal's.
+    """Logs the norm of the noise and an estimate of the signal's norm for each parameter group.
 
     The released sum s_k has E||s_k||^2 = ||signal||^2 + d_k sigma_k^2, and only s_k and the public sigma_k are used:
-    the estimate sqrt(max(0, ||s_k||^2 - d_k sigma_k^2)) is post-processing and costs nothing. Below the noise
-    it is unreliable: a single step's estimate has a spread of about sigma_k^2 sqrt(2 d_k) in the square.
+    the estimate sqrt(max(0, ||s_k||^2 - d_k sigma_k^2)) is post-processing and costs nothing. For signals below the
+    noise it is unreliable: in a single step, its square has a standard deviation of about sigma_k^2 sqrt(2 d_k).
     """
 
     def __init__(self, every_n_steps: int = 10) -> None:
         if every_n_steps < 1:
-            raise ValueError(f"every_n_steps={every_n_steps} is not positive. HINT: 10.")
+            raise ValueError(f"every_n_steps={every_n_steps} is not positive. HINT: use 10.")
         self.every_n_steps = every_n_steps
         self.history: list[dict[str, Any]] = []
 

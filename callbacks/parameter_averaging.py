@@ -18,23 +18,23 @@ from lipdp_lightning.training.set_up import make_certifier
 
 
 class ParameterAveraging(Callback):
-    """An average of the weights after every step, which costs no privacy: they were released.
+    """Averages the released weights after every step, which costs no privacy.
 
-    The Strategy updates it directly after the projection. Validation, test and prediction see the average, and
-    training continues from the trained weights, which no evaluation touches: they are put aside with their storage
-    and put back also where an evaluation fails. Every checkpoint's ``state_dict`` holds the trained weights, those to
-    resume from hold the average beside them, and ``lipdp test`` and ``lipdp export`` use the average.
+    The Strategy updates the average directly after the projection. Validation, test and prediction use it, and
+    training continues from the trained weights, which no evaluation changes: they are kept aside with their storage,
+    and restored even if an evaluation fails. Every checkpoint's ``state_dict`` holds the trained weights, checkpoints
+    to resume from also hold the average, and ``lipdp test`` and ``lipdp export`` use the average.
 
     Norm balls are convex: an average of weights that were projected onto one (``clip``, ``clip_singular``,
-    ``frobenius``) lies in it. ``fixed`` and ``bjorck`` aim at a norm, and an average of such weights lies below it. The
-    report states the norms that were certified for the average itself.
+    ``frobenius``) lies in it. ``fixed`` and ``bjorck`` aim at a norm, and an average of such weights has at most that
+    norm. The report states the norms that were certified for the average itself.
 
     Args:
         kind: 'ema', with decay min(decay, (1 + n) / (10 + n)) at the n-th step; 'polyak', the mean; or 'weighted', the
             mean with weights n + 1.
-        decay: of the ema.
+        decay: the decay of the ema.
         start_step: the first step after which weights are averaged; before it, the trained weights are evaluated.
-        raw_metrics: have `lipdp fit` also evaluate the last weights when training ends.
+        raw_metrics: whether `lipdp fit` also evaluates the last weights when training ends.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ParameterAveraging(Callback):
         self._strategy = _strategy(trainer)
         assert self._strategy.average is self.average  # Lightning refuses a second callback of this kind
         plan = self._strategy.plan
-        # before the hooks of cotangent clips are there: exact norms, of whatever the parameters hold when it is asked
+        # before the hooks of cotangent clips are attached; it certifies exact norms of the parameters' present values
         self._certifier = make_certifier(trainer, pl_module, plan, trainer.datamodule)  # type: ignore[attr-defined]
         self._rows = None
         self.average.reset()
@@ -98,12 +98,12 @@ class ParameterAveraging(Callback):
 
     @property
     def suspended(self) -> bool:
-        """Whether evaluations see the trained weights."""
+        """Returns whether evaluations use the trained weights."""
         return self._suspended
 
     @contextmanager
     def last_weights(self) -> Iterator[None]:
-        """Evaluations see the trained weights, for the time of the block."""
+        """Lets evaluations in the block use the trained weights."""
         self._suspended = True
         try:
             yield
@@ -112,7 +112,7 @@ class ParameterAveraging(Callback):
 
     @contextmanager
     def averaged(self, module: Any) -> Iterator[None]:
-        """Let the module hold the average, for the time of the block; once there is one."""
+        """Puts the average, if there is one, into the module for the block."""
         before = self.average.shown
         self.average.show(module.network)
         try:
@@ -122,13 +122,13 @@ class ParameterAveraging(Callback):
                 self.average.hide()
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the average in float64, by the network's parameter names; empty before the first averaged step."""
+        """Returns the average in float64, by the network's parameter names; it is empty before the first one."""
         return self.average.weights()
 
     # ---- the report
 
     def certificate(self) -> list[dict[str, Any]]:
-        """Bounds of the average, one row per parameter group: from exact norms of the values that are evaluated."""
+        """Returns the bounds of the average, one row per parameter group, from exact norms of the evaluated values."""
         if not self.average.exists or self._certifier is None:
             return []
         if self._rows is None or self._rows[0] != self.average.step:
@@ -139,7 +139,7 @@ class ParameterAveraging(Callback):
         return self._rows[1]
 
     def report_notes(self) -> list[str]:
-        """Lines for the report: what the average is, and what was certified of it."""
+        """Returns lines for the report about the average and its certificate."""
         if not self.average.exists:
             return [f"weights are averaged from step {self.average.start_step} on, which was not reached"]
         rows = [row for row in self.certificate() if row["max_norm"] is not None]
@@ -149,6 +149,6 @@ class ParameterAveraging(Callback):
 
 
 def averaging_of(trainer: lightning.Trainer) -> ParameterAveraging | None:
-    """Return the trainer's callback that averages weights."""
+    """Returns the trainer's callback that averages weights."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return next((c for c in callbacks if isinstance(c, ParameterAveraging)), None)

@@ -1,4 +1,4 @@
-"""Leaves a run in good order when the batch system takes the machine away, and asks to be started again."""
+"""Preemption: the run is saved when the batch system takes the machine away, and is started again."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ _TERMINATED = 128 + signal.SIGTERM
 
 
 class Preempted(SystemExit):
-    """The run was saved at a step boundary and stops; ``code`` is what the process is to exit with.
+    """Raised when the run was saved at a step boundary and stops; the process must exit with ``code``.
 
-    0: the job is in the queue again. ``EXIT_REQUEUE``: the batch script has to requeue it. Anything else: the
-    run can be continued, and nobody was asked to do so.
+    With 0, the job is in the queue again. With ``EXIT_REQUEUE``, the batch script must requeue it. With any other code,
+    the run can be continued, and was not requeued.
     """
 
 
 class Preemption(Callback):
-    """SIGUSR1 saves the run at the next step boundary, requeues its Slurm job and stops.
+    """Saves the run at the next step boundary after SIGUSR1, requeues its Slurm job and stops.
 
-    A signal that any rank has received counts for all of them, wherever they are: the handler sets a flag, and
-    the ranks compare their flags after each step and before the first. The checkpoint is
-    :class:`ResumeCheckpoint`'s, so the run directory, the secret, the ledger and the id of a W&B run stay those of
-    the run. Under Slurm, SIGTERM does the same, except that a job which was cancelled does not come back.
-    Outside Slurm the run is saved and stops.
+    A signal to any rank counts for all of them: the handler sets a flag, and
+    the ranks compare their flags after each step and before the first. The checkpoint is that of
+    :class:`ResumeCheckpoint`, so the run keeps its directory, secret, ledger and W&B id. Under Slurm, SIGTERM does the
+    same, except that a job which was cancelled is not requeued. Outside Slurm, the run is saved and stops.
 
     Args:
-        requeue: ask Slurm to start the job again; False leaves that to the batch system.
+        requeue: whether to ask Slurm to start the job again; False leaves that to the batch system.
     """
 
     def __init__(self, requeue: bool = True) -> None:
@@ -57,14 +56,14 @@ class Preemption(Callback):
                 "Preemption stands before ResumeCheckpoint, and would save a step that has not ended for it. "
                 "HINT: put Preemption last."
             )
-        # Lightning leaves a signal alone that has a handler when training starts; its own one saves where it stands
+        # Lightning keeps a handler that exists when training starts; its own would save in the middle of a step
         self._flag, self._handlers = listen([signal.SIGUSR1])
         self.stopped = None
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if slurm.job_id() is not None and threading.current_thread() is threading.main_thread():
-            # only now, because Lightning wraps an earlier handler into one that broadcasts from the handler; when
-            # training ends, it puts back what was there before it
+            # Lightning would wrap an earlier handler into one that broadcasts from the handler, so this one is set
+            # only now; when training ends, Lightning restores the handler that it found
             signal.signal(signal.SIGTERM, self._flag)
             self._flag.terminated |= trainer.received_sigterm
         self._stop_if_asked(trainer)
@@ -93,7 +92,7 @@ class Preemption(Callback):
     ) -> None:
         if exception is self.stopped and self.stopped is not None:
             self._leave(trainer, self.stopped)
-            self._flag.preempted = self._flag.terminated = False  # for another run of this process
+            self._flag.preempted = self._flag.terminated = False  # for the next run of this process
         self._stop_listening()
 
     def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
@@ -104,7 +103,7 @@ class Preemption(Callback):
         self._handlers = {}
 
     def _leave(self, trainer: lightning.Trainer, stopped: Preempted) -> None:
-        """Everything is saved: tell the run's record and W&B, then the batch system, then end."""
+        """Ends a saved run: marks its record and W&B run, and asks Slurm to requeue the job."""
         job = slurm.job_id()
         fate: slurm.Fate = "end"
         if job is not None and self.requeue:
@@ -115,18 +114,18 @@ class Preemption(Callback):
             stopped.code = _TERMINATED if self._terminated else 0 if job is not None else _INTERRUPTED
         if not trainer.is_global_zero:
             if job is None:
-                stopped.code = 0  # or Lightning would kill rank 0, which still writes
+                stopped.code = 0  # with another code, Lightning would kill rank 0, which still writes
             return
         status = "stopped" if fate == "end" else "preempted"
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RunFiles):
                 callback.mark(trainer, status)
         for logger in trainer.loggers:
-            # W&B's run; asking for logger.experiment would start one where there is none yet
+            # reading logger.experiment would start a W&B run if there is none yet
             run: Any = getattr(logger, "_experiment", None)
             if hasattr(run, "mark_preempting"):
                 run.mark_preempting()
-                run.finish(exit_code=1)  # with 0 the run would show as finished
+                run.finish(exit_code=1)  # with code 0, W&B would show the run as finished
         sys.stderr.write(f"{status} at step {trainer.global_step}, with a checkpoint\n")
         if fate == "requeue" and slurm.can_requeue():
             assert job is not None
@@ -143,5 +142,5 @@ def _keeper(trainer: lightning.Trainer) -> ResumeCheckpoint:
             return callback
     raise ValueError(
         "Preemption has nothing to save with: the trainer has no ResumeCheckpoint. "
-        "HINT: callbacks=[ResumeCheckpoint('runs/mine/checkpoints'), Preemption()]."
+        "HINT: use callbacks=[ResumeCheckpoint('runs/mine/checkpoints'), Preemption()]."
     )

@@ -43,14 +43,14 @@ _PACKAGES = ("lipdp-lightning", "torch", "lightning", "opacus", "prv-accountant"
 class PrivacyReport(Callback):
     """Writes privacy_report.json, privacy_report.md and report.html into ``directory``.
 
-    Held-out metrics are marked as such. The report states the epsilon of the planned steps as the guarantee and
-    that of the steps taken as what it is.
+    Held-out metrics are marked as such. The report states the epsilon of the planned steps as the guarantee, and
+    beside it the epsilon of the steps taken.
 
     Args:
-        directory: where the files are written.
-        title: of the report.
+        directory: the folder in which the files are written.
+        title: the title of the report.
         config: the resolved configuration, shown in the report.
-        publish: show plots, table and summary to the loggers when training ends; `lipdp fit` does it later,
+        publish: whether to send plots, table and summary to the loggers when training ends; `lipdp fit` does so later,
             with the held-out metrics.
     """
 
@@ -92,7 +92,7 @@ class PrivacyReport(Callback):
             self.publish(trainer)
 
     def write(self, trainer: lightning.Trainer, module: Any, metrics: dict[str, float] | None = None) -> None:
-        """Write the three files; ``metrics`` are the final held-out ones, by default the last that were logged."""
+        """Writes the three files; ``metrics`` are the final held-out ones, by default the last that were logged."""
         if not trainer.is_global_zero:
             return
         if metrics is None:
@@ -101,7 +101,7 @@ class PrivacyReport(Callback):
         self.paths = write_report(self.directory, self.facts)
 
     def publish(self, trainer: lightning.Trainer) -> None:
-        """Plots as images, the layers as a table and the summary, to every logger that takes them."""
+        """Sends plots as images, the layers as a table and the summary to every logger that accepts them."""
         if not trainer.is_global_zero or self.facts is None:
             return
         for logger in trainer.loggers:
@@ -187,13 +187,13 @@ class PrivacyReport(Callback):
         )
 
     def _exactly(self, strategy: PrivateStrategy, steps: int) -> PrivacyBound:
-        """The epsilon of the steps taken; the last answer is kept, since a report is written more than once."""
+        """Returns the epsilon of the steps taken; the last answer is kept, since reports are written repeatedly."""
         if self._taken is None or self._taken[0] != steps:
             self._taken = (steps, strategy.spending.exactly(steps))
         return self._taken[1]
 
     def _merged_history(self, trainer: lightning.Trainer) -> list[dict[str, Any]]:
-        """Validation rows, and the monitor's gradient-to-noise ratios between them."""
+        """Returns the validation rows, and the monitor's gradient-to-noise ratios between them."""
         rows = {row["step"]: dict(row) for row in self.history}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GradientNoiseMonitor):
@@ -204,7 +204,7 @@ class PrivacyReport(Callback):
 
 
 def summary_of(facts: RunFacts) -> dict[str, Any]:
-    """Return the numbers a run is known by; no epsilon without a certificate."""
+    """Returns the numbers that summarise a run, with an epsilon only if there is a guarantee."""
     summary: dict[str, Any] = {
         "certified": facts.certified, "delta": facts.delta, "noise_multiplier": facts.noise_multiplier,
         "steps": facts.steps_taken, "adjacency": facts.adjacency, **facts.metrics,
@@ -218,7 +218,7 @@ def summary_of(facts: RunFacts) -> dict[str, Any]:
 
 
 def _rounded_up(summary: dict[str, Any]) -> dict[str, Any]:
-    """The costs in the summary, rounded up to seven digits."""
+    """Returns the summary with its costs rounded up to seven digits."""
     costs = {name: summary.get(name) for name in ("epsilon", "epsilon_taken")}
     return summary | {name: float(upper_text(value, 7)) for name, value in costs.items() if value is not None}
 
@@ -249,7 +249,7 @@ def _released(module: Any, plan: PrivacyPlan) -> list[str]:
 
 
 def _ledger(plan: Any, taken: int) -> list[dict[str, Any]]:
-    """What was released: the statistics before the first step, and so many steps."""
+    """Returns the releases: the statistics before the first step, and so many steps."""
     return [dataclasses.asdict(entry) for entry in plan.events(taken)]
 
 
@@ -264,6 +264,6 @@ def _versions() -> dict[str, str]:
 
 
 def _picture(figure: Any) -> Any:
-    """A figure as an array of pixels, which loggers take without a display."""
+    """Returns a figure as an array of pixels, which loggers accept without a display."""
     figure.canvas.draw()
     return np.asarray(figure.canvas.buffer_rgba())[..., :3]

@@ -1,4 +1,4 @@
-"""Releases, once, how the finished model does on private validation rows: ROC, reliability, Hosmer-Lemeshow."""
+"""One private release of curves on validation rows for the finished model: ROC, reliability, Hosmer-Lemeshow."""
 
 from __future__ import annotations
 
@@ -38,28 +38,30 @@ _PRINT_SHARE = "the epsilons of all releases below add up; they are not part of 
 
 
 class PrivateValidationCurves(Callback):
-    """Curves of the model on PRIVATE validation rows, with a budget of their own, when the plan's steps are done.
+    """Releases curves of the model on PRIVATE validation rows, with their own budget, after the plan's steps.
 
     The validation rows are other records than the training rows (a split by record keeps them so), and the curves
     are functions of them and of the released model. Under add/remove a record is therefore protected by the epsilon
     of the part it is in, training or validation; under replace-one, where a record may move from one part to the
-    other, by the sum of both. The releases are pure DP events and no part of the ledger of training steps: they are
+    other, by the sum of both. The releases are pure DP events and not part of the ledger of training steps: they are
     listed, with their sum, in private_curves.json and in the report's notes.
 
     Two classes give a ROC curve, its area, a reliability diagram and a Hosmer-Lemeshow test. For more classes the
-    last two are about the confidence in the predicted class and whether it is right; there is no ROC curve.
+    last two compare the confidence in the predicted class with its accuracy, and there is no ROC curve.
 
-    The exact metrics of a validation loop on these rows would undo this, so `limit_val_batches` must be 0.
+    The exact metrics of a validation loop on these rows would not be private, so `limit_val_batches` must be 0.
 
     Args:
-        epsilon: for all curves together, under the plan's relation; divided equally.
-        directory: of the files; None takes the trainer's `default_root_dir`, with `lipdp fit` the run directory.
-        curves: which; by default all that apply.
+        epsilon: the budget of all curves together, under the plan's relation; it is divided equally.
+        directory: the folder of the files; None takes the trainer's `default_root_dir`, with `lipdp fit` the run
+            directory.
+        curves: the names of the curves; by default all that apply.
         levels: the curves have 2^levels thresholds.
-        bins: of the reliability diagram. groups: of the Hosmer-Lemeshow test.
+        bins: the number of bins of the reliability diagram.
+        groups: the number of groups of the Hosmer-Lemeshow test.
         mechanism: 'factorization' or 'laplace', see `lipdp_lightning.curves.mechanism`.
-        exact_metrics: allow a validation loop all the same; the report says that its metrics are not covered.
-        fixed_secret: for tests.
+        exact_metrics: whether to allow a validation loop; the report says that its metrics are not covered.
+        fixed_secret: a secret for tests.
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class PrivateValidationCurves(Callback):
         )
         problems += [f"{bins} bins or {groups} groups are too few."] * (bins < 1 or groups < 2)
         if problems:
-            raise ValueError(f"{' '.join(problems)} HINT: PrivateValidationCurves(epsilon=1.0, curves={list(CURVES)}).")
+            raise ValueError(
+                f"{' '.join(problems)} HINT: use PrivateValidationCurves(epsilon=1.0, curves={list(CURVES)})."
+            )
         Grid(0.0, 1.0, levels)
         self.epsilon, self.levels, self.bins, self.groups = epsilon, levels, bins, groups
         self.curves, self.mechanism, self.exact_metrics = tuple(dict.fromkeys(curves)), mechanism, exact_metrics
@@ -92,7 +96,7 @@ class PrivateValidationCurves(Callback):
         self.figures: dict[str, Figure] = {}
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Refuse, before training, what would make the release worthless or impossible."""
+        """Refuses settings that would make the release worthless or impossible, before training."""
         problems = []
         task = getattr(pl_module, "task", None)
         if task not in ("binary", "classification"):
@@ -117,11 +121,11 @@ class PrivateValidationCurves(Callback):
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if not trainer.is_global_zero or trainer.global_step < _strategy(trainer).branches.limit():
-            return  # an unfinished run may go on, and every release of its curves would be charged
+            return  # an unfinished run may be continued, and every release of its curves would be charged
         directory = Path(trainer.default_root_dir) if self.directory is None else self.directory
         record = directory / RECORD
         if record.exists():
-            self.content = json.loads(record.read_text())  # released before: shown again, not drawn again
+            self.content = json.loads(record.read_text())  # an earlier release is shown again, not drawn again
             return
         content = self._release(trainer, pl_module)
         files = {RECORD: (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()}
@@ -134,11 +138,11 @@ class PrivateValidationCurves(Callback):
         plan = _strategy(trainer).plan
         assert plan is not None
         averaging = averaging_of(trainer)
-        with nullcontext() if averaging is None else averaging.averaged(module):  # what is evaluated, and released
+        with nullcontext() if averaging is None else averaging.averaged(module):  # the evaluated weights
             scores, labels, binary = self._predictions(trainer, module)
         wanted = [name for name in self.curves if name != "roc" or binary]
         if not wanted:
-            raise ValueError("an ROC curve needs two classes. HINT: curves=['reliability', 'hosmer_lemeshow'].")
+            raise ValueError("an ROC curve needs two classes. HINT: use curves=['reliability', 'hosmer_lemeshow'].")
         share, relation, source = self.epsilon / len(wanted), plan.adjacency, NoiseSource(self._secret)
         releases, results = ReleaseList(), dict[str, Any]()
         if "roc" in wanted:
@@ -169,7 +173,7 @@ class PrivateValidationCurves(Callback):
         }  # fmt: skip
 
     def _predictions(self, trainer: lightning.Trainer, module: Any) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Scores in [0, 1], labels 0/1, and whether the task itself has two classes."""
+        """Returns scores in [0, 1], labels 0/1, and whether the task itself has two classes."""
         outputs, y, _ = predict_rows(module, trainer.datamodule, self._rows(trainer))  # type: ignore[attr-defined]
         logits, binary = class_scores(module, outputs), True
         if module.task == "binary":
@@ -180,7 +184,7 @@ class PrivateValidationCurves(Callback):
             binary = False
             score, predicted = logits.softmax(1).max(1)
             label = predicted == y
-        # a row without a finite score counts as undecided, by itself
+        # a row without a finite score counts as undecided, which changes no other row
         return torch.nan_to_num(score, nan=0.5).clamp(0, 1).numpy(), label.numpy(), binary
 
     def _publish(self, trainer: lightning.Trainer) -> None:
@@ -196,7 +200,7 @@ class PrivateValidationCurves(Callback):
                     logger.log_image(key=f"private_validation/{name}", images=[picture])
 
     def report_notes(self) -> list[str]:
-        """Lines for the report: the separate list of releases, each with its epsilon, and their sum."""
+        """Returns lines for the report: the releases, each with its epsilon, and their sum."""
         if self.content is None:
             return ["the private validation curves were not released: the plan's steps are not all taken"]
         privacy, results = self.content["privacy"], self.content["results"]

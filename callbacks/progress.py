@@ -1,4 +1,4 @@
-"""Progress of a private run: a bar in a terminal, a line per validation in a log file."""
+"""The progress of a private run: a bar in a terminal, or a line per validation in a log file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lipdp_lightning.bound_text import ShownBound
 class PrivateProgressBar(TQDMProgressBar):
     """Lightning's bar with epsilon in it.
 
-    Where the output is no terminal (a log of a batch system), a bar would write a line per step: one line
-    is written after each validation instead, and at least twenty in a run.
+    If the output is no terminal (a log of a batch system), a bar would write a line per step. One line is
+    written after each validation instead, and at least twenty in a run.
     """
 
     def __init__(self, refresh_rate: int = 1) -> None:
@@ -26,11 +26,11 @@ class PrivateProgressBar(TQDMProgressBar):
             self.disable()
 
     def get_metrics(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> dict[str, Any]:
-        """Return what the bar shows, with epsilon rounded up."""
+        """Returns the values in the bar, with epsilon rounded up."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         epsilon = metrics.get("epsilon")
-        if isinstance(epsilon, int | float):  # the bar would round it to the nearest number of three digits
+        if isinstance(epsilon, int | float):  # the bar itself would round to nearest, perhaps down
             metrics["epsilon"] = ShownBound(epsilon)
         return metrics
 

@@ -1,4 +1,4 @@
-"""The checkpoint a run continues from: written at the start, at intervals and at the end, never torn."""
+"""The checkpoint from which a run continues, written atomically at the start, at intervals and at the end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LAST = "last.ckpt"
 class ResumeCheckpoint(Callback):
     """Keeps ``directory/last.ckpt`` current, readable by its owner alone: it holds the run's secret.
 
-    It is written before the first step, so that a crash at any moment finds the secret, and replaced
-    atomically. Ctrl-C ends the run at the next step boundary, with a checkpoint; a second Ctrl-C at once,
-    and the run continues from the last one. Checkpoints for release are made by ``lipdp export``.
+    It is written before the first step, so that the secret survives a crash at any moment, and replaced
+    atomically. Ctrl-C ends the run at the next step boundary, with a checkpoint; a second Ctrl-C ends it at once,
+    and the run continues from the last checkpoint. ``lipdp export`` makes checkpoints for release.
 
     Args:
-        directory: where last.ckpt is kept; `lipdp fit` uses the run directory.
-        every_n_seconds: how much work a crash may cost at most.
-        every_n_steps: a further checkpoint each so many steps.
+        directory: the folder of last.ckpt; `lipdp fit` uses the run directory.
+        every_n_seconds: the time between two checkpoints, and so the most work that a crash may cost.
+        every_n_steps: a further checkpoint is written after each so many steps.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ResumeCheckpoint(Callback):
         every_n_steps: int | None = None,
     ) -> None:
         if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(f"every_n_steps={every_n_steps} is not positive. HINT: 100, or null.")
+            raise ValueError(f"every_n_steps={every_n_steps} is not positive. HINT: use 100, or null.")
         self.directory = None if directory is None else Path(directory)
         self.every_n_seconds, self.every_n_steps = every_n_seconds, every_n_steps
         self.interrupted = False
@@ -52,21 +52,21 @@ class ResumeCheckpoint(Callback):
 
     @property
     def path(self) -> Path:
-        """Where the checkpoint lies."""
+        """The path of the checkpoint."""
         if self.directory is None:
-            raise ValueError("ResumeCheckpoint has no directory. HINT: ResumeCheckpoint('runs/mine/checkpoints').")
+            raise ValueError("ResumeCheckpoint has no directory. HINT: use ResumeCheckpoint('runs/mine/checkpoints').")
         return self.directory / LAST
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         self.interrupted = False
         if trainer.is_global_zero:
-            remove_left_overs(self.path.parent)  # parts of checkpoints hold the secret
+            remove_left_overs(self.path.parent)  # they may be parts of checkpoints, which hold the secret
         self.save(trainer)
         if threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # only a flag: weights in the middle of an update are no checkpoint
+        # the handler only sets a flag, since weights in the middle of an update cannot be saved
         if self.interrupted:
             raise KeyboardInterrupt
         self.interrupted = True
@@ -97,7 +97,7 @@ class ResumeCheckpoint(Callback):
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if trainer.is_global_zero:
-            # first, so that the checkpoint does not carry steps that were reserved and not taken
+            # first, so that the checkpoint holds no steps that were reserved and not taken
             _strategy(trainer).branches.finish(trainer.global_step)
         self.save(trainer)
 
@@ -116,7 +116,7 @@ class ResumeCheckpoint(Callback):
     def on_save_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        # the state in which a batch has just ended is the one Lightning continues from exactly
+        # Lightning continues exactly from the state in which a batch has just ended
         if self._saving and self._loops is not None:
             checkpoint["loops"]["fit_loop"] = self._loops
 
@@ -126,7 +126,7 @@ class ResumeCheckpoint(Callback):
         self._loops = copy.deepcopy(checkpoint["loops"]["fit_loop"])
 
     def save(self, trainer: lightning.Trainer) -> None:
-        """Write last.ckpt."""
+        """Writes last.ckpt."""
         self._saving = True
         try:
             trainer.save_checkpoint(self.path, weights_only=False)
@@ -136,7 +136,7 @@ class ResumeCheckpoint(Callback):
 
 
 def _own(state: Any) -> Any:
-    """A copy of nested containers of numbers, after every step: in a fifth of the time that deepcopy takes."""
+    """Copies nested containers of numbers, which every step needs, in a fifth of the time that deepcopy takes."""
     if isinstance(state, dict):
         return {key: _own(value) for key, value in state.items()}
     if isinstance(state, list | tuple):

@@ -1,4 +1,4 @@
-"""Takes the run directory when everything has been checked, and prints the plan and the certificate."""
+"""The files of a run: its directory is taken after all checks, and the plan and the certificate are printed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lipdp_lightning.training.run_directory import RunDirectory
 
 
 class RunFiles(Callback):
-    """Claims the run directory, prints what was derived from the plan, and keeps run.json up to date.
+    """Claims the run directory, prints numbers derived from the plan, and keeps run.json up to date.
 
-    The run is finished when the plan's steps are spent; stopped earlier, it can be continued.
+    The run is finished when the plan's steps are spent. If it stops earlier, it can be continued.
     """
 
     def __init__(self, directory: RunDirectory, config: str = "") -> None:
@@ -46,7 +46,7 @@ class RunFiles(Callback):
         self.mark(trainer, "finished" if finished else "stopped")
 
     def mark(self, trainer: lightning.Trainer, status: str) -> None:
-        """Say in run.json how far the run is, and whether it goes on."""
+        """Writes the progress and the status of the run into run.json."""
         plan = _strategy(trainer).plan
         assert plan is not None
         if trainer.is_global_zero:

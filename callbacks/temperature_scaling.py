@@ -39,11 +39,11 @@ class TemperatureScaling(Callback):
 
     Args:
         public_data: a data module whose held-out rows (`test_dataloader`) are public.
-        epsilon: of the selection on private rows; exactly one of the two is given.
+        epsilon: the budget of the selection on private rows; give either this or public_data.
         temperatures: the grid of the selection; by default 65 from 1/16 to 16, in equal ratios.
-        largest_loss: a row's loss is clipped to it in the selection; by default 4 log(classes).
-        directory: of the file; None takes the report's, with `lipdp fit` the run directory.
-        fixed_secret: for tests.
+        largest_loss: the selection clips a row's loss to it; by default 4 log(classes).
+        directory: the folder of the file; None takes the report's, with `lipdp fit` the run directory.
+        fixed_secret: a secret for tests.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class TemperatureScaling(Callback):
         if (public_data is None) == (epsilon is None):
             problems.append(
                 "TemperatureScaling needs public_data or epsilon, and not both: private rows have to be paid for. "
-                "HINT: TemperatureScaling(epsilon=0.1)."
+                "HINT: use TemperatureScaling(epsilon=0.1)."
             )
         if epsilon is not None and not 0 < epsilon < math.inf:
-            problems.append(f"epsilon {epsilon} is not a positive finite number. HINT: 0.1.")
+            problems.append(f"epsilon {epsilon} is not a positive finite number. HINT: use 0.1.")
         if largest_loss is not None and not 0 < largest_loss < math.inf:
             problems.append(f"largest_loss {largest_loss} is not a positive finite number. HINT: leave it out.")
         if public_data is not None and public_data.preliminary:
@@ -80,7 +80,7 @@ class TemperatureScaling(Callback):
     def set_up_problems(
         self, trainer: lightning.Trainer, module: Any, plan: PrivacyPlan | None, data: Any
     ) -> list[str]:
-        """Return what makes a fit impossible, or a release that nobody accounts for."""
+        """Returns the reasons why a fit is impossible, or would be a release that nobody accounts for."""
         problems = []
         if getattr(module, "task", None) not in ("binary", "classification"):
             problems.append("TemperatureScaling is for classes. HINT: leave it out of a regression.")
@@ -90,12 +90,13 @@ class TemperatureScaling(Callback):
             problems.append("TemperatureScaling has no held-out rows to choose on. HINT: set validation_fraction.")
         if plan is not None and plan.unit != "example":
             problems.append(
-                "TemperatureScaling's noise covers one row, and the plan protects a group of rows. HINT: public_data."
+                "TemperatureScaling's noise covers one row, and the plan protects a group of rows. "
+                "HINT: use public_data."
             )
         if _report_of(trainer) is None:
             problems.append(
                 "TemperatureScaling(epsilon=...) without a PrivacyReport: nobody would add its epsilon to that of "
-                "training. HINT: `lipdp fit`, or callbacks=[..., PrivacyReport('runs/mine')]."
+                "training. HINT: use `lipdp fit`, or callbacks=[..., PrivacyReport('runs/mine')]."
             )
         return problems
 
@@ -103,7 +104,7 @@ class TemperatureScaling(Callback):
         directory = self._directory(trainer)
         if trainer.global_step == 0 and directory is not None and (directory / TEMPERATURE_FILE).exists():
             raise ValueError(
-                f"{directory} holds the temperature of an earlier run. HINT: a directory of its own for every run."
+                f"{directory} holds the temperature of an earlier run. HINT: use a separate directory for every run."
             )
 
     def _directory(self, trainer: lightning.Trainer) -> Path | None:
@@ -115,11 +116,11 @@ class TemperatureScaling(Callback):
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         strategy = _strategy(trainer)
         if trainer.global_step < strategy.branches.limit():
-            return  # an unfinished run may go on, and a temperature is chosen once
+            return  # an unfinished run may be continued, and a temperature is chosen only once
 
         def settled() -> dict[str, Any]:
             directory = self._directory(trainer)
-            known = read_temperature(directory)  # released before: used again, not drawn again
+            known = read_temperature(directory)  # an earlier release is used again, not drawn again
             if known is not None:
                 return known
             content = self._fitted(trainer, pl_module)
@@ -171,7 +172,7 @@ class TemperatureScaling(Callback):
     # ---- the report
 
     def report_notes(self) -> list[str]:
-        """Lines for the report."""
+        """Returns lines for the report."""
         cost = "no privacy: the rows are stated to be public"
         epsilon = self.epsilon if self.content is None else (self.content["release"] or {}).get("epsilon")
         if epsilon is not None:
@@ -191,13 +192,13 @@ class TemperatureScaling(Callback):
 
 
 def temperature_of(trainer: lightning.Trainer) -> TemperatureScaling | None:
-    """Return the trainer's callback that fits a temperature."""
+    """Returns the trainer's callback that fits a temperature."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return next((c for c in callbacks if isinstance(c, TemperatureScaling)), None)
 
 
 def ledger_beside_training(trainer: lightning.Trainer) -> list[dict[str, Any]]:
-    """Return what the run has released besides its ledger of training, by an earlier configuration too."""
+    """Returns the run's releases besides its ledger of training, also those of an earlier configuration."""
     scaling, report = temperature_of(trainer), _report_of(trainer)
     content = None if scaling is None else scaling.content
     if content is None:
@@ -210,12 +211,12 @@ def ledger_beside_training(trainer: lightning.Trainer) -> list[dict[str, Any]]:
 
 
 def released_beside_training(trainer: lightning.Trainer) -> float:
-    """Epsilon of what the run has released so far besides its ledger of training; to be added to that of training."""
+    """Returns the epsilon of the releases so far besides the ledger of training, which adds to that of training."""
     return math.fsum(row["epsilon"] for row in ledger_beside_training(trainer))
 
 
 def planned_beside_training(trainer: lightning.Trainer) -> float:
-    """Return what the run releases besides its ledger of training, with what is planned and not yet released."""
+    """Returns the epsilon of all releases besides the ledger of training, planned ones included."""
     scaling, released = temperature_of(trainer), released_beside_training(trainer)
     return released or (0.0 if scaling is None else scaling.epsilon or 0.0)
 

@@ -28,7 +28,7 @@ from lipdp_lightning.training import PrivateModule
 
 ROWS, CLASSES = 24, 3
 MEANS = (("mean of rows", 5.0),)
-_SECRET = ("secret", "context", "id", "directory")  # of checkpoints that only the run's owner can read
+_SECRET = ("secret", "context", "id", "directory", "last")  # of checkpoints that only the run's owner can read
 _KEYED = re.compile(r"\b([0-9a-f]{16}|[0-9a-f]{32})\b")  # in records: digests under the run's secret
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?([+-]\d\d:\d\d)?")
 _RECORDS = ("ledger.json", "steps.txt")

@@ -1,15 +1,16 @@
-"""Epsilon of a ledger at a delta: `epsilon_of`, with three accountants behind it.
+"""The epsilon of a ledger at a delta: `epsilon_of`, which asks one of three accountants.
 
 The number reported (`PrivacyBound.epsilon`) is always an upper bound. Relations (docs/guarantee.md, 1.1, 1.6):
 
 * add_remove: the data sets differ by the presence of one unit (one example, or the rows of one group);
 * replace_one: they differ by the value of one unit. PLD accounts for it exactly, with the same noise multiplier, and
-  answers whichever accountant is named: RDP and PRV know add/remove only, for which a replacement is a removal and an
-  addition, a group of two. Half the noise multiplier instead is wrong under subsampling: that pair does not dominate.
+  answers for every accountant, since RDP and PRV know add/remove only, for which a replacement is a removal and an
+  addition, a group of two. To halve the noise multiplier instead is wrong under subsampling: that pair does not
+  dominate.
 
 The rows of a unit of at most m rows are sampled independently, so the m-fold group property is applied to the whole
 composition: if adding or removing (or replacing) one row is (e, d)-DP for one (e, d), then m rows are
-(m e, d (1 + exp(e) + ... + exp((m-1) e)))-DP. It holds for every mechanism, and is loose for large m.
+(m e, d (1 + exp(e) + ... + exp((m-1) e)))-DP. The property holds for every mechanism, and is loose for large m.
 """
 
 from __future__ import annotations
@@ -38,25 +39,26 @@ from lipdp_lightning.bound_text import lower_text, upper_text
 ADD_REMOVE = "add_remove"
 REPLACE_ONE = "replace_one"
 ADJACENCIES = (ADD_REMOVE, REPLACE_ONE)
-NOTICEABLE = 0.01  # of epsilon: two accountants that are further apart than this contradict each other
+NOTICEABLE = 0.01  # the largest relative difference of two accountants' epsilons that causes no warning
 _EPSILON_LIMIT = 1e9
-# what the accounting libraries raise when their numerics give out
+# the errors that the accounting libraries raise if their numerics fail
 _LIBRARY_ERRORS = (ValueError, ArithmeticError, RuntimeError, MemoryError, AssertionError, IndexError)
 
 
 class AccountantFallbackWarning(UserWarning):
-    """The accountant asked for could not answer; another, equally sound one did."""
+    """Warns that the named accountant could not answer, and another sound one did."""
 
 
 class AccountantDisagreementWarning(UserWarning):
-    """Two accountants give epsilons for the same releases that are more than a hundredth apart."""
+    """Warns that two accountants' epsilons for the same releases differ by more than a hundredth."""
 
 
 @dataclass(frozen=True)
 class PrivacyBound:
-    """The mechanism is (epsilon, delta)-DP. The smallest true epsilon lies in [lower, upper], upper == epsilon.
+    """States that the mechanism is (epsilon, delta)-DP.
 
-    lower is 0 where the accountant gives upper bounds only. accountant is the one that answered; note says why.
+    The smallest true epsilon lies in [lower, upper], where upper == epsilon, and lower is 0 if the accountant only
+    gives upper bounds. accountant is the one that answered, and note says why.
     """
 
     epsilon: float
@@ -81,11 +83,11 @@ def epsilon_of(
 
     Args:
         accountant: "pld", "prv" or "rdp". If it cannot answer, another one does, with a warning that says why.
-            For `replace_one` it is always PLD that answers.
+            For `replace_one`, PLD always answers.
         entries: the ledger.
-        delta: of the guarantee, in (0, 1).
+        delta: the delta of the guarantee, in (0, 1).
         adjacency: "add_remove" or "replace_one".
-        max_examples_per_unit: largest number of rows of one protected unit.
+        max_examples_per_unit: the largest number of rows of one protected unit.
 
     Raises:
         ValueError: if an argument is out of range, or no accountant can bound epsilon.
@@ -124,20 +126,20 @@ def _first_answer(name: str, releases: Sequence[Release], delta: float, adjacenc
         return replace(bound, note=f"{bound.note}; instead of {name} ({failed})")
     raise ValueError(
         f"no accountant can bound epsilon at delta {delta} for {releases}: {'; '.join(reasons)}.\n"
-        "HINT: more noise, fewer steps, or a larger delta."
+        "HINT: use more noise, fewer steps, or a larger delta."
     )
 
 
 def _upper_bound(name: str, curve: PrivacyCurve, order: int, delta: float, relation: str) -> PrivacyBound:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # overflow in tails that are then not used
+        warnings.simplefilter("ignore", RuntimeWarning)  # tails that are not used may overflow
         epsilon = solve_group(curve, order, delta)
     group = f", group of {order}" if order > 1 else ""
     return PrivacyBound(epsilon, 0.0, epsilon, name, f"{name}, {relation}{group}")
 
 
 def _rdp(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
-    """Returns the bound by Renyi DP, which never fails for want of memory or precision, and is the loosest."""
+    """Returns the bound by Renyi DP, which is the loosest, and never fails for lack of memory or precision."""
     order = rows if adjacency == ADD_REMOVE else 2 * rows
     return _upper_bound("rdp", RdpCurve(releases), order, delta, _relation(adjacency, rows))
 
@@ -157,12 +159,12 @@ def _pld(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -
 def _prv(releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound:
     """Returns the upper end of a bracket around epsilon, by privacy random variables.
 
-    The library accounts for REMOVE only. That ADD is never worse is proven for one step but not for
-    compositions, so ADD is bounded by PLD and the larger of the two counts.
+    The library accounts for REMOVE only. That ADD is never worse is proven for one step, but not for compositions, so
+    ADD is bounded by PLD, and the larger of the two bounds is returned.
 
-    The bracket rests on a mean of the truncated loss that the library finds by one quadrature over a long range. Where
-    that misses a part of the loss, the bracket of many steps lies below the truth. An answer that is below what PLD
-    allows at the very least is rejected, and PLD answers instead.
+    The bracket rests on a mean of the truncated loss that the library finds by one quadrature over a long range. If
+    the quadrature misses a part of the loss, the bracket of many steps lies below the truth. An answer below the
+    least epsilon that PLD allows is rejected, and PLD answers instead.
     """
     assert adjacency == ADD_REMOVE
     with warnings.catch_warnings():
@@ -220,11 +222,11 @@ def solve_group(curve: PrivacyCurve, order: int, delta: float) -> float:
 
 
 def least_epsilon(curve: PldCurve, order: int, delta: float) -> float:
-    """Returns an epsilon that the composition's true one is not below.
+    """Returns a lower bound on the composition's true epsilon.
 
-    It is what PLD gives, less what discretising can add to it. Discretising widens the composed loss by a known share
-    of its variance, and moves epsilon by at most that share of epsilon itself and of a few standard deviations; a
-    thousandth is left for the rest.
+    It is PLD's epsilon less the most that discretising can add. Discretising widens the composed loss by a known share
+    of its variance, and changes epsilon by at most that share of epsilon itself and of a few standard deviations; a
+    thousandth covers the rest.
     """
     rough = solve_group(curve.optimistic(), order, delta)
     slack = curve.looseness * (2 * rough + 4 * order * curve.deviation) + 1e-3 * rough
@@ -263,10 +265,12 @@ def _validate(accountant: str, delta: float, adjacency: str, rows: int) -> None:
     if rows < 1:
         problems.append(f"max_examples_per_unit {rows} is not positive.")
     if problems:
-        raise ValueError("\n".join([*problems, f"HINT: delta below 1/N, adjacency one of {', '.join(ADJACENCIES)}."]))
+        raise ValueError(
+            "\n".join([*problems, f"HINT: use a delta below 1/N, and as adjacency one of {', '.join(ADJACENCIES)}."])
+        )
 
 
-# ---- a second accountant's opinion, so that the error of one library does not stay unseen
+# ---- a second accountant's answer, which shows the error of one library
 
 
 def warn_of_disagreement(
@@ -276,11 +280,11 @@ def warn_of_disagreement(
     adjacency: str = ADD_REMOVE,
     max_examples_per_unit: int = 1,
 ) -> None:
-    """Asks another accountant for the same epsilon, and warns with both numbers where they are over 1 % apart.
+    """Asks another accountant for the same epsilon, and warns with both numbers if they differ by over 1 %.
 
-    PLD is asked about PRV and RDP; PRV is asked about PLD where both account for the relation exactly, and a bracket
-    that holds the other number agrees with it. Elsewhere RDP is asked, whose bound is looser by nature: it disagrees
-    with PLD only where it is the smaller one.
+    PLD checks PRV and RDP. PRV checks PLD if both account for the relation exactly; a bracket that contains the other
+    number agrees with it. Otherwise RDP checks PLD: its bound is looser by nature, so it disagrees only if it is the
+    smaller one.
     """
     if not 0 < bound.epsilon < math.inf:
         return
@@ -297,7 +301,7 @@ def warn_of_disagreement(
 
 
 def answer_by(name: str, releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound | None:
-    """Returns the bound by this accountant itself, or None where it cannot answer."""
+    """Returns the bound by this accountant itself, or None if it cannot answer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -321,4 +325,4 @@ def _disagreement(bound: PrivacyBound, other: PrivacyBound) -> str:
     )
     if bound.epsilon < other.epsilon:
         return f"{text}\nHINT: one of them errs; publish the larger one, and report these settings to the project."
-    return f"{text}\nHINT: accountant {other.accountant}"
+    return f"{text}\nHINT: use accountant {other.accountant}"

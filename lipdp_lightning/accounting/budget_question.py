@@ -1,4 +1,4 @@
-"""The computation behind `lipdp budget`: what a noise multiplier spends, what a budget needs."""
+"""The computation of `lipdp budget`: the epsilon of a noise multiplier, or the noise for a budget."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def compute_budget(
     """Returns one row for each epsilon (the noise is calibrated) or for each noise multiplier (epsilon is computed).
 
     Args:
-        dataset_size: declared number of rows.
+        dataset_size: the declared number of rows.
         batch_size: the expected size of the Poisson sample.
-        delta: of the guarantee.
-        epochs: steps = ceil(epochs * dataset_size / batch_size); or give ``steps``.
+        delta: the delta of the guarantee.
+        epochs: passes over the data, steps = ceil(epochs * dataset_size / batch_size); or give ``steps``.
         steps: the number of steps.
         epsilons: budgets; or give ``noise_multipliers``.
         noise_multipliers: noise levels.
         accountant: `pld`, `prv` or `rdp`.
         adjacency: `add_remove` or `replace_one`.
-        statistics: noise multipliers of what is released of all rows before the first step.
+        statistics: noise multipliers of statistics of all rows that are released before the first step.
 
     Raises:
-        ValueError: with everything that is wrong with the question, each with a HINT.
+        ValueError: if the question has problems; it lists all of them, each with a HINT.
     """
     problems = [
         *_problems_of_run(dataset_size, batch_size, delta, epochs, steps),
@@ -91,22 +91,22 @@ def _problems_of_run(
 ) -> list[str]:
     problems = []
     if dataset_size < 1:
-        problems.append(f"dataset size {dataset_size} is not positive.\nHINT: --dataset-size 60000")
+        problems.append(f"dataset size {dataset_size} is not positive.\nHINT: give --dataset-size 60000")
     if not (batch_size > 0 and math.isfinite(batch_size)):
-        problems.append(f"batch size {batch_size} is not positive.\nHINT: --batch-size 256")
+        problems.append(f"batch size {batch_size} is not positive.\nHINT: give --batch-size 256")
     elif batch_size > dataset_size >= 1:
         problems.append(
             f"batch size {batch_size} exceeds the dataset size {dataset_size}: examples would be drawn with a "
             "probability above 1.\nHINT: --batch-size is the EXPECTED size of a Poisson sample, at most N."
         )
     if not (delta < 1 and delta >= SMALLEST_DELTA):
-        problems.append(f"delta {delta} is not in (0, 1).\nHINT: below 1/N, for example --delta 1e-6")
+        problems.append(f"delta {delta} is not in (0, 1).\nHINT: use one below 1/N, for example --delta 1e-6")
     if (epochs is None) == (steps is None):
-        problems.append("epochs and steps: exactly one is needed.\nHINT: --epochs 60, or --steps 14000")
+        problems.append("epochs and steps: exactly one is needed.\nHINT: give --epochs 60, or --steps 14000")
     elif epochs is not None and not (epochs > 0 and math.isfinite(epochs)):
-        problems.append(f"{epochs} epochs are not a positive number.\nHINT: --epochs 60")
+        problems.append(f"{epochs} epochs are not a positive number.\nHINT: give --epochs 60")
     elif steps is not None and steps < 1:
-        problems.append(f"{steps} steps are not a positive number.\nHINT: --steps 14000")
+        problems.append(f"{steps} steps are not a positive number.\nHINT: give --steps 14000")
     if not problems:
         taken = steps if epochs is None else steps_for_epochs(epochs, dataset_size, batch_size)
         problems += [f"{text}\nHINT: {hint}" for text, hint in size_problems(dataset_size, batch_size, taken or 1)]
@@ -124,7 +124,7 @@ def _problems_of_query(
     if bool(epsilons) == bool(noise_multipliers):
         problems.append(
             "epsilon and noise multiplier: exactly one is needed, the other follows.\n"
-            "HINT: --epsilon 3, or --noise-multiplier 1.1; several values make a table."
+            "HINT: give --epsilon 3, or --noise-multiplier 1.1; several values make a table."
         )
     given = (("epsilon", epsilons), ("noise multiplier", noise_multipliers), ("statistic's noise", statistics))
     for name, values in given:
@@ -136,14 +136,14 @@ def _problems_of_query(
                 f"{name} {wrong[0]} is outside [{SMALLEST:.0e}, {LARGEST:.0e}].\nHINT: usual values are 0.5 to 10."
             )
     if accountant not in ACCOUNTANTS:
-        problems.append(f"accountant {accountant!r} is unknown.\nHINT: one of {', '.join(ACCOUNTANTS)}")
+        problems.append(f"accountant {accountant!r} is unknown.\nHINT: use one of {', '.join(ACCOUNTANTS)}")
     if adjacency not in ADJACENCIES:
-        problems.append(f"adjacency {adjacency!r} is unknown.\nHINT: one of {', '.join(ADJACENCIES)}")
+        problems.append(f"adjacency {adjacency!r} is unknown.\nHINT: use one of {', '.join(ADJACENCIES)}")
     return problems
 
 
 def format_table(rows: Sequence[BudgetRow]) -> str:
-    """Returns the rows for a reader: aligned columns, then what the numbers mean."""
+    """Returns the rows as text in aligned columns, followed by an explanation of the numbers."""
     header = ("epsilon", "bracket", "delta", "noise multiplier", "sample rate", "steps", "accountant")
     cells = [header] + [
         (

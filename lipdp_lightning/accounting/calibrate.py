@@ -1,7 +1,7 @@
 """Noise for a budget, and steps within a budget: the inverse of the accountants.
 
-The result is always checked with the accountant itself: its certified epsilon is at most the target. Another accountant
-is asked about the answer, and a warning gives both numbers where they are over 1 % apart.
+The accountant itself always checks the result: its certified epsilon is at most the target. Another accountant
+checks the answer, and a warning gives both numbers if they differ by over 1 %.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGEST_NOISE = 1e6
 def steps_for_epochs(epochs: float, dataset_size: int, expected_batch_size: float) -> int:
     """Returns ceil(epochs / sample_rate), the least number of steps with ``epochs`` draws of each row on average."""
     exact = Fraction(epochs) * dataset_size / Fraction(expected_batch_size)
-    # 0.1 is not a tenth: without this tolerance 0.1 epochs of 100 steps would be 11 steps
+    # the float 0.1 exceeds a tenth: without this tolerance, 0.1 epochs of 100 steps would be 11 steps
     return max(1, math.ceil(exact - Fraction(1, 10**9)))
 
 
@@ -43,7 +43,7 @@ def privacy_bound(
     max_examples_per_unit: int = 1,
     preliminary: Sequence[LedgerEntry] = (),
 ) -> PrivacyBound:
-    """Returns the bound of ``steps`` subsampled Gaussian steps, and of what was released before them."""
+    """Returns the bound of ``steps`` subsampled Gaussian steps together with releases before them."""
     entries = [*preliminary, LedgerEntry(SUBSAMPLED_GAUSSIAN, noise_multiplier, sample_rate, steps)]
     return epsilon_of(accountant, entries, delta, adjacency, max_examples_per_unit)
 
@@ -61,11 +61,11 @@ def calibrate_noise(
 ) -> tuple[float, PrivacyBound]:
     """Returns a noise multiplier whose certified epsilon is at most ``epsilon``, and the bound there.
 
-    It is within ``tolerance`` of the smallest such. For a step that also answers other queries on its sample, it is the
-    JOINED multiplier of the step. Epsilon is that of ``preliminary`` and the steps together.
+    It is within ``tolerance`` of the smallest such multiplier. For a step that also answers other queries on its
+    sample, it is the JOINED multiplier of the step. Epsilon covers ``preliminary`` and the steps together.
 
     Raises:
-        ValueError: if no noise, or any noise, meets the target.
+        ValueError: if no noise meets the target, or any noise does.
     """
     _check(epsilon, tolerance, delta, sample_rate)
 
@@ -79,7 +79,7 @@ def calibrate_noise(
 
     start = math.log(_first_guess(epsilon, delta, sample_rate, steps))
     if accountant == "prv" and adjacency == ADD_REMOVE:
-        # the fast accountant leads to the place; PRV decides
+        # the fast accountant finds the neighbourhood, and PRV decides
         order = max_examples_per_unit
         error = order * min(0.0102, 0.0052 * epsilon / order)
         quick = search_with("pld", epsilon - error, start).run(0.25 * tolerance)
@@ -98,7 +98,7 @@ def calibrate_noise(
         raise ValueError(
             f"epsilon {epsilon} at delta {delta} asks for no noise (multiplier {SMALLEST_NOISE} already meets it): "
             "delta forgives publishing every example that is drawn, or epsilon protects nothing.\n"
-            "HINT: delta below 1/N and epsilon of about 1 to 10."
+            "HINT: use a delta below 1/N and epsilon of about 1 to 10."
         )
     noise, bound = math.exp(log_noise), search.answer(log_noise)
     entries = [*preliminary, LedgerEntry(SUBSAMPLED_GAUSSIAN, noise, sample_rate, steps)]
@@ -139,7 +139,7 @@ def steps_for(
     if search.unreachable:
         raise ValueError(
             f"one step at noise multiplier {noise_multiplier} and sample rate {sample_rate:.3g} already spends more "
-            f"than epsilon {epsilon} at delta {delta}.\nHINT: more noise, a smaller batch, or a larger epsilon."
+            f"than epsilon {epsilon} at delta {delta}.\nHINT: use more noise, a smaller batch, or a larger epsilon."
         )
     if math.isnan(x):
         raise ValueError(
@@ -157,7 +157,7 @@ def _steps_at(x: float) -> int:
 
 
 def _first_guess(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
-    """Returns a guess by the central limit: a Gaussian of mu = q sqrt(T (exp(1/s^2) - 1))."""
+    """Returns a guess by the central limit theorem: a Gaussian of mu = q sqrt(T (exp(1/s^2) - 1))."""
     tail = math.sqrt(2 * math.log(1 / delta))
     mu = math.sqrt(tail**2 + 2 * epsilon) - tail
     guess = 1 / math.sqrt(math.log1p(mu**2 / (sample_rate**2 * steps)))
@@ -165,10 +165,10 @@ def _first_guess(epsilon: float, delta: float, sample_rate: float, steps: int) -
 
 
 class _Search:
-    """Returns where a decreasing bound(x).epsilon meets the target: the end of a bracket on which it is met.
+    """Finds the x where a decreasing bound(x).epsilon meets the target: the end of a bracket at which it is met.
 
-    Secant steps on log epsilon, which is nearly straight in x, each moved a little past the root so that both
-    ends close in; bisection where that does not converge.
+    It takes secant steps on log epsilon, which is nearly linear in x, each a little past the root so that both
+    ends close in, and bisects if that does not converge.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class _Search:
 
     def run(self, width: float) -> float:
         """Returns the end; NaN if the target is met at the lower limit, or (`unreachable`) not at the upper one."""
-        low, high = -math.inf, math.inf  # not met, met
+        low, high = -math.inf, math.inf  # the target is met at high, and not at low
         x, slope, previous = self._start, -1.2, (math.nan, math.nan)
         for attempt in range(100):
             excess = self._excess(x)
@@ -198,7 +198,7 @@ class _Search:
             previous = (x, excess)
             side = 1.0 if excess > 0 else -1.0
             distance = abs(excess / slope)
-            # past the root by little, yet no further than closes the bracket
+            # the step ends a little past the root, and no further than closes the bracket
             move = side * (0.9 * width if distance < 0.85 * width else distance + 0.4 * width)
             x = min(max(x + min(max(move, -2.0), 2.0), self._limits[0]), self._limits[1])
             if not low < x < high or (attempt > 8 and high - low < math.inf):
@@ -206,7 +206,7 @@ class _Search:
         return high
 
     def _excess(self, x: float) -> float:
-        """Returns log(epsilon / target), positive where too much is spent."""
+        """Returns log(epsilon / target), which is positive if too much is spent."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", AccountantFallbackWarning)
             self._bounds[x] = self._bound(x)
@@ -216,7 +216,7 @@ class _Search:
         return min(math.log(max(epsilon, 1e-12 * self._target) / self._target), 20.0)
 
     def answer(self, x: float) -> PrivacyBound:
-        """Returns the bound at the answer, with its warnings; those of the points tried on the way do not matter."""
+        """Returns the bound at the answer, with its warnings; warnings of points tried before do not matter."""
         for text in self._messages[x]:
             warnings.warn(text, AccountantFallbackWarning, stacklevel=4)
         return self._bounds[x]
@@ -237,4 +237,4 @@ def _check(epsilon: float, tolerance: float, delta: float, sample_rate: float) -
     if not 0 < tolerance < 1:
         problems.append(f"tolerance {tolerance} is not in (0, 1).")
     if problems:
-        raise ValueError("\n".join([*problems, "HINT: for example epsilon=3, delta below 1/N, sample_rate=0.004."]))
+        raise ValueError("\n".join([*problems, "HINT: use for example epsilon=3, delta below 1/N, sample_rate=0.004."]))

@@ -1,4 +1,4 @@
-"""The entries of a ledger: what was released with Gaussian noise, and how often."""
+"""The entries of a ledger: releases with Gaussian noise, and their numbers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ SUBSAMPLED_GAUSSIAN = "subsampled_gaussian"
 GAUSSIAN = "gaussian"
 MECHANISMS = (SUBSAMPLED_GAUSSIAN, GAUSSIAN)
 
-# a year has 3e7 seconds; what is worked out for each step, or each step of an epoch, stays within memory
+# a year has 3e7 seconds; up to this number, values for each step, or each step of an epoch, fit into memory
 MOST_STEPS = 10**9
 MOST_ROWS = 10**15
-# constants enter products and quotients in float32, whose range is 1e-38 to 3e38
+# products and quotients of constants are formed in float32, whose range is 1e-38 to 3e38
 SMALLEST, LARGEST = 1e-30, 1e30
 SMALLEST_DELTA = 1e-300
 SMALLEST_EPSILON = 1e-9
@@ -52,7 +52,7 @@ class LedgerEntry:
         if self.count < 0 or int(self.count) != self.count:
             problems.append(f"count {self.count} is not a number of releases.")
         if problems:
-            hint = f"HINT: LedgerEntry({SUBSAMPLED_GAUSSIAN!r}, noise_multiplier=1.1, sample_rate=0.004, count=1)"
+            hint = f"HINT: use LedgerEntry({SUBSAMPLED_GAUSSIAN!r}, noise_multiplier=1.1, sample_rate=0.004, count=1)"
             raise ValueError("\n".join([*problems, hint]))
 
 
@@ -80,7 +80,7 @@ def join_noise_multipliers(noise_multipliers: Iterable[float]) -> float:
 
 
 def size_problems(dataset_size: int, batch_size: float, steps: int) -> Iterator[tuple[str, str]]:
-    """Yields problem and hint for sizes that no training needs and no machine has room for; they are positive."""
+    """Yields problem and hint for positive sizes that no training needs and no machine has memory for."""
     if steps > MOST_STEPS:
         yield f"steps {_number(steps)} is more than any training takes ({MOST_STEPS:.0e}).", "fewer steps or epochs."
     if dataset_size > MOST_ROWS:

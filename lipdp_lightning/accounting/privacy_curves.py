@@ -25,7 +25,7 @@ REMOVE, ADD, REPLACE = "REMOVE", "ADD", "REPLACE"
 
 
 class AccountantFailure(RuntimeError):
-    """A library could not give a number that can be trusted; the message says why."""
+    """Raised if a library has no number that can be trusted; the message says why."""
 
 
 class PrivacyCurve(Protocol):
@@ -50,11 +50,11 @@ def collect(entries: Iterable[LedgerEntry]) -> list[Release]:
 class RdpCurve:
     """Renyi accounting of the sampled Gaussian (Mironov, Talwar, Zhang 2019), add/remove adjacency.
 
-    Converted by Theorem 21 of Balle et al. 2020: for every order a > 1,
+    The conversion is Theorem 21 of Balle et al. 2020: for every order a > 1,
     log delta = (a - 1) (rdp(a) - epsilon + log(1 - 1/a)) - log a.
     """
 
-    # small orders for large epsilons, large ones for small epsilons; 1024 is the last whose binomials are finite
+    # small orders serve large epsilons, and large ones small epsilons; 1024 is the last whose binomials are finite
     ORDERS = (
         *(1 + x / 1000 for x in (1, 2, 5, 10, 20, 50)),
         *(1 + x / 10 for x in range(1, 100)),
@@ -73,14 +73,14 @@ class RdpCurve:
     @classmethod
     @lru_cache(maxsize=64)
     def _divergences(cls, noise_multiplier: float, sample_rate: float) -> npt.NDArray[np.float64]:
-        """Returns those of one release, at all orders; they are not to be written to."""
+        """Returns the divergences of one release at all orders; the array is cached and must not be changed."""
         if sample_rate == 1:
             return np.array([order / (2 * noise_multiplier**2) for order in cls.ORDERS])
         from opacus.accountants.analysis import rdp
 
         values = np.full(len(cls.ORDERS), math.inf)
         for index, order in enumerate(cls.ORDERS):
-            try:  # an order whose series does not converge numerically bounds nothing
+            try:  # an order whose series does not converge numerically gives no bound
                 value = rdp.compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=float(order))
             except (ValueError, ArithmeticError):
                 continue
@@ -98,15 +98,15 @@ class RdpCurve:
 class PldCurve:
     """Privacy loss distributions, discretised pessimistically by connect-the-dots (Doroshenko et al. 2022).
 
-    One direction at a time: REMOVE and ADD are the two halves of add/remove adjacency, whose curves are
-    composed apart and maximised at the end; REPLACE is the exact pair of replace-one adjacency,
+    A curve has one direction: REMOVE and ADD are the two halves of add/remove adjacency, whose curves are
+    composed separately and maximised at the end; REPLACE is the exact pair of replace-one adjacency,
     (1-q) N(0, s^2) + q N(-1, s^2) against (1-q) N(0, s^2) + q N(+1, s^2), with the unchanged s.
     """
 
-    POINTS = 200_000  # grid points of one release
+    POINTS = 200_000  # the grid points of one release
     COMPOSED_POINTS = 1_000_000
-    # The transforms work in double precision and know nothing of it: a pessimistic delta can come out too small
-    # (by 2e-11 at 1e6 steps, against the closed form of the Gaussian). 1e-15 per step is 50 times what was seen.
+    # The transforms do not account for rounding to double precision: a pessimistic delta can come out too small
+    # (by 2e-11 at 1e6 steps, against the closed form of the Gaussian). 1e-15 per step is 50 times that error.
     ROUNDING_PER_STEP = 1e-15
 
     def __init__(self, releases: Sequence[Release], direction: str) -> None:
@@ -128,7 +128,7 @@ class PldCurve:
     def _grid_step(self, losses: Sequence[tuple[_Loss, int]]) -> float:
         """Returns a fortieth of the smallest standard deviation of a loss, unless that is too fine to compute.
 
-        Discretising adds a variance of at most step^2 / 4 to each loss: only tightness depends on the step.
+        Discretising adds a variance of at most step^2 / 4 to each loss, so only tightness depends on the step.
         """
         widths, mean, variance = [], 0.0, 0.0
         target = math.inf
@@ -137,7 +137,7 @@ class PldCurve:
             mean, variance = mean + count * loss.mean, variance + count * loss.variance
             target = min(target, math.sqrt(loss.variance) / 40)
         composed_width = abs(mean) + 20 * math.sqrt(variance) + 2 * sum(widths)
-        # below this, differences of deltas are rounding errors, and the mass they add is felt
+        # below this, differences of deltas are rounding errors, whose mass is noticeable
         noise = math.sqrt(max(n * w for (_, n), w in zip(losses, widths, strict=True)) * 1e-15)
         return max(target, max(widths) / self.POINTS, composed_width / self.COMPOSED_POINTS, noise)
 
@@ -148,7 +148,7 @@ class PldCurve:
         return max(0.0, float(self._pmf.get_delta_for_epsilon(float(epsilon))))
 
     def optimistic(self) -> PrivacyCurve:
-        """Returns this curve with the rounding of the transforms taken off and not added; it bounds nothing."""
+        """Returns this curve with the rounding of the transforms subtracted instead of added; it is no upper bound."""
         return _OptimisticCurve(self)
 
 
@@ -162,7 +162,7 @@ class _OptimisticCurve:
 
 @dataclass(frozen=True, eq=False)
 class _Loss:
-    """The privacy loss of one release: of the library, its range, and roughly its mean and variance."""
+    """The privacy loss of one release: the library's object, its range, and its approximate mean and variance."""
 
     of_library: Any
     lower: float
@@ -173,7 +173,7 @@ class _Loss:
     @staticmethod
     @lru_cache(maxsize=8)
     def of(noise_multiplier: float, sample_rate: float, direction: str) -> _Loss:
-        """Returns one object per release: how often it is made is all that differs along a run."""
+        """Returns a cached object, since only the number of releases changes during a run."""
         from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
         loss = GaussianPrivacyLoss(noise_multiplier, sampling_prob=sample_rate, adjacency_type=AdjacencyType[direction])
@@ -183,7 +183,7 @@ class _Loss:
 
 @lru_cache(maxsize=8)
 def _discretised(loss: _Loss, step: float) -> Any:
-    """Returns one release on a grid; compositions make distributions of their own and leave it as it is."""
+    """Returns one release on a grid; compositions make new distributions and do not change it."""
     from dp_accounting.pld import pld_pmf
 
     low, high = math.floor(loss.lower / step), math.ceil(loss.upper / step)
@@ -192,7 +192,7 @@ def _discretised(loss: _Loss, step: float) -> Any:
 
 
 def _loss_moments(loss: Any) -> tuple[float, float]:
-    """Returns mean and variance of a privacy loss, roughly (by quadrature): they only choose a grid."""
+    """Returns the approximate mean and variance of a privacy loss, by quadrature; they only choose a grid."""
     tail = loss.privacy_loss_tail()
     xs = np.linspace(tail.lower_x_truncation, tail.upper_x_truncation, 4001)
     masses = np.diff(loss.mu_upper_cdf(xs))
@@ -202,7 +202,7 @@ def _loss_moments(loss: Any) -> tuple[float, float]:
 
 
 class MaximumCurve:
-    """Both directions of add/remove adjacency: the worse one at every epsilon."""
+    """The maximum of several curves, such as both directions of add/remove adjacency, at every epsilon."""
 
     def __init__(self, *curves: PrivacyCurve) -> None:
         self.curves = curves
@@ -214,11 +214,11 @@ class MaximumCurve:
 class PrvCurve:
     """Privacy random variables (Gopi, Lee, Wutschitz 2021) with the error bounds of the paper, REMOVE direction.
 
-    The library is no longer maintained and may be missing; whoever asks for it then gets another accountant.
+    The library is no longer maintained and may be missing; another accountant then answers.
 
-    Its grid has about width * sqrt(steps) / error points and is computed in extended precision: the error is
-    0.5 % of epsilon and at most 0.01; where POINTS do not suffice for that, up to 1 % of epsilon; and where they
-    do not suffice for that either it gives up, before it allocates.
+    Its grid has about width * sqrt(steps) / error points and is computed in extended precision. The error is
+    0.5 % of epsilon and at most 0.01, or up to 1 % of epsilon if POINTS do not suffice for that. If they do not suffice
+    for 1 % either, the constructor raises before it allocates memory.
     """
 
     POINTS = 600_000

@@ -1,4 +1,4 @@
-"""Epsilon as a run goes on, cheap enough to show at every step."""
+"""Epsilon during a run, computed cheaply enough to be shown at every step."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class PlannedReleases(Protocol):
     @property
     def accountant(self) -> str: ...
     def events(self, steps: int | None = None) -> tuple[LedgerEntry, ...]:
-        """Returns the ledger of so many steps, of all planned ones by default."""
+        """Returns the ledger of so many steps, by default of all planned ones."""
 
 
 class Spending:
-    """Upper bounds on the epsilon of the first t steps of a plan.
+    """Computes upper bounds on the epsilon of the first t steps of a plan.
 
-    The guarantee is the epsilon of the planned steps, by the plan's accountant. Between, PLD answers on
-    a grid of step counts, each when it is first reached; a step shows the grid point at or after it, so
-    what is shown is an upper bound, and never above the guarantee. Grid points are multiples of steps / points.
+    The guarantee is the epsilon of the planned steps, by the plan's accountant. Before the end, PLD answers on
+    a grid of step counts, each when it is first reached. A step shows the epsilon of the grid point at or after it,
+    which is an upper bound, and never above the guarantee. Grid points are multiples of steps / points.
     Statistics that the plan releases before the first step count from the start. The caller counts the steps of all
     branches (privacy/branches.py, `Branches.spent`).
 
     Args:
-        plan: what is released, and what for.
-        points: number of grid points.
+        plan: the plan whose releases are counted.
+        points: the number of grid points.
     """
 
     def __init__(self, plan: PlannedReleases, points: int = 20) -> None:

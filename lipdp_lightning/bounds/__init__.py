@@ -1,8 +1,8 @@
 """Upper bounds, per parameter group, on what one example contributes to the gradient.
 
 The spine, in the order of reading: ``certificate`` (the result), ``certifier`` (the walk forward, with ``checks``),
-``backward`` (the walk back), ``registry`` and ``values`` (what a rule is, sees and answers), ``rules.linear`` (one
-rule), ``identity`` and ``rehearsal`` (the network that trains is the one that was certified).
+``backward`` (the walk back), ``registry`` and ``values`` (rules, their arguments and results), ``rules.linear`` (one
+rule), ``identity`` and ``rehearsal`` (checks that the network which trains is the one that was certified).
 
 The appendices: ``graph`` (tracing), ``shapes`` (shapes, numbers made from them, constants), ``inplace`` (writes on
 memory), ``reachable`` (what an identity compares), ``losses``, and the other ``rules``.

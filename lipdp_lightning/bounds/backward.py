@@ -9,7 +9,7 @@ from torch import fx
 
 from .values import Bound
 
-Slots = Mapping[fx.Node, Sequence[fx.Node]]  # what each node's argument slots read, with multiplicity
+Slots = Mapping[fx.Node, Sequence[fx.Node]]  # the nodes that each node's argument slots read, with multiplicity
 
 
 def _gain(bound: Bound, slots: Sequence[float]) -> float:
@@ -18,7 +18,7 @@ def _gain(bound: Bound, slots: Sequence[float]) -> float:
 
 
 def _from_reader(places: Sequence[int], bound: Bound, received: float) -> float:
-    """Returns what a reader that received so much passes on to the value that it reads in these slots."""
+    """Returns a bound on the cotangent that a reader, having received one, passes on to the value in these slots."""
     if received == 0:
         return 0.0
     slots = bound.slots
@@ -34,19 +34,20 @@ def _member(reader: fx.Node, parts: int) -> int:
 
 
 class CotangentWalk:
-    """The backward pass for one graph, prepared once.
+    """Computes cotangent bounds backward through one graph, which is prepared once.
 
-    l_v = sum over slots (u, a) that read v of l_u L_(u,a). Two refinements, both upper bounds too:
-    the members of a tuple (split, chunk) receive disjoint cotangents, which combine by root of squares;
-    and where every path from v to the output passes through d, l_v <= l_d * Lip(v -> d), with
-    the constant propagated forward, where the inputs of ``cat`` combine by root of squares.
+    The slot rule is l_v = sum of l_u L_(u,a) over the slots (u, a) that read v. Two refinements give upper bounds, too:
+
+    * the members of a tuple (split, chunk) receive disjoint cotangents, which combine by root of squares;
+    * if every path from v to the output passes through d, then l_v <= l_d * Lip(v -> d). The constant is propagated
+      forward, where the inputs of ``cat`` combine by root of squares.
     """
 
     def __init__(self, order: Sequence[fx.Node], slots: Slots, output: fx.Node) -> None:
         self._order = tuple(order)
         self._slots = slots
         self._output = output
-        # who reads a node, and in which slots
+        # the readers of each node, with the slots in which they read it
         self._readers: dict[fx.Node, list[tuple[fx.Node, list[int]]]] = {node: [] for node in order}
         for node in order:
             for read in dict.fromkeys(slots[node]):

@@ -1,4 +1,4 @@
-"""What a certificate says: bounds at every node, and the sensitivity of every parameter group."""
+"""The certificate of a network: bounds at every node, and the sensitivity of every parameter group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CERTIFIED_SCALINGS = ("worst_case", "layerwise", "joint", "radius")
 
 @dataclass(frozen=True)
 class NodeBound:
-    """``forward`` bounds ||output of one example||, ``cotangent`` bounds ||d loss / d output||."""
+    """The bounds of one node: ``forward`` on one example's output norm, ``cotangent`` on ||d loss / d output||."""
 
     name: str
     operation: str
@@ -26,9 +26,10 @@ class NodeBound:
 
 @dataclass(frozen=True)
 class UseBound:
-    """One use of a group's parameters: for every example ||gradient of this use|| <= cotangent_bound * gradient_factor.
+    """The bound of one use of a group's parameters.
 
-    ``scalable`` uses belong to a layer that can measure n_ik and scale its parameter gradient by example.
+    Guarantee: for every example, ||gradient of this use|| <= cotangent_bound * gradient_factor. A ``scalable`` use
+    belongs to a layer that can measure n_ik and scale its parameter gradient by example.
     """
 
     node: str
@@ -42,7 +43,10 @@ class UseBound:
 
 @dataclass(frozen=True)
 class GroupBound:
-    """A layer's parameters together. The bounds of several uses add: root of squares would be false."""
+    """The bound of a layer's parameters together.
+
+    The bounds of several uses add: their gradients may point in one direction, so a root of squares would be too small.
+    """
 
     name: str
     parameters: tuple[str, ...]
@@ -51,30 +55,30 @@ class GroupBound:
 
     @cached_property
     def worst_case(self) -> float:
-        """Delta_k = sum over uses of l * n, for unscaled gradients."""
+        """Delta_k of unscaled gradients: the sum of l * n over the uses."""
         return sum(u.cotangent_bound * u.gradient_factor for u in self.uses)
 
     @cached_property
     def layerwise(self) -> float:
-        """Delta_k = sum over uses of l, for gradients divided by the example's own n_ik; unscalable uses keep l * n."""
+        """Delta_k of gradients divided by the example's own n_ik: the sum of l, or of l * n for unscalable uses."""
         return sum(u.cotangent_bound * (1.0 if u.scalable else u.gradient_factor) for u in self.uses)
 
     def sensitivity(self, scaling: str) -> float:
-        """Returns Delta_k under a scaling, by its name."""
+        """Returns Delta_k under the scaling of this name."""
         if scaling in ("layerwise", "radius"):
             return self.layerwise
         # joint keeps the worst case per group; its scalar couples the groups (see mechanism.scaling)
         if scaling in ("worst_case", "joint"):
             return self.worst_case
         if scaling == "batch_max":
-            # thesis Algorithm 8, line 5, as printed: the layer's own norm enters; it bounds nothing
+            # thesis Algorithm 8, line 5, as printed, uses the layer's own norm; the result is no bound
             return sum(u.cotangent_bound * u.lipschitz for u in self.uses)
-        raise ValueError(f"scaling={scaling!r} is unknown. HINT: one of {', '.join(CERTIFIED_SCALINGS)}.")
+        raise ValueError(f"scaling={scaling!r} is unknown. HINT: use one of {', '.join(CERTIFIED_SCALINGS)}.")
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Upper bounds that hold for every example whose input norm is at most ``input_bound``, for these weights."""
+    """Upper bounds for the present weights, which hold for every example of input norm at most ``input_bound``."""
 
     nodes: tuple[NodeBound, ...]
     groups: tuple[GroupBound, ...]
@@ -83,7 +87,7 @@ class Certificate:
     output: str
 
     def sensitivities(self, scaling: str) -> dict[str, float]:
-        """Returns Delta_k of every group: one example moves its summed gradient by at most this, in the l2 norm."""
+        """Returns Delta_k of every group: one example changes its summed gradient by at most this, in the l2 norm."""
         return {group.name: group.sensitivity(scaling) for group in self.groups}
 
     def sizes(self) -> dict[str, int]:
@@ -118,9 +122,10 @@ class _Group:
 
 
 class Groups:
-    """Parameters that are used together, or share a tensor, are one group, named after its first parameter's layer.
+    """Sorts parameters into groups: those that are used together, or share a tensor, are in one group.
 
-    Which ones are together is worked out when uses read other tensors than the last time.
+    A group is named after its first parameter's layer. The groups are computed anew only if uses read other tensors
+    than the last time.
 
     Args:
         named: The model's parameters, in its order.
@@ -128,7 +133,7 @@ class Groups:
 
     def __init__(self, named: Mapping[str, Tensor]) -> None:
         self._named = named
-        self._read: list[tuple[Tensor, ...]] = []  # alive here: none of another identity can take their place
+        self._read: list[tuple[Tensor, ...]] = []  # kept alive, so that no other tensor can get the id of one
         self._identities: list[tuple[int, ...]] = []
         self._groups: list[_Group] = []
 

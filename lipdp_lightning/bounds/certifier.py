@@ -1,4 +1,4 @@
-"""Walks a model's graph with bounds in place of values (paper 001, Algorithm 1, on graphs instead of chains)."""
+"""Certification: a walk over a model's graph with bounds in place of values (paper 001, Algorithm 1, for graphs)."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class _Step:
         rule: Its rule; None for the input and for a member of a tuple.
         reads: The nodes in its argument slots that depend on the example.
         shapes: The shape of one example of each of its outputs.
-        operation: What the rule is told of it.
-        flat: Its arguments, each with its shape where it depends on the example; None where an argument is a container.
-        path: The path of its module, where that is not the model itself.
+        operation: The description of the node that its rule receives.
+        flat: Its arguments, each with its shape if it depends on the example; None if an argument is a container.
+        path: The path of its module; empty if that is the model itself.
         scalable: Whether its module can measure and scale its gradient by example.
         trained: The trained parameters that it holds or reads.
     """
@@ -67,7 +67,7 @@ class _Step:
 
 
 class Certifier:
-    """Prepares a model once; :meth:`certify` then costs one walk over plain numbers and the norms of the weights.
+    """Certifies a model. It is prepared once; :meth:`certify` then costs a walk over numbers and norms of the weights.
 
     Guarantee: for every input whose norm per example is at most ``input_bound`` and every label, the numbers of a
     certificate are upper bounds for the weights as they are at the call.
@@ -77,12 +77,12 @@ class Certifier:
         input_shape: The shape of one example, without the batch.
         input_bound: The largest norm of one example's input.
         loss: A certified loss, its name, or a loss of torch whose reduction is a sum or none.
-        norms: Where norms of weights come from; by default each is computed anew.
+        norms: The source of the weights' norms; by default each is computed anew.
         compute_dtype: The precision that the network runs in.
         cotangent_caps: The radius of each cotangent clip, by the path of the module at whose output it acts.
 
     Raises:
-        CertificationError: Where the model cannot be certified, with every reason and its fix.
+        CertificationError: If the model cannot be certified; it lists every reason and its fix.
 
     Example::
 
@@ -112,7 +112,7 @@ class Certifier:
         self._take_up()
 
     def _take_up(self) -> None:
-        """Traces the network as it is now, and keeps who it is: the identity is part of every certificate."""
+        """Traces the network as it is now, and takes its identity, which every certificate relies on."""
         model = self._model
         refuse_all(alterations(model))
         self.identity = NetworkIdentity.of(model, self.loss)
@@ -145,7 +145,7 @@ class Certifier:
         return tuple(self._output.meta["shape"])
 
     def follow(self) -> None:
-        """Traces the network anew if it is another than the one that was traced; ``identity`` is another then, too."""
+        """Traces the network anew, and takes a new ``identity``, if it differs from the network that was traced."""
         if self.identity.differences():
             self._take_up()
 
@@ -153,10 +153,10 @@ class Certifier:
         """Returns bounds for the network and its weights as they are now.
 
         Args:
-            digest: Names all bits of the weights, where the caller knows it; bounds that were sealed under it are used.
+            digest: A digest of all bits of the weights, if the caller knows it; norms sealed under it are used again.
 
         Raises:
-            CertificationError: Where the network, or a bound at its present weights, cannot be certified.
+            CertificationError: If the network, or a bound at its present weights, cannot be certified.
         """
         self.follow()
         self._constants.begin()
@@ -233,7 +233,7 @@ class Certifier:
         return Certificate(tuple(nodes), groups, at_output, self.input_bound, self._output.name)
 
     def _overflows(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float]) -> list[Problem]:
-        """Nodes whose values, or whose cotangents on the way to a parameter, might leave float32's range."""
+        """Finds nodes whose values, or whose cotangents on the way to a parameter, might leave float32's range."""
         problems: list[Problem] = []
         small = [step.node for step in self._steps if 0 < bounds[step.node].norm < SMALLEST_BOUND]
         for node in small:
@@ -249,7 +249,7 @@ class Certifier:
         for step in self._steps:
             node, bound = step.node, bounds[step.node]
             if bound.uses or any(read in trained for read in step.reads):
-                trained.add(node)  # before the first parameter no cotangent is formed
+                trained.add(node)  # no cotangent is computed for nodes before the first parameter
             size = max(bound.norm, cotangent[node] if node in trained else 0.0)
             if not size < LARGEST_BOUND:
                 reason = f"its values or cotangents may reach {size:.3g}, where float32 overflows"
@@ -269,13 +269,13 @@ def certify(
     """Returns the certificate of a model as it is now; the arguments are those of :class:`Certifier`.
 
     Raises:
-        CertificationError: Names every module and operation that cannot be bounded, each with the reason and the fix.
+        CertificationError: If a module or operation cannot be bounded; it lists each with the reason and the fix.
     """
     return Certifier(model, input_shape, input_bound, loss, compute_dtype=compute_dtype).certify()
 
 
 def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: Mapping[int, str]) -> list[_Step]:
-    """Returns the nodes that depend on the example, each with its rule; ``names`` are those of tensors by identity."""
+    """Returns the nodes that depend on the example, each with its rule; ``names`` maps ids of tensors to names."""
     modules = dict(graph.named_modules())
     steps, problems = [], []
     for node in graph.graph.nodes:
@@ -320,7 +320,7 @@ def _problem_of(node: fx.Node, member: bool, rule: object) -> tuple[str, str] | 
 
 
 def _trained(node: fx.Node, module: nn.Module | None, model: nn.Module) -> frozenset[nn.Parameter]:
-    """The trained parameters that a node holds or reads; which ones they are is part of the network's identity."""
+    """Returns the trained parameters that a node holds or reads, which are part of the network's identity."""
     held = [] if module is None else list(module.parameters())
     read = [operator.attrgetter(str(n.target))(model) for n in argument_nodes(node) if n.op == "get_attr"
             and not str(n.target).startswith("_tensor_constant")]  # fmt: skip
@@ -328,7 +328,7 @@ def _trained(node: fx.Node, module: nn.Module | None, model: nn.Module) -> froze
 
 
 def _caps(steps: list[_Step], caps: Mapping[str, float], margin: float) -> dict[fx.Node, float]:
-    """Clips at the outputs of modules, as nodes; a module that the graph does not call cannot be clipped."""
+    """Returns the radii of clips by node; a module that the graph does not call cannot be clipped."""
     called = {str(s.node.target) for s in steps if s.module is not None}
     unknown = sorted(set(caps) - called)
     if unknown:
@@ -342,7 +342,7 @@ def _caps(steps: list[_Step], caps: Mapping[str, float], margin: float) -> dict[
 
 
 def _flat(node: fx.Node) -> tuple[tuple[Any, Any], ...] | None:
-    """The arguments and shapes of a node, if none of them is a container, and no named one a node."""
+    """Returns a node's arguments and shapes, or None if an argument is a container or a keyword argument is a node."""
     containers = (tuple, list, dict, slice)
     named = node.kwargs.values()
     if any(isinstance(a, containers) for a in (*node.args, *named)) or any(isinstance(a, fx.Node) for a in named):
@@ -374,9 +374,9 @@ _KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract_from, rules.stru
 def _check_uses(step: _Step, bound: Bound, compute_dtype: torch.dtype) -> None:
     """Refuses a trained parameter without a bound on this use, and sums over the batch in bfloat16.
 
-    A bound on another use of the same parameter does not serve: the gradients of the uses add. Under bfloat16 autocast,
-    the scaled layers sum a parameter's gradient in float32, and torch carries out arithmetic with a float32 parameter
-    that is not a scalar in float32.
+    A bound on another use of the same parameter is not enough, since the gradients of the uses add. Under bfloat16
+    autocast, the scaled layers sum a parameter's gradient in float32, and torch computes in float32 if one operand is a
+    float32 parameter that is not a scalar.
     """
     if step.trained and not step.trained.issubset([p for use in bound.uses for p in use.parameters]):
         raise Unbounded(

@@ -1,4 +1,4 @@
-"""What must hold before a certificate is given: arguments, and bounds that noise can be scaled to."""
+"""Checks before a certificate is given: the arguments, and whether noise can be scaled to the bounds."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .certificate import GroupBound
 from .graph import CertificationError, Problem, alterations, trace, unsupported
 from .losses import Loss, as_loss
 
-# Rounding of one operation in the dtype it is computed in, relative to its bound: under bfloat16 autocast that of
-# the operand as it is cast, and that of the result; weights are the matter of RoundedNorms
+# The rounding of one operation, relative to its bound, by the dtype that it is computed in. Under bfloat16 autocast the
+# operand and the result are rounded; RoundedNorms covers the rounding of the weights.
 OPERATION_MARGIN = {torch.float64: 0.0, torch.float32: 2.0**-21, torch.bfloat16: (1 + 2.0**-8) ** 2 - 1}
 
-# Below this, no value, square or partial sum of a float32 pass over a bounded input can overflow
+# If all bounds are below this, no value, square or partial sum of a float32 pass over a bounded input can overflow.
 LARGEST_BOUND = 1e15
 
-# Below this, and above zero, rounding to multiples of float32's smallest number may exceed the margins
+# For positive bounds below this, rounding to multiples of float32's smallest number may exceed the margins.
 SMALLEST_BOUND = 1e-30
 
 ROUNDING = 2.0**-8
-"""Largest relative error of rounding one number to bfloat16."""
+"""The largest relative error of rounding one number to bfloat16."""
 
 
 class RoundedNorms(NormSource):
-    """Norms of the weights rounded to bfloat16, from a source that knows those of the weights themselves.
+    """Bounds norms of the weights rounded to bfloat16, by the norms that another source gives for the weights.
 
     Rounding changes every entry by at most 2^-8 of it, hence the weight by D with ||D||_F <= 2^-8 ||W||_F,
-    and its operator's norm by at most ``deviation_factor(weight)`` times that. It is no relative change of the norm: a
-    weight whose norm is small by cancellation loses the cancellation.
+    and its operator's norm by at most ``deviation_factor(weight)`` times that. The change is not relative to the norm:
+    if the norm is small because entries cancel, rounding may undo the cancellation.
     """
 
     def __init__(self, source: NormSource) -> None:
@@ -94,7 +94,7 @@ def loss_problem(error: ValueError) -> Problem:
 
 
 def unbounded(groups: tuple[GroupBound, ...], named: Mapping[str, nn.Parameter]) -> list[Problem]:
-    """Trained parameters that no use bounds, and groups whose bound is not a number that noise can be scaled to."""
+    """Finds trained parameters that no use bounds, and groups whose bound is too large to scale noise to."""
     problems = []
     covered = {name for group in groups for name in group.parameters}
     for name, parameter in named.items():

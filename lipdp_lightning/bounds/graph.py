@@ -1,4 +1,4 @@
-"""From a model to a graph of operations, or to the reasons why it has none that a certificate could trust."""
+"""Tracing: a model becomes a graph of operations, or an error lists why no certificate could rely on one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class Problem:
 
 
 class CertificationError(ValueError):
-    """Everything that stands between a model and its certificate, in one message."""
+    """Raised if a model cannot be certified; its message lists all problems.
+
+    Args:
+        problems: The problems; each is listed once.
+    """
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = tuple(dict.fromkeys(problems))
@@ -45,7 +49,7 @@ class CertificationError(ValueError):
 
 @contextmanager
 def custom_gradients_refused() -> Iterator[None]:
-    """Lets a torch.autograd.Function raise, since tracing would record its forward and lose its backward."""
+    """Makes every torch.autograd.Function raise, since tracing would record its forward and lose its backward."""
     function = torch.autograd.Function
     original = function.__dict__["apply"]
 
@@ -60,12 +64,12 @@ def custom_gradients_refused() -> Iterator[None]:
 
 
 def _text(graph: fx.Graph) -> str:
-    """Returns the graph as text; tensors made in forward get a new name at every tracing."""
+    """Returns the graph as text, without the numbers of tensors made in forward, which differ between tracings."""
     return re.sub(r"_tensor_constant\d+", "_tensor_constant", str(graph))
 
 
 class _Proxy(fx.Proxy):
-    """Records ``x += y`` as it is; fx.Proxy would record ``x = x + y``, which leaves other names of x alone."""
+    """Records ``x += y`` as such; fx.Proxy would record ``x = x + y``, which does not change other names of x."""
 
 
 def _in_place(function: Callable[..., Any]) -> Callable[[_Proxy, Any], Any]:
@@ -77,7 +81,7 @@ for _function in (operator.iadd, operator.isub, operator.imul, operator.itruediv
 
 
 class _HeldProxy(_Proxy):
-    """A parameter or a buffer: what is computed from its values is recorded, and its shape is a constant."""
+    """Stands for a parameter or a buffer: operations on its values are recorded, and its shape is a constant."""
 
     @property
     def _held(self) -> Tensor:
@@ -108,7 +112,7 @@ class _HeldProxy(_Proxy):
 
 @contextmanager
 def randomness_refused() -> Iterator[None]:
-    """Refuses what forward draws while it is traced, which would be recorded as a constant."""
+    """Refuses random numbers that forward draws while it is traced: the graph would hold them as constants."""
     before = torch.random.get_rng_state()
     yield
     if not torch.equal(before, torch.random.get_rng_state()):
@@ -117,7 +121,7 @@ def randomness_refused() -> Iterator[None]:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether tracing stops at a module: it has a rule or a refusal, or is one of torch's own layers."""
+    """Returns whether tracing stops at a module: it has a rule or a refusal, or is one of torch's own layers."""
     if module_rule(type(module)) is not None:
         return True
     containers = nn.Sequential | nn.ModuleList | nn.ModuleDict
@@ -125,7 +129,7 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 class _Tracer(fx.Tracer):
-    """Stops at leaves and walks through the rest; what forward computes from buffers is in the graph, too."""
+    """Stops at leaves and traces all other modules; operations on buffers are in the graph, too."""
 
     proxy_buffer_attributes = True
 
@@ -145,7 +149,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
     """Returns the model's graph.
 
     Raises:
-        CertificationError: Where control flow depends on values, or on the mode.
+        CertificationError: If forward cannot be traced, for instance since control flow depends on values or the mode.
     """
     if module_rule(type(model)) is not None:
         model = nn.Sequential(model)
@@ -158,8 +162,8 @@ def trace(model: nn.Module) -> fx.GraphModule:
                 in_evaluation = _Tracer().trace(model)
         if _text(graph) != _text(in_evaluation):
             raise ValueError("it computes one thing in training and another in evaluation mode")
-        return fx.GraphModule(model, graph)  # which writes the graph as code, and so may fail on unusual calls
-    except Exception as error:  # whatever a user's forward raises on proxies
+        return fx.GraphModule(model, graph)  # it writes the graph as code, which may fail on unusual calls
+    except Exception as error:  # a user's forward may raise anything on proxies
         reason = (
             f"its forward cannot be traced ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
         )
@@ -170,11 +174,11 @@ def trace(model: nn.Module) -> fx.GraphModule:
         raise CertificationError([Problem(type(model).__name__, reason, hint)]) from error
     finally:
         for name in [n for n in vars(model) if n.startswith("_tensor_constant") and n not in kept]:
-            delattr(model, name)  # the graph has it
+            delattr(model, name)  # the graph holds it, too
 
 
 def made_from_input(graph: fx.GraphModule) -> set[fx.Node]:
-    """Returns the nodes that the input enters; the others are made from constants, buffers and parameters alone."""
+    """Returns the nodes that depend on the input; the others use constants, buffers and parameters alone."""
     found: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if node.op == "placeholder" or not found.isdisjoint(node.all_input_nodes):
@@ -190,7 +194,7 @@ def operation_name(node: fx.Node) -> str:
 
 
 def node_path(node: fx.Node) -> str:
-    """Returns where in the user's model a node comes from."""
+    """Returns the place in the user's model that a node comes from."""
     if node.op == "call_module":
         return str(node.target)
     stack = node.meta.get("nn_module_stack") or {}
@@ -210,12 +214,12 @@ _OF_PUBLIC_NUMBERS: frozenset[Callable[..., Any]] = frozenset({operator.mod, ope
 
 
 def may_be_number(node: fx.Node) -> bool:
-    """Whether the node may give a number that needs no rule; where it gives a tensor after all, it needs one."""
+    """Returns whether the node may compute a number, which needs no rule; if it computes a tensor, it needs one."""
     return node.target is getattr or reads_sizes(node)
 
 
 def reads_sizes(node: fx.Node) -> bool:
-    """Whether the node reads a tensor's shape, or computes with what was read."""
+    """Returns whether the node reads a tensor's shape, or computes with numbers."""
     if node.op == "call_method":
         return node.target in _METHODS
     if node.target is getattr:
@@ -224,7 +228,7 @@ def reads_sizes(node: fx.Node) -> bool:
 
 
 def unsupported(graph: fx.GraphModule) -> list[Problem]:
-    """Returns a problem for every node without a rule, or that overwrites what is read elsewhere."""
+    """Returns a problem for every node that has no rule or overwrites memory that is read elsewhere."""
     problems = []
     modules, from_input = dict(graph.named_modules()), made_from_input(graph)
     for node in graph.graph.nodes:
@@ -232,7 +236,7 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
             reason = f"{operation_name(node)} overwrites, in place, the input or another value that is read elsewhere"
             problems.append(Problem(node_path(node), reason, "use the operation that returns a new tensor"))
         if node not in from_input:
-            continue  # worked out for every certificate, and not bounded
+            continue  # its value is computed for every certificate, and needs no bound
         if node.op == "call_module":
             kind = type(modules[str(node.target)])
             found = module_rule(kind)
@@ -251,11 +255,11 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
     return problems
 
 
-# ---- what a network holds that neither its graph nor a rule shows
+# ---- parts of a network that neither its graph nor a rule shows
 
 
 def alterations(network: nn.Module) -> list[Problem]:
-    """Returns a problem for every hook, replaced method, and tensor that needs gradients without being a parameter."""
+    """Returns a problem for every hook, every replaced method, and every tensor that is trained but no parameter."""
     problems = []
     if any(getattr(torch_modules, name) for name in GLOBAL_HOOKS):
         reason = "a hook for all modules may change what they return or the gradient they pass on"
@@ -274,9 +278,9 @@ def alterations(network: nn.Module) -> list[Problem]:
 
 
 def _hooks_of_its_accumulator(parameter: nn.Parameter) -> bool:
-    """Whether the node that adds to ``grad`` has hooks, as far as Python's garbage collector shows them.
+    """Returns whether the node that adds to ``grad`` has hooks, as far as Python's garbage collector shows them.
 
-    It shows them while no recorded graph shares the node: at set-up, and not within a step.
+    The collector shows them only while no recorded graph shares the node: in set-up, and not within a step.
     """
     with torch.inference_mode(False), torch.enable_grad():
         node: Any = parameter.view_as(parameter).grad_fn
@@ -320,7 +324,7 @@ def _replaced(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def compiles(module: nn.Module, value: Any, function: Any) -> bool:
-    """Whether torch.compile has made ``value`` from the method ``function`` of the module, and from nothing else."""
+    """Returns whether torch.compile has made ``value`` from the method ``function`` of the module alone."""
     if not hasattr(value, "_torchdynamo_orig_callable"):
         return False
     wrappers, seen = [value], set()
@@ -343,7 +347,7 @@ def _loose_tensors(module: nn.Module) -> Iterator[str]:
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:
-    """The tensors in a value, also in containers and in the attributes of plain objects."""
+    """Yields the tensors in a value, also those in containers and in the attributes of plain objects."""
     todo, seen = [value], set()
     while todo:
         one = todo.pop()

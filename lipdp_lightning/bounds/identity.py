@@ -1,4 +1,4 @@
-"""Who a network is: everything that tracing reads from it and a certificate depends on, compared cheaply."""
+"""The identity of a network: everything that tracing reads from it and a certificate depends on, compared cheaply."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from .reachable import CODE_NAMES, PLAIN, Reachable, TrustedHook
 
 __all__ = ["NetworkIdentity", "TrustedHook", "modes_of", "training_mode"]
 
-_OF_PICKLING = (".__slotnames__", ".__annotations__", ".__doc__")  # added to classes whose objects are copied
-# what equals nothing but itself, or the same text: found by one comparison of lists; all else is compared by identity
+_OF_PICKLING = (".__slotnames__", ".__annotations__", ".__doc__")  # Python adds these to classes of copied objects
+# objects of these types equal nothing but themselves, or the same text, so that comparing two lists suffices for them;
+# all others are compared by identity, too
 _EQUAL_ONLY_TO_ITSELF = (types.FunctionType, types.BuiltinFunctionType, str, type(None), property, staticmethod,
                          classmethod, types.GetSetDescriptorType, types.MemberDescriptorType)  # fmt: skip
 _code_of, _class_of = attrgetter(*CODE_NAMES), attrgetter("__class__")
@@ -25,18 +26,20 @@ _flags = attrgetter("requires_grad", "shape", "_backward_hooks", "_post_accumula
 
 
 class NetworkIdentity:
-    """Types, hooks, attributes, constants, code, tensors and modes of a network, as they were when this was made.
+    """The types, hooks, attributes, constants, code, tensors and modes of a network at the time of construction.
 
-    The values of parameters and buffers do not matter: a certificate reads them anew. Whatever is compared by identity
-    is kept alive here, so that nothing else can take its place.
+    The values of parameters and buffers are not part of it, since every certificate reads them anew. Whatever is
+    compared by identity is kept alive here, so that no other object can get its id.
 
-    A step compares twice: before the certificate and before the release. The first finds what was changed since the
-    step before, even where a callback puts it back before the release. The second finds what was changed since. A
-    change that is made after the first and undone before the second would have to be made by code that runs between
-    them: the network's own forward pass, which a rehearsal compares with the graph; a trusted hook, whose author
-    answers for it; or hooks of the trainer before the backward pass, which starts from a graph that is recorded
-    already and reads nothing of the network but weights that autograd has saved, whose versions and digest are
-    compared before the release, too.
+    Every step compares twice, before the certificate and before the release. The first comparison finds changes since
+    the previous step, even if a callback undoes them before the release. The second one finds changes since the first.
+    A change between the two that is undone in time could only be made by code that runs between them:
+
+    * the network's own forward pass, which a rehearsal compares with the graph;
+    * a trusted hook, for which its author vouches;
+    * hooks of the trainer before the backward pass. This pass follows a graph that is recorded already and reads
+      nothing of the network but weights that autograd has saved, whose versions and digest are compared before the
+      release, too.
     """
 
     def __init__(self, network: nn.Module, *others: object, hooks: tuple[object, ...] | None = None) -> None:
@@ -45,7 +48,7 @@ class NetworkIdentity:
         Args:
             network: The network.
             others: Objects beside the network that the certificate has read, such as the loss.
-            hooks: The trusted hooks to look into; all of them where None.
+            hooks: The trusted hooks whose attributes are compared, too; None stands for all.
         """
         self._network, self._others = network, others
         found = Reachable(hooks)
@@ -65,11 +68,11 @@ class NetworkIdentity:
 
     @classmethod
     def of(cls, network: nn.Module, *others: object) -> NetworkIdentity:
-        """Returns the identity of a network as it is now, with what the certificate has read beside it."""
+        """Returns the identity of a network as it is now, and of other objects that the certificate has read."""
         return cls(network, *others)
 
     def _compare_with(self, found: Reachable) -> None:
-        """Prepares the comparison of every step: with these objects, in this order."""
+        """Prepares the comparison of every step with the things found, in their order."""
         self._found = found
         self._sequences: tuple[Callable[[], Iterable[object]], ...] = (
             *chain.from_iterable((m.__iter__, m.values) for m in found.mappings if m),
@@ -97,16 +100,16 @@ class NetworkIdentity:
         ]
 
     def differences(self) -> list[str]:
-        """Returns what is another than it was, in words; empty while the network is the one that was certified."""
+        """Returns a text for every change; the list is empty while the network is the one that was certified."""
         return [] if self._same() else self._in_words()
 
     def _same(self) -> bool:
-        """The comparison of every step: flat, and without a walk over names."""
+        """Returns whether nothing has changed, by comparing flat lists; it runs in every step and reads no names."""
         try:
             items = self._now()
-            if items != self._items:  # passes over identical objects without a look at them
+            if items != self._items:  # Python compares identical objects without calling their __eq__
                 return False
-        except Exception:  # an attribute was deleted, or another value does not compare
+        except Exception:  # an attribute was deleted, or a new value cannot be compared
             return False
         return (
             all(map(is_, self._by_identity(items), self._identical))
@@ -118,14 +121,14 @@ class NetworkIdentity:
         )
 
     def _sizes_as_certified(self) -> bool:
-        """Whether no class and no module has another number of attributes, beside those that are set in steps."""
+        """Returns whether classes and modules have as many attributes as before, not counting those set in steps."""
         sizes = list(map(len, self._sized))
         if sizes != self._sizes and _counts(self._found.sized) == self._counts:
-            self._sizes = sizes  # the mechanism has set or taken away its own
+            self._sizes = sizes  # the mechanism has set or removed its own attributes
         return sizes == self._sizes
 
     def _modes_as_certified(self) -> bool:
-        """Whether modules are as train() or eval() leave them, or as they were: the modes that were traced."""
+        """Returns whether the modules are in modes that were traced: those of train() or eval(), or the first ones."""
         return [d["training"] for d in self._attributes] in self._modes
 
     def _contents_as_certified(self) -> bool:
@@ -154,13 +157,13 @@ class NetworkIdentity:
         same_length = len(now._identical) == len(self._identical)
         if not words and same_length and not all(map(_alike, self._identical, now._identical)):
             words.append("something that it holds is another than it was")
-        if not words:  # the objects are others that mean the same: equal numbers, and hooks that only look
+        if not words:  # new objects mean the same: equal numbers, or hooks that only read
             self._compare_with(now._found)
         return list(dict.fromkeys(words))
 
 
 def _counts(sized: list[tuple[Mapping[str, Any], tuple[str, ...]]]) -> list[int]:
-    """Returns how many attributes each class and module has, beside those that the library sets at every step."""
+    """Returns the number of attributes of each class and module, without those that the library sets at every step."""
     return [len(mapping) - sum(map(mapping.__contains__, names)) for mapping, names in sized]
 
 
@@ -169,12 +172,12 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _alike(a: object, b: object) -> bool:
-    """The same object, or a plain value that is equal."""
+    """Returns whether two values are the same object, or equal plain values."""
     return a is b or (type(a) is type(b) and isinstance(a, PLAIN) and a == b)
 
 
 def _kept_flags(tensor: Tensor) -> tuple[Any, ...]:
-    """What ``_flags`` reads, with copies of the hooks: a dict that held a hook once is filled again."""
+    """Returns what ``_flags`` reads, with copies of the dicts of hooks, since torch changes these in place."""
     needs_gradient, shape, *hooks = _flags(tensor)
     return (needs_gradient, shape, *(h if h is None else dict(h) for h in hooks))
 
@@ -195,7 +198,7 @@ def _changed_tensors(network: nn.Module, tensors: tuple[Tensor, ...], before: li
 
 @contextmanager
 def training_mode(model: nn.Module, mode: bool) -> Iterator[None]:
-    """Puts every module into one mode, and afterwards each into its own again."""
+    """Puts every module into one mode for the block, and each back into its own mode afterwards."""
     before = [(module, module.training) for module in model.modules()]
     try:
         model.train(mode)
@@ -206,7 +209,7 @@ def training_mode(model: nn.Module, mode: bool) -> Iterator[None]:
 
 
 def modes_of(network: nn.Module, attributes: Iterable[dict[str, Any]]) -> list[list[bool]]:
-    """Returns the modes of modules as ``train()`` leaves them, as ``eval()`` does, and as they are."""
+    """Returns the modes of the modules after ``train()``, after ``eval()``, and at present."""
     read = itemgetter("training")
     present, found = list(map(read, attributes)), []
     for mode in (True, False):

@@ -1,4 +1,4 @@
-"""In-place operations: sound only where nothing else can see the memory that they overwrite."""
+"""In-place operations, which are sound only if nothing else reads the memory that they overwrite."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def rule_of(node: fx.Node, module: nn.Module | None) -> Rule | None:
 class MemoryInterpreter(fx.Interpreter):
     """Runs a graph and finds, by trying, which nodes overwrite an argument and which may return an argument's memory.
 
-    A node is tried on its own arguments in every memory layout of :func:`_layouts`, and a module in both modes: whether
-    ``reshape``, ``contiguous`` or a dropout copies depends on them. An operation whose rule is not of this library
-    cannot be tried in all that it may do, and counts as one that returns the memory of every argument.
+    A node is tried on its own arguments in every memory layout of :func:`_laid_out`, and a module in both modes, since
+    these decide whether ``reshape``, ``contiguous`` or a dropout copies. An operation whose rule is not of this library
+    may do more than a trial shows, so it counts as one that returns the memory of every argument.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -63,7 +63,7 @@ class MemoryInterpreter(fx.Interpreter):
                 laid = {read: _laid_out(value, layout) for read, value in values.items()}
                 before = {read: versions(laid[read]) for read in holders}
                 result = self._try(node, laid, module, training)
-            except Exception:  # a layout or a mode that the operation does not take, such as a view of a transpose
+            except Exception:  # the operation may not work in this layout or mode, as a view of a transpose does not
                 continue
             tried = True
             memory = {_memory(t) for t in tensors_in(result)}
@@ -84,7 +84,7 @@ _LAYOUTS = 4
 
 
 def _modes(module: nn.Module | None) -> tuple[bool, ...]:
-    """Evaluation, and training where it makes a difference."""
+    """Returns the modes to try: evaluation, and training if that changes a mode."""
     if module is None:
         return (False,)
     before = [part.training for part in module.modules()]
@@ -123,7 +123,7 @@ def _of_library(rule: Rule) -> bool:
 
 
 def may_overwrite(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether the node has a name, an option, a part or a rule by which it might overwrite an argument."""
+    """Returns whether the node might overwrite an argument, by its name, its options, its parts or its rule."""
     rule = rule_of(node, module)
     parts = () if module is None else module.modules()
     inside = any(getattr(part, "inplace", False) for part in parts)
@@ -131,12 +131,12 @@ def may_overwrite(node: fx.Node, module: nn.Module | None) -> bool:
 
 
 def overwriting(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether the node's name or options say that it overwrites an argument."""
+    """Returns whether the node's name or options say that it overwrites an argument."""
     if node.op == "call_module":
         return bool(getattr(module, "inplace", False))
     if node.op not in _CALLS:
         return False
-    # torch names what overwrites with a trailing underscore: relu_, add_, F.elu_
+    # the names of torch's in-place operations end with an underscore: relu_, add_, F.elu_
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         return True
@@ -150,7 +150,7 @@ def _operand(node: fx.Node) -> object:
 
 
 def overwrites_outside(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether the node says that it overwrites the input, a buffer, a parameter or what ``out`` names."""
+    """Returns whether the node's name or options say that it overwrites the input, a buffer, a parameter or ``out``."""
     if not overwriting(node, module):
         return False
     operand = _operand(node)
@@ -158,9 +158,9 @@ def overwrites_outside(node: fx.Node, module: nn.Module | None) -> bool:
 
 
 def overwrites_shared_memory(node: fx.Node, module: nn.Module | None, found: MemoryInterpreter) -> bool:
-    """Whether the node overwrites memory that another node reads, directly or through a view.
+    """Returns whether the node overwrites memory that another node reads, directly or through a view.
 
-    The graph would then show that reader the old value, with the old bound.
+    In the graph, that reader would still have the old value with its bound.
     """
     if overwrites_outside(node, module):
         return True
@@ -172,7 +172,7 @@ def overwrites_shared_memory(node: fx.Node, module: nn.Module | None, found: Mem
 
 
 def _exclusive(value: fx.Node, reader: fx.Node, shares: Sharing) -> bool:
-    """Whether nothing but ``reader`` reads the value, nor any memory that it may share."""
+    """Returns whether nothing but ``reader`` reads the value, or memory that it may share."""
     if value.op not in _CALLS or set(value.users) != {reader}:
         return False
     return all(_exclusive(source, value, shares) for source in shares[value])

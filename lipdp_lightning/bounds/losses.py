@@ -1,8 +1,8 @@
-"""Per-example losses with their Lipschitz constant in the logits (guarantee page, table of losses).
+"""Per-example losses with their Lipschitz constants in the logits (guarantee page, table of losses).
 
-A loss maps logits of shape (batch, outputs, positions...) and targets to one number per example. Positions add up:
-P of them multiply the constant by sqrt(P). Class weights multiply it. No loss here averages over the
-batch: the mean over a random sample is not a sum of per-example terms.
+A loss maps logits of shape (batch, outputs, positions...) and targets to one number per example, summed over positions:
+P positions multiply the constant by sqrt(P). Class weights multiply it, too. No loss averages over the
+batch, since the mean over a random sample is not a sum of per-example terms.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Loss:
-    """Base: ``per_example`` and its Lipschitz constant for logits of one example's shape.
+    """The base class of certified losses.
 
-    ``task`` says which targets a loss is for: classification, binary or regression; None makes no statement.
+    A subclass defines ``per_example``, which maps logits and targets to one number per example, and ``lipschitz``,
+    which returns its Lipschitz constant for logits of one example's shape. ``task`` names the kind of targets
+    (classification, binary or regression) or is None.
     """
 
     task: ClassVar[str | None] = None
@@ -34,7 +36,7 @@ class Loss:
 
 
 def _positions(shape: tuple[int, ...]) -> int:
-    """Positions behind the class dimension; without classes, the rows of the batch would be taken for them."""
+    """Returns the number of positions; without a class dimension, torch would take the batch's rows for classes."""
     if not shape:
         raise ValueError(
             "the model returns one number for each example, and the loss needs one logit for each class. "
@@ -60,10 +62,11 @@ def _check_weights(weights: tuple[float, ...] | None) -> None:
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """Softmax cross-entropy of logits / temperature: sqrt(2) / temperature times the largest class weight.
+    """Softmax cross-entropy of logits / temperature.
 
-    The gradient in the logits is (p - t) / temperature with p and t in the simplex, and two points of
-    the simplex are at most sqrt(2) apart; smoothing moves t within it.
+    The Lipschitz constant is sqrt(2) / temperature times the largest class weight: the gradient in the logits is
+    (p - t) / temperature with p and t in the simplex, two points of which are at most sqrt(2) apart. Label smoothing
+    moves t within the simplex.
     """
 
     task = "classification"
@@ -81,12 +84,12 @@ class CrossEntropy(Loss):
         if target.is_floating_point():
             raise ValueError(
                 "cross-entropy was given floating-point targets; nothing keeps them in the simplex, where the "
-                "bound holds. HINT: integer class labels."
+                "bound holds. HINT: give integer class labels."
             )
         scaled = logits if self.temperature == 1.0 else logits / self.temperature
         losses = F.cross_entropy(scaled, target, reduction="none", label_smoothing=self.label_smoothing)
         if self.class_weights is not None:
-            # The weight multiplies the example's whole loss; torch's own smooths each class by its weight.
+            # the weight multiplies the example's whole loss, while torch's own weights enter the smoothing, too
             weights = _public_weights(self.class_weights, losses)
             assert weights is not None
             losses = losses * weights[target]
@@ -98,9 +101,10 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy(Loss):
-    """Binary cross-entropy with logits / temperature, summed over m outputs: sqrt(m) / temperature.
+    """Binary cross-entropy with logits / temperature, summed over m outputs.
 
-    Each output's derivative is p - y, in [-1, 1]; targets are clamped to [0, 1].
+    The Lipschitz constant is sqrt(m) / temperature: each output's derivative p - y lies in [-1, 1], since targets are
+    clamped to [0, 1].
     """
 
     task = "binary"
@@ -120,10 +124,10 @@ class BinaryCrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class MulticlassHinge(Loss):
-    """Multi-class hinge of the thesis, section 2.5: sum over j != y of max(0, margin - z_y + z_j), over c.
+    """Multi-class hinge of the thesis, section 2.5: the sum over j != y of max(0, margin - z_y + z_j), divided by c.
 
-    Its gradient is (1, ..., 1, -(c - 1), ...) / c at worst when every class violates the margin; for k
-    violated classes the squared norm is (k + k^2) / c^2, largest at k = c - 1: sqrt((c - 1) / c) < 1.
+    The Lipschitz constant is sqrt((c - 1) / c) < 1: if k classes violate the margin, the gradient's squared norm is
+    (k + k^2) / c^2, which is largest at k = c - 1.
     """
 
     task = "classification"
@@ -145,10 +149,10 @@ class MulticlassHinge(Loss):
 
 @dataclass(frozen=True)
 class CosineSimilarity(Loss):
-    """1 - cos(logits, one-hot target), with the logit norm clamped from below at ``min_norm``.
+    """Computes 1 - cos(logits, one-hot target), with the logits' norm clamped from below at m = ``min_norm``.
 
-    z / max(m, ||z||) has a Jacobian of norm at most 1/m on either side of the clamp, and the target is a
-    unit vector: 1/m. Without the clamp there is no constant: cosine is not Lipschitz at zero.
+    The Lipschitz constant is 1/m: z / max(m, ||z||) has a Jacobian of norm at most 1/m on either side of the clamp, and
+    the target is a unit vector. Without the clamp there is no constant, since the cosine is not Lipschitz at zero.
     """
 
     task = "classification"
@@ -170,7 +174,7 @@ class CosineSimilarity(Loss):
 
 @dataclass(frozen=True)
 class Huber(Loss):
-    """Huber loss with threshold delta, summed over m outputs: delta * sqrt(m)."""
+    """Huber loss with threshold delta, summed over m outputs; its Lipschitz constant is delta * sqrt(m)."""
 
     task = "regression"
     delta: float = 1.0
@@ -190,8 +194,8 @@ class Huber(Loss):
 class SquaredError(Loss):
     """Half the squared error with the output and the target projected onto public balls.
 
-    Outside its ball the output is rescaled, a map of Lipschitz constant 1, so the gradient norm is at
-    most ``output_bound + target_bound``. Without both bounds the loss has no constant.
+    The projection is 1-Lipschitz, so the gradient norm is at most ``output_bound + target_bound``. Without both bounds
+    the loss would have no constant.
     """
 
     task = "regression"
@@ -226,18 +230,18 @@ _MEAN = (
 
 
 def _from_torch(loss: nn.Module) -> Loss:
-    hint = "HINT: reduction='none' or 'sum', or a loss of lipdp_lightning.bounds.losses"
+    hint = "HINT: use reduction='none' or 'sum', or a loss of lipdp_lightning.bounds.losses"
     reduction = getattr(loss, "reduction", None)
     if reduction not in ("none", "sum", "mean"):
-        raise ValueError(f"loss {type(loss).__name__} has no known Lipschitz constant. {_LOSS_HINT}")
+        raise ValueError(f"loss {type(loss).__name__} has no known Lipschitz constant. {_LOSS_HINT}.")
     if reduction == "mean":
         raise ValueError(f"loss {type(loss).__name__}(reduction='mean'): {_MEAN}. {hint}.")
     if isinstance(loss, nn.CrossEntropyLoss):
         if loss.ignore_index != -100:
-            raise ValueError(f"loss CrossEntropyLoss(ignore_index={loss.ignore_index}) is not supported. {_LOSS_HINT}")
+            raise ValueError(f"loss CrossEntropyLoss(ignore_index={loss.ignore_index}) is not supported. {_LOSS_HINT}.")
         if loss.weight is not None and loss.label_smoothing:
             raise ValueError(
-                f"loss CrossEntropyLoss with both weight and label_smoothing is not supported. {_LOSS_HINT}"
+                f"loss CrossEntropyLoss with both weight and label_smoothing is not supported. {_LOSS_HINT}."
             )
         weights = None if loss.weight is None else tuple(float(w) for w in loss.weight)
         return CrossEntropy(label_smoothing=loss.label_smoothing, class_weights=weights)
@@ -246,13 +250,13 @@ def _from_torch(loss: nn.Module) -> Loss:
     if isinstance(loss, nn.HuberLoss):
         return Huber(delta=loss.delta)
     if isinstance(loss, nn.SmoothL1Loss):
-        raise ValueError(f"loss SmoothL1Loss is Huber over beta. {_LOSS_HINT}")
+        raise ValueError(f"loss SmoothL1Loss is Huber over beta. {_LOSS_HINT}.")
     if isinstance(loss, nn.MSELoss):
         raise ValueError(
             "loss MSELoss has no Lipschitz constant: outputs and targets are unbounded. "
-            "HINT: SquaredError(output_bound=..., target_bound=...), or Huber(delta=...)."
+            "HINT: use SquaredError(output_bound=..., target_bound=...), or Huber(delta=...)."
         )
-    raise ValueError(f"loss {type(loss).__name__} has no known Lipschitz constant. {_LOSS_HINT}")
+    raise ValueError(f"loss {type(loss).__name__} has no known Lipschitz constant. {_LOSS_HINT}.")
 
 
 LOSSES: dict[str, Callable[..., Loss]] = {
@@ -263,7 +267,7 @@ LOSSES: dict[str, Callable[..., Loss]] = {
     "huber": Huber,
     "squared_error": SquaredError,
 }
-_LOSS_HINT = f"HINT: one of {', '.join(LOSSES)}, or a subclass of lipdp_lightning.bounds.losses.Loss"
+_LOSS_HINT = f"HINT: use one of {', '.join(LOSSES)}, or a subclass of lipdp_lightning.bounds.losses.Loss"
 
 
 def as_loss(loss: Loss | nn.Module | str) -> Loss:
@@ -273,7 +277,7 @@ def as_loss(loss: Loss | nn.Module | str) -> Loss:
         loss: A Loss, the name of one, or a loss of torch whose reduction is a sum or none.
 
     Raises:
-        ValueError: Where no Lipschitz constant is known.
+        ValueError: If no Lipschitz constant is known.
     """
     if isinstance(loss, Loss):
         return loss
@@ -288,15 +292,15 @@ def as_loss(loss: Loss | nn.Module | str) -> Loss:
 
 @dataclass(frozen=True)
 class SaturatingCrossEntropy(CrossEntropy):
-    """Cross-entropy up to error probability ``slope``, and beyond it its tangent: slope times cross-entropy's constant.
+    """Cross-entropy up to the error probability ``slope``, continued by its tangent.
 
-    With the margin m = logsumexp of the other logits - the true one, cross-entropy is softplus(m), whose derivative is
-    the error probability 1 - p_y. Here the derivative is min(1 - p_y, slope). The gradient of m is (softmax over the
-    other classes) - e_y, of norm at most sqrt(2), attained when one other class has all the mass. m is convex, and an
-    increasing convex function of it stays convex: the loss has minimisers of its own. An example far on the wrong side
-    pulls with the same force however far it is.
+    The Lipschitz constant is ``slope`` times that of cross-entropy. With the margin m = (logsumexp of the other logits)
+    - (the true one), cross-entropy is softplus(m), whose derivative is the error probability 1 - p_y; here the
+    derivative is min(1 - p_y, slope). The gradient of m is (softmax over the other classes) - e_y, of norm at most
+    sqrt(2), which is attained if one other class has all the mass. The loss is convex in the logits, as an increasing
+    convex function of the convex m. All examples that are far on the wrong side have gradients of the same size.
 
-    A small slope makes the bound small where most examples' gradients are: less noise for the same signal.
+    A small slope makes the bound small, and with it the noise, while the gradients of most examples keep their size.
     """
 
     slope: float = 0.15
@@ -304,19 +308,21 @@ class SaturatingCrossEntropy(CrossEntropy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.slope < 1:
-            raise ValueError(f"slope={self.slope} is outside (0, 1). HINT: 0.15; 'cross_entropy' is the loss at 1.")
+            raise ValueError(f"slope={self.slope} is outside (0, 1). HINT: use 0.15; 'cross_entropy' is the loss at 1.")
         if self.label_smoothing:
             raise ValueError("label_smoothing has no margin to saturate. HINT: leave it at 0, or use CrossEntropy.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         if target.is_floating_point():
-            raise ValueError("saturating cross-entropy was given floating-point targets. HINT: integer class labels.")
+            raise ValueError(
+                "saturating cross-entropy was given floating-point targets. HINT: give integer class labels."
+            )
         index = target.unsqueeze(1)
         scaled = logits / self.temperature
         others = scaled.scatter(1, index, -math.inf)
         margin = (torch.logsumexp(others, 1, keepdim=True) - scaled.gather(1, index)).squeeze(1)
         knee = math.log(self.slope / (1 - self.slope))
-        # each side sees its own arguments only, so neither overflows
+        # each term reads clamped arguments, so neither overflows
         losses = F.softplus(margin.clamp_max(knee)) + self.slope * (margin - knee).clamp_min(0)
         if self.class_weights is not None:
             losses = losses * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[target]
@@ -324,5 +330,5 @@ class SaturatingCrossEntropy(CrossEntropy):
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         if shape and shape[0] < 2:
-            raise ValueError("saturating cross-entropy needs two classes or more. HINT: 'binary_cross_entropy'.")
+            raise ValueError("saturating cross-entropy needs two classes or more. HINT: use 'binary_cross_entropy'.")
         return self.slope * super().lipschitz(shape)

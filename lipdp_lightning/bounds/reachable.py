@@ -28,7 +28,7 @@ GLOBAL_HOOKS = (
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HELD = ("_parameters", "_buffers", "_modules")
 _CALLED = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
-# what torch keeps on a module for its state_dict, which no forward pass reads
+# attributes that torch keeps on a module for its state_dict and that no forward pass reads
 _APART = frozenset({
     "training", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks", "_non_persistent_buffers_set", "_forward_hooks_with_kwargs",
@@ -40,9 +40,9 @@ CODE_NAMES = ("__code__", "__defaults__", "__kwdefaults__")
 
 
 class TrustedHook:
-    """A module hook whose author answers for it: it leaves the bounds of outputs and gradients as they are.
+    """A module hook whose author vouches that it leaves the bounds of outputs and gradients as they are.
 
-    Any other hook is refused, since no rule bounds what it does. A hook that only looks may be added at any time. A
+    Any other hook is refused, since no rule bounds what it does. A hook that only reads may be added at any time. A
     hook that a network has when it is certified may not be removed.
 
     Args:
@@ -53,7 +53,7 @@ class TrustedHook:
         network[0].register_forward_hook(TrustedHook(lambda module, inputs, output: sizes.append(len(output))))
     """
 
-    looks_only = True  # if not, it is part of what is certified, as a cotangent clip is
+    looks_only = True  # a hook that changes values, as a cotangent clip does, is part of what is certified
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -66,16 +66,16 @@ Labelled = Iterator[tuple[str, object]]
 
 
 class Reachable:
-    """Everything to compare, in one order: ways to read it, and a label for each thing read."""
+    """Everything that an identity compares, in one order: callables that read it, and a label for each thing read."""
 
     def __init__(self, hooks: tuple[object, ...] | None) -> None:
         self.hooks: list[object] = []
         self._only = hooks
         self.mappings: list[Mapping[Any, Any]] = []
         self.sequences: list[Iterable[Any]] = []
-        self.reads: list[Callable[[], Iterable[object]]] = []  # of several things at once
-        self.members: list[Callable[[], object]] = []  # of one thing: a global, a member of a class
-        self.hooks_and_parts: list[Mapping[str, Any]] = []  # that modules hold under names which are read, too
+        self.reads: list[Callable[[], Iterable[object]]] = []  # each reads several things at once
+        self.members: list[Callable[[], object]] = []  # each reads one thing: a global, a member of a class
+        self.hooks_and_parts: list[Mapping[str, Any]] = []  # modules hold these under names that are read, too
         self.objects: list[object] = []
         self.functions: list[types.FunctionType] = []
         self.attributes: list[dict[str, Any]] = []
@@ -88,7 +88,7 @@ class Reachable:
         self._seen: dict[int, object] = {}
 
     def labelled(self) -> Labelled:
-        """Yields each label once: a further thing of the same label has its number behind it."""
+        """Yields each label once; the second thing of the same label is labelled "... (2)", and so on."""
         counts: Counter[str] = Counter()
         for of in self._labels:
             for label, thing in of():
@@ -101,12 +101,12 @@ class Reachable:
         self.reads.append(partial(itemgetter(*_CALLED), nn.Module.__dict__))
         self._labels.append(lambda: ((f"torch.nn.Module.{n}", nn.Module.__dict__[n]) for n in _CALLED))
         for _, module in network.named_modules():
-            self._new(module)  # or one that an attribute names, too, would be taken up under that name
+            self._new(module)  # an attribute may name it, too; it is labelled by its path
         for path, module in network.named_modules():
             self._module(path or "the network", module)
 
     def value(self, label: str, value: Any) -> None:
-        """Takes up a value that a network holds, and its members where they can be replaced."""
+        """Takes up a value that a network holds, and its members if they can be replaced."""
         if is_unsteady(value):
             self.unsteady.append(label)
         if isinstance(value, types.FunctionType | types.MethodType):
@@ -151,7 +151,7 @@ class Reachable:
         return True
 
     def _mapping(self, label: str, mapping: Mapping[Any, Any]) -> None:
-        """``label`` has a place for the key."""
+        """Takes up a mapping; ``label`` is a format string with a place for the key."""
         self.mappings.append(mapping)
         self._labels.append(lambda: ((label.format(key), value) for key, value in mapping.items()))
 
@@ -178,7 +178,7 @@ class Reachable:
                 self.value(f"{path}.{name}", attributes[name])
 
     def _hook(self, label: str, hook: object) -> None:
-        """What a hook holds; what its function does is its author's matter."""
+        """Takes up what a trusted hook holds, except for its function, for which its author vouches."""
         if isinstance(hook, TrustedHook) and self._new(hook):
             self._mapping(f"{label}.{{}}", vars(hook))
             for name, value in vars(hook).items():
@@ -194,7 +194,7 @@ class Reachable:
             self._class(base, type(thing))
 
     def _class(self, kind: type, of: type) -> None:
-        """A class's own attributes; of one that users wrote, what its methods read of their modules and closures."""
+        """Takes up a class's own attributes and, if users wrote it, the globals and closures that its methods read."""
         if not self._new(kind):
             return
         label, members = kind.__qualname__, dict(kind.__dict__)
@@ -219,7 +219,7 @@ class Reachable:
                 self.value(f"{label}.{name}", value)
 
     def _function(self, label: str, function: types.FunctionType) -> None:
-        """A function that users wrote: its code, what it closes over, its defaults, and the globals that it reads."""
+        """Takes up a function that users wrote: code, closure, defaults, and the globals that it reads."""
         if not self._new(function):
             return
         self._code(label, function)
@@ -241,7 +241,7 @@ class Reachable:
         self._labels.append(lambda: ((f"{label}.{n}", getattr(function, n)) for n in CODE_NAMES))
 
     def _object(self, label: str, value: Any) -> None:
-        """An object of another class: its class and its attributes, where users wrote it or it is a loss or a hook."""
+        """Takes up an object of another class: the class, and the attributes unless an installed package defines it."""
         self._class_of(label, value)
         if hasattr(value, "__dict__") and not _is_foreign(type(value)):
             self.value(label, vars(value))
@@ -254,7 +254,10 @@ class Reachable:
 
 
 def _read(names: Iterable[str], mapping: Mapping[str, Any]) -> Callable[[], Iterable[object]]:
-    """Returns what reads these names; the first of them twice, since ``itemgetter`` returns one by itself."""
+    """Returns a callable that reads these names.
+
+    It reads the first one twice, since ``itemgetter`` with a single name does not return a tuple.
+    """
     listed = list(names)
     return partial(itemgetter(listed[0], *listed), mapping)
 
@@ -265,13 +268,13 @@ def set_in_steps(kind: type) -> tuple[str, ...]:
     return tuple(chain.from_iterable(declared))
 
 
-# whose objects are compared by identity alone; of ``types``, SimpleNamespace is looked into
+# objects of these packages are compared by identity alone; ``types`` is left out because of SimpleNamespace
 _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "lightning", "torchmetrics", "wandb"}) - {"types"}
 _INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
 def _is_foreign(thing: Any) -> bool:
-    """Whether it comes from Python, torch or an installed package, whose own state and caches are not followed."""
+    """Returns whether it comes from Python, torch or an installed package, whose state and caches are not followed."""
     package = str(getattr(thing, "__module__", "")).partition(".")[0]
     return package in _FOREIGN or _is_installed(package)
 
@@ -313,7 +316,7 @@ def _instructions(code: types.CodeType) -> Iterator[tuple[str, str]]:
 
 
 def is_unsteady(value: Any) -> bool:
-    """Whether a value gives something else at another call, which no comparison of the network would show."""
+    """Returns whether a value gives a new result at every call, which no comparison of the network would show."""
     if isinstance(value, types.ModuleType):
         return value.__name__ in _UNSTEADY
     if isinstance(value, type | types.FunctionType | types.MethodType | types.BuiltinFunctionType):
@@ -327,7 +330,7 @@ _UNSTEADY = frozenset({"time", "datetime", "_datetime", "random", "secrets", "uu
 
 
 def cell_contents(function: Any) -> tuple[object, ...]:
-    """Returns what a function closes over, as far as it is assigned."""
+    """Returns the values that a function closes over; a variable that is not assigned yet gives none."""
     found = []
     for cell in getattr(function, "__closure__", None) or ():
         try:
@@ -337,7 +340,7 @@ def cell_contents(function: Any) -> tuple[object, ...]:
     return tuple(found)
 
 
-# methods that build, edit, copy or show an object, and are no part of a forward pass
+# these methods build, edit, copy or show an object, and are no part of a forward pass
 _ASIDE = frozenset({
     "__init__", "__new__", "__init_subclass__", "__post_init__", "__repr__", "__dir__", "__eq__", "__hash__",
     "__setattr__", "__delattr__", "__setitem__", "__delitem__", "__add__", "__iadd__", "__mul__", "__rmul__",

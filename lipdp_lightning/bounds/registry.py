@@ -1,4 +1,4 @@
-"""The table of rules: one short function for each operation, found by module class, function or method."""
+"""The table of rules: each operation has one short function, found by module class, function or method."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R", bound=Rule)
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why an operation can never be certified, and what to use in its place."""
+    """The reason why an operation can never be certified, and the fix."""
 
     reason: str
     hint: str
@@ -39,6 +39,13 @@ def rule(*targets: Target, takes_batch_size: bool = False) -> Callable[[R], R]:
     Numbers made from the batch size, which is private, are refused before the rule sees them. With
     ``takes_batch_size`` the rule of a function or method receives them, as :class:`BatchNumber`, and must refuse each
     one that does more than name the first dimension.
+
+    Args:
+        targets: The operations.
+        takes_batch_size: Whether the rule receives numbers made from the batch size.
+
+    Raises:
+        ValueError: If an operation has a rule already.
     """
 
     def register(function: R) -> R:
@@ -57,7 +64,11 @@ def rule(*targets: Target, takes_batch_size: bool = False) -> Callable[[R], R]:
 
 
 def module_rule_of(*kinds: type[nn.Module], options: tuple[str, ...] = ()) -> Callable[[R], R]:
-    """Registers the rule of a function for modules, too, which call it with their attributes of these names.
+    """Registers the rule of a function for modules, too, which call the function with some of their attributes.
+
+    Args:
+        kinds: The module classes.
+        options: The attributes of the module that are passed as arguments of the same names.
 
     Example::
 
@@ -78,7 +89,7 @@ def module_rule_of(*kinds: type[nn.Module], options: tuple[str, ...] = ()) -> Ca
 
 
 def refuse(*targets: Target, reason: str, hint: str) -> None:
-    """Names operations that no rule can serve, so that the error says why."""
+    """Registers the reason and the fix for operations that no rule can bound."""
     for target in targets:
         _REFUSALS[target] = Refusal(reason, hint)
 
@@ -86,8 +97,8 @@ def refuse(*targets: Target, reason: str, hint: str) -> None:
 def module_rule(kind: type[nn.Module]) -> Rule | Refusal | None:
     """Returns the rule or refusal of a module class, looked up along its bases, nearest first.
 
-    A subclass that computes something else than the base does not inherit its rule: it is traced through,
-    or needs a rule of its own.
+    A subclass that computes something else than the base does not inherit its rule: tracing enters it, or it needs a
+    rule of its own.
     """
     for base in kind.__mro__:
         if base is nn.Module:
@@ -103,7 +114,7 @@ _HARMLESS = frozenset({"extra_repr", "reset_parameters"})
 
 
 def _computes_alike(kind: type, base: type) -> bool:
-    """Whether no class between the two overrides a method of the base or turns an attribute into a property."""
+    """Returns whether no class between the two overrides a method of the base or turns an attribute into a property."""
     inherited = {"forward", "__call__"}
     for ancestor in base.__mro__:
         if ancestor not in (nn.Module, object):
@@ -121,7 +132,7 @@ def function_rule(target: Target) -> Rule | Refusal | None:
 
 
 def takes_batch_size(target: Target) -> bool:
-    """Returns whether the rule sees numbers that are made from the batch size."""
+    """Returns whether the operation's rule receives numbers that are made from the batch size."""
     return target in _TAKES_BATCH_SIZE
 
 

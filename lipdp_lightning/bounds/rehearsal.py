@@ -1,4 +1,4 @@
-"""Forward passes on real tensors, compared with the graph that was traced: it must be what the network computes."""
+"""Rehearsal: forward passes on real tensors are compared with the traced graph, which must compute the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .identity import NetworkIdentity, modes_of, training_mode
 
 Operation = tuple[Any, tuple[Any, ...]]
 
-_SIZES = (2, 3, 2)  # again at a size that was seen: what counts its calls computes something else
+_SIZES = (2, 3, 2)  # one size occurs twice, so that a forward which counts its calls is found
 _READS = frozenset(
     {"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__",
      "__contains__", "equal", "allclose", "is_nonzero", "data_ptr", "untyped_storage"}
@@ -28,11 +28,17 @@ _READS = frozenset(
 def rehearse(
     network: nn.Module, graph: fx.GraphModule, input_shape: tuple[int, ...], is_leaf: Callable[[nn.Module], bool]
 ) -> list[str]:
-    """Reasons why the graph is not what the network computes; none if it is.
+    """Returns the reasons why the graph does not compute what the network does; the list is empty if it does.
 
-    Both are run on real tensors, all modules training, all evaluating, and in the modes that they are in; dropout
-    passes its input on. What they do with tensors that are made from the input must agree, operation by operation.
-    Values of tensors may not be read in forward, and nothing that the network holds may change.
+    Both run on random tensors with all modules in training mode, all in evaluation mode, and in their present modes;
+    dropout passes its input on. Their operations on tensors that depend on the input must agree one by one.
+    Forward must not read values of tensors, and nothing that the network holds may change.
+
+    Args:
+        network: The network.
+        graph: The graph that was traced from it.
+        input_shape: The shape of one example.
+        is_leaf: Tells whether tracing stops at a module.
     """
     paths = {id(m): name for name, m in network.named_modules() if is_leaf(m)}
     before, contents, drawn = NetworkIdentity.of(network), _contents(network, paths), _random_states()
@@ -61,12 +67,12 @@ _DISAGREES = "its forward computes on tensors something else than when it is tra
 
 
 class _ReadsValues(Exception):
-    """A forward pass looked into a tensor."""
+    """Raised if a forward pass reads the values of a tensor."""
 
 
 @dataclass
 class _Run:
-    """The operations of a forward pass on tensors that are made from its input."""
+    """The operations of a forward pass on tensors that depend on its input."""
 
     operations: list[Operation] = field(default_factory=list)
     output: Any = None
@@ -85,12 +91,12 @@ class _Run:
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes operations on tensors that are made from the input, and refuses to read values."""
+    """Records operations on tensors that depend on the input, and refuses to read values."""
 
     def __init__(self, paths: dict[int, str], x: Tensor) -> None:
         super().__init__()
         self.run = _Run()
-        self.inside = False  # of a module that has a rule
+        self.inside = False  # whether a module that has a rule is running
         self._paths = paths
         self._made: dict[int, tuple[int, Tensor]] = {id(x): (0, x)}
 
@@ -106,13 +112,13 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def call(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """In place of ``nn.Module.__call__``, without trusted hooks and without what ``compile`` has put there."""
+        """Takes the place of ``nn.Module.__call__``, without trusted hooks and compiled code."""
         path = self._paths.get(id(module))
         if self.inside or path is None:
             return module.forward(*args, **kwargs)
         self.inside = True
         try:
-            with torch.random.fork_rng(devices=[]):  # what a module with a rule draws is the matter of its rule
+            with torch.random.fork_rng(devices=[]):  # a module with a rule may draw random numbers
                 result = args[0].clone() if isinstance(module, _DropoutNd) else module.forward(*args, **kwargs)
         finally:
             self.inside = False
@@ -120,7 +126,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def described(self, value: Any) -> Any:
-        """A value as it is compared: tensors that are made from the input by their number."""
+        """Returns a value in the form in which it is compared: a tensor that depends on the input is its number."""
         if isinstance(value, Tensor):
             made = self._made.get(id(value))
             return value if made is None else _Made(made[0])
@@ -179,7 +185,7 @@ def _inputs(graph: fx.GraphModule, size: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def _contents(network: nn.Module, paths: dict[int, str]) -> dict[str, Tensor]:
-    """Values of parameters and buffers; modules that have a rule answer for their own."""
+    """Returns the values of parameters and buffers, except for those of modules that have a rule."""
     inside = tuple(f"{path}." for path in paths.values())
     held = [*network.named_parameters(), *network.named_buffers()]
     return {name: tensor.detach().clone() for name, tensor in held if not name.startswith(inside)}

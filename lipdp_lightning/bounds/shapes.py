@@ -1,4 +1,4 @@
-"""The shape of one example at every node of a graph, and whether the node keeps the examples apart."""
+"""Shapes: the shape of one example at every node of a graph, and whether the node keeps the examples apart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .values import UNKNOWN, BatchNumber, Constant, Unbounded, counts_examples
 
 Interpreter = TypeVar("Interpreter", bound=fx.Interpreter)
 PROBE_BATCHES = (2, 3)
-_SINGLE = 1  # of one example, memory has more layouts in which an operation returns a view
+_SINGLE = 1  # with a batch of one example, operations return views in more memory layouts
 
 
 class _ShapeInterpreter(fx.Interpreter):
@@ -61,7 +61,7 @@ def _run(interpreter: Interpreter, batch: int, input_shape: tuple[int, ...]) -> 
     try:
         with training_mode(graph, False), torch.no_grad():
             interpreter.run(_zeros(graph, batch, input_shape))
-    except Exception as error:  # whatever a user's forward raises on a tensor
+    except Exception as error:  # a user's forward may raise anything
         message = (str(error) or type(error).__name__).splitlines()[0]
         reason = f"it fails on an input of shape (batch, {', '.join(map(str, input_shape))}): {message}"
         raise CertificationError([Problem("forward", reason, "check input_shape, given without the batch")]) from error
@@ -69,14 +69,14 @@ def _run(interpreter: Interpreter, batch: int, input_shape: tuple[int, ...]) -> 
 
 
 def propagate_shapes(graph: fx.GraphModule, input_shape: tuple[int, ...]) -> None:
-    """Store in ``node.meta["shape"]`` one example's shape (a tuple of them for a tuple output), or a number.
+    """Stores in ``node.meta["shape"]`` one example's shape (a list of them for a tuple output), or a number.
 
-    The graph runs at two batch sizes: a tensor whose first dimension does not follow the batch, or whose
-    other dimensions do, mixes examples and is recorded as a string that says so.
+    The graph runs at two batch sizes. A tensor whose first dimension does not follow the batch, or whose
+    other dimensions do, mixes examples and is recorded as ``MIXED``.
 
     Raises:
-        CertificationError: Where forward fails on zeros, computes with the batch size, overwrites memory that is read
-            elsewhere, or leaves the real numbers of 32 and 64 bits.
+        CertificationError: If forward fails on zeros, computes with the batch size, overwrites memory that is read
+            elsewhere, or computes in a dtype without a margin.
     """
     first, second = (_run(_ShapeInterpreter(graph), batch, input_shape) for batch in PROBE_BATCHES)
     for node in graph.graph.nodes:
@@ -88,7 +88,7 @@ def propagate_shapes(graph: fx.GraphModule, input_shape: tuple[int, ...]) -> Non
 
 
 def _misused(node: fx.Node, dtypes: set[torch.dtype]) -> list[Problem]:
-    """Numbers made from the batch size that reach an operation on examples, mixed keywords, and odd dtypes."""
+    """Finds numbers made from the batch size, several activations by keyword, and dtypes without a margin."""
     if node.op not in ("call_module", "call_function", "call_method") or not depends_on_example(node):
         return []
     problems = []
@@ -118,7 +118,7 @@ _WITH_MARGIN = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def _overwritten(graph: fx.GraphModule, input_shape: tuple[int, ...], seen: bool) -> list[Problem]:
-    """In-place operations on memory that is read elsewhere; ``seen``: a node did overwrite an argument when it ran."""
+    """Finds in-place operations on memory that is read elsewhere; ``seen`` says whether one overwrote an argument."""
     modules: dict[str, nn.Module] = dict(graph.named_modules())
     tensors = [n for n in graph.graph.nodes if not isinstance(n.meta["shape"], Number)]
     called = {n: modules[str(n.target)] if n.op == "call_module" else None for n in tensors}
@@ -140,12 +140,12 @@ MIXED = "mixed"
 
 
 def depends_on_example(node: fx.Node) -> bool:
-    """Whether the node's output is a tensor, or a tuple of tensors, made from the input."""
+    """Returns whether the node's output is a tensor, or a tuple of tensors, made from the input."""
     return isinstance(node.meta["shape"], tuple | list) or node.meta["shape"] == MIXED
 
 
 def argument_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes in the argument slots, in order and with multiplicity; ``node.all_input_nodes`` lists each once."""
+    """Returns the nodes in the argument slots, in order and with multiplicity, unlike ``node.all_input_nodes``."""
     return _nodes_in((node.args, node.kwargs))
 
 
@@ -161,7 +161,7 @@ def _nodes_in(value: Any) -> tuple[fx.Node, ...]:
 
 
 def _shape_of(node: fx.Node, first: Any, second: Any) -> Any:
-    """One example's shape; a list for a tuple output; MIXED; the number itself; or None for constants."""
+    """Returns one example's shape, a list of shapes for a tuple output, MIXED, a Number, or None for constants."""
     if node.op in ("get_attr", "output"):
         return None
     made_from_input = node.op == "placeholder" or any(depends_on_example(n) for n in argument_nodes(node))
@@ -179,7 +179,7 @@ def _shape_of(node: fx.Node, first: Any, second: Any) -> Any:
 
 
 def _known(node: fx.Node) -> Any:
-    """A node's number, or what its size tells; None for a tensor that is not made from the input."""
+    """Returns a node's number, or its sizes; None for a tensor that is not made from the input."""
     shape = node.meta["shape"]
     if isinstance(shape, Number):
         return shape.value
@@ -204,7 +204,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Sized:
-    """What the size of a tensor tells: the batch and the shape of one example."""
+    """Stands for a tensor of which only the sizes are known: the batch, and the shape of one example."""
 
     inner: tuple[int, ...]
 
@@ -229,13 +229,13 @@ class Sized:
 
 
 def number_of(node: fx.Node, found: tuple[Any, Any], batches: tuple[int, int], value_of: Callable[..., Any]) -> Number:
-    """Returns the number that a node gives, with the batch size in it as a :class:`BatchNumber`.
+    """Returns the number that a node computes, with the batch size in it as a :class:`BatchNumber`.
 
     Args:
-        node: The node, which gives no tensor.
-        found: What it gave at each of two batch sizes.
+        node: The node, which computes no tensor.
+        found: Its results at two batch sizes.
         batches: The two batch sizes.
-        value_of: Gives a node's number, a :class:`Sized` for a tensor made from the input, or None for other tensors.
+        value_of: Returns a node's number, a :class:`Sized` for a tensor made from the input, or None for other tensors.
     """
     args = fx.node.map_arg((node.args, node.kwargs), value_of)
     if not _made_from_batch(args):
@@ -285,7 +285,7 @@ _FROM_CONSTANTS = (
 
 
 class Constants:
-    """Buffers, parameters, and what forward computes from them alone, as they are in the network now."""
+    """The buffers and parameters of the network as they are now, and values computed from these alone."""
 
     def __init__(self, network: nn.Module, graph: fx.GraphModule) -> None:
         self._network, self._graph = network, graph
@@ -293,11 +293,11 @@ class Constants:
         self._known: dict[fx.Node, Any] = {}
 
     def begin(self) -> None:
-        """Forget the values of the last walk: buffers and weights may have changed."""
+        """Forgets the values of the last walk, since buffers and weights may have changed."""
         self._known = {}
 
     def argument(self, node: fx.Node) -> Any:
-        """The value as a rule is given it: a parameter, a Constant, or a number."""
+        """Returns the argument that a rule is given for the node: a parameter, a Constant, or a number."""
         value = self._value(node)
         if isinstance(value, nn.Parameter):
             return value

@@ -1,7 +1,7 @@
-"""What a rule sees and what it answers: bounds on one example's values, never the values themselves.
+"""Arguments and results of rules: bounds on one example's values, and never the values themselves.
 
-A walk makes several of these for every node of a graph, at every step: they are not frozen, which would take four times
-as long, and nobody changes one.
+A walk makes several of these objects for every node at every step. Frozen objects would take four times as long to
+make, so these are not frozen; nothing changes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..norms.operators import Operator
 
 
 class Unbounded(Exception):
-    """An operation that cannot be certified; collected over the whole model and reported at once."""
+    """Raised by a rule for an operation that cannot be certified; all of a model's are reported at once."""
 
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason)
@@ -28,10 +28,10 @@ class Unbounded(Exception):
 
 @dataclass
 class Value:
-    """A tensor that depends on an example: ``norm`` bounds the l2 norm of one example's part of it."""
+    """Stands for a tensor that depends on examples: ``norm`` bounds the l2 norm of one example's part of it."""
 
     norm: float
-    shape: tuple[int, ...]  # of one example, without the batch dimension
+    shape: tuple[int, ...]  # the shape of one example, without the batch dimension
 
     @property
     def numel(self) -> int:
@@ -59,13 +59,17 @@ class ParameterUse:
 
 @dataclass
 class Bound:
-    """What a rule answers.
+    """The result of a rule.
 
-    ``norm`` bounds one example's output; ``lipschitz`` bounds the operation's Jacobian in each argument
-    slot that holds a Value, in the order in which the operation reads them (one number serves a single
-    slot). With ``quadrature`` the slots fill disjoint parts of the output, as the inputs of ``cat`` do,
-    and combine by root of squares. ``cotangent_cap`` bounds the cotangent that the operation passes on,
-    whatever it receives. ``parts`` holds one output bound for each member of a tuple output.
+    Attributes:
+        norm: Bounds one example's output.
+        lipschitz: Bounds the operation's Jacobian in each argument slot that holds a Value, in the order in which the
+            operation reads them. One number stands for a single slot.
+        uses: The trained parameters that the operation uses.
+        quadrature: Whether the slots fill disjoint parts of the output, as the inputs of ``cat`` do, and so combine by
+            root of squares.
+        cotangent_cap: Bounds the cotangent that the operation passes on, whatever it receives.
+        parts: One output bound for each member of a tuple output.
     """
 
     norm: float
@@ -81,7 +85,7 @@ class Bound:
 
 
 def with_margin(bound: Bound, margin: float) -> Bound:
-    """What a rule answers, with the rounding of the operation."""
+    """Returns a bound with the margin for rounding of the operation."""
     slots, uses, parts = bound.slots, bound.uses, bound.parts
     return Bound(
         bound.norm * margin,
@@ -99,30 +103,38 @@ def _nameless(tensor: Tensor) -> str | None:
 
 @dataclass(frozen=True)
 class Operation:
-    """The node at hand: its module (None for functions and methods), output shape and norms of weights."""
+    """Describes a node to its rule: the module (None for functions and methods), output shape and norms of weights."""
 
     name: str
     module: nn.Module | None
-    output_shape: tuple[int, ...]  # of one example; of the first part where the output is a tuple
+    output_shape: tuple[int, ...]  # the shape of one example, or of the first part if the output is a tuple
     norms: NormSource
-    output_shapes: tuple[tuple[int, ...], ...] = ()  # of every part of a tuple output
-    name_of: Callable[[Tensor], str | None] = _nameless  # of a parameter or buffer that the model holds
+    output_shapes: tuple[tuple[int, ...], ...] = ()  # the shapes of all parts of a tuple output
+    name_of: Callable[[Tensor], str | None] = _nameless  # returns the model's name of a parameter or buffer
 
     @property
     def output_numel(self) -> int:
         return math.prod(self.output_shape)
 
     def operator_norm(self, weight: Tensor, operator: Operator) -> float:
-        """Returns an upper bound on the norm of an operator; the weight is known by the name that the model gives it.
+        """Returns an upper bound on the norm of an operator.
 
-        A constant that is neither a parameter nor a buffer is known by the operation that reads it.
+        The norm is stored under the name that the model gives the weight, or under the operation's own name if the
+        weight is neither a parameter nor a buffer.
         """
         return self.norms.operator_norm(self.name_of(weight) or self.name, weight, operator)
 
     def inner_dims(self, dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-        """Dimensions counted from the first one after the batch; refuses the batch dimension, and an empty list.
+        """Returns dimensions counted from the first one after the batch; refuses the batch dimension and an empty list.
 
-        Where no dimension is named, torch reduces over all of them, rolls all of them, or does nothing.
+        If no dimension is named, torch reduces over all of them, rolls all of them, or does nothing.
+
+        Args:
+            dims: The dimensions that the operation names.
+            rank: The number of dimensions of one example.
+
+        Raises:
+            Unbounded: If the operation does not name dimensions of an example alone.
         """
         listed = (dims,) if isinstance(dims, int) else () if dims is None else tuple(dims)
         if not listed:
@@ -146,14 +158,14 @@ class Operation:
 
 
 def public_number(value: object) -> float:
-    """The value of an argument that must be a public, finite number; raises Unbounded for everything else."""
+    """Returns an argument that must be a public, finite number; raises Unbounded for everything else."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise Unbounded(f"{value!r} is not a public, finite number", "give a number that is part of the code")
     return float(value)
 
 
 def full_precision(*options: object) -> None:
-    """Casts below float32 round values up by more than the margins allow; integers have no gradient."""
+    """Refuses casts to other dtypes than float32 and float64: they round too much for the margins, or to integers."""
     for option in options:
         if isinstance(option, torch.dtype) and option not in (torch.float32, torch.float64):
             raise Unbounded(f"it casts to {option}", "compute in float32, or under the trainer's precision")
@@ -167,16 +179,16 @@ def root_of_squares(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class BatchNumber:
-    """``factor`` times the batch size at every batch size; with no factor, any other number made from it.
+    """A number made from the batch size: ``factor`` times it, or any other number if ``factor`` is None.
 
-    Arithmetic that gives a multiple of the batch size, or a public number, at every batch size is carried out. All
+    Arithmetic is carried out if it gives a multiple of the batch size, or a public number, at every batch size. All
     other arithmetic raises a TypeError.
     """
 
     factor: int | None
 
     def at(self, batch: int) -> int | None:
-        """Returns the number at this batch size, or None where it is not known."""
+        """Returns the number at this batch size, or None if it is not known."""
         return None if self.factor is None else self.factor * batch
 
     def __mul__(self, other: object) -> BatchNumber | int:
@@ -201,7 +213,7 @@ class BatchNumber:
         return self * 1
 
     def __floordiv__(self, other: object) -> BatchNumber | int:
-        """Divides where nothing remains."""
+        """Divides if nothing remains."""
         divisor = other if isinstance(other, int) else _factor(other)
         if self.factor is None or not divisor or self.factor % divisor:
             return NotImplemented
@@ -225,7 +237,7 @@ UNKNOWN = BatchNumber(None)
 
 
 def counts_examples(value: object) -> bool:
-    """Whether a number, or a number inside a tuple or a slice, is made from the batch size."""
+    """Returns whether a number, or a number inside a tuple or a slice, is made from the batch size."""
     if isinstance(value, slice):
         return any(map(counts_examples, (value.start, value.stop, value.step)))
     if isinstance(value, tuple | list):

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the page or the JSON. 0 if every line passes, else 1."""
+    """Prints the page or the JSON; returns 0 if every line passes, and 1 otherwise."""
     import torch
 
     from .. import __version__

@@ -1,4 +1,4 @@
-"""make_private: swaps torch's layers for the scaled ones, or says everything that stands in the way."""
+"""Conversion of a torch model to layers that the mechanism can work with."""
 
 from __future__ import annotations
 
@@ -19,11 +19,19 @@ _SWAPS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def make_private(model: nn.Module) -> nn.Module:
-    """The same model with Linear, Conv and Dropout swapped for layers the mechanism can work with.
+    """Swaps Linear, Conv and Dropout layers for layers that the mechanism can work with.
 
-    Parameters, buffers, hooks and state_dict keys stay as they are; a layer used in several places stays one
-    layer. A model that cannot be certified raises one CertificationError that lists every reason,
-    and is left unchanged.
+    Parameters, buffers, hooks and state_dict keys stay as they are. A layer that is used in several places stays one
+    layer.
+
+    Args:
+        model: The network, which is changed in place.
+
+    Returns:
+        The model, or the new layer if the model itself is such a layer.
+
+    Raises:
+        CertificationError: If the model cannot be certified; it lists every reason, and the model is left unchanged.
     """
     problems = _problems(model)
     if problems:
@@ -32,7 +40,7 @@ def make_private(model: nn.Module) -> nn.Module:
         return _swapped(model)
     replaced: dict[int, nn.Module] = {}
     for parent in list(model.modules()):
-        # not named_children, which passes over the second name of a child
+        # named_children would pass over the second name of a child
         for name, child in list(parent._modules.items()):
             if child is not None and type(child) in _SWAPS:
                 fresh = replaced.setdefault(id(child), _swapped(child))
@@ -41,7 +49,7 @@ def make_private(model: nn.Module) -> nn.Module:
 
 
 def _swapped(layer: nn.Module) -> nn.Module:
-    """A layer of the private class that shares every attribute with the old one."""
+    """Returns a layer of the private class that shares every attribute with the old one."""
     fresh: Any = object.__new__(_SWAPS[type(layer)])
     vars(fresh).update(vars(layer))  # Python 3.13.0 loses the attributes of two objects with one __dict__
     return fresh
@@ -57,7 +65,7 @@ def _problems(model: nn.Module) -> list[Problem]:
 
 
 def _unkeyed_dropouts(model: nn.Module) -> list[Problem]:
-    """Subclasses of Dropout are not swapped, and would draw their masks by the row in the batch."""
+    """Finds subclasses of Dropout, which are not swapped and would draw their masks by the row in the batch."""
     kinds = (nn.Dropout, KeyedDropout)
     return [
         Problem(
@@ -71,7 +79,7 @@ def _unkeyed_dropouts(model: nn.Module) -> list[Problem]:
 
 
 def _unsupported_modules(model: nn.Module) -> list[Problem]:
-    """Without a graph, the modules by themselves still tell what has no rule."""
+    """Finds modules that can have no rule; this needs no graph, which could not be traced."""
     from ..bounds.registry import Refusal, module_rule
 
     problems = []

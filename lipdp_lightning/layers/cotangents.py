@@ -1,4 +1,4 @@
-"""Identity nodes that act on cotangents: clipping (loss_clip, cotangent_clip) and scaling by example."""
+"""Identity operations that change cotangents: clipping (loss_clip, cotangent_clip) and scaling by example."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class _Clip(torch.autograd.Function):
 
 
 def _weigh_rows(cotangent: Tensor, factor: Tensor, size: Tensor) -> Tensor:
-    """Each row times its factor, rounded once; a row whose size or factor is not finite becomes zero, not NaN."""
-    # of an infinity and 0 the product is NaN, and of a row that is not finite so is its size, or an infinity
+    """Multiplies each row by its factor, with one rounding; a row whose size or factor is not finite becomes zero."""
+    # infinity times 0 is NaN, and the size of a row that is not finite is NaN or infinity
     finite = (size * factor).abs() < math.inf
     shape = (-1, *(1,) * (cotangent.dim() - 1))
     # a factor in bfloat16 would add its own rounding, beyond the margin of the certificate
@@ -40,16 +40,24 @@ def _weigh_rows(cotangent: Tensor, factor: Tensor, size: Tensor) -> Tensor:
 
 
 class CotangentClip(nn.Module):
-    """The identity; backward, each example's accumulated cotangent is clipped to norm ``radius``.
+    """Passes its input on unchanged, and clips each example's accumulated cotangent to norm ``radius`` on the way back.
 
-    Everything that reads the value must read this node's output. A row that is not finite becomes zero.
-    Clipping brings back some of per-sample clipping's bias.
+    Everything that reads the value must read this module's output. A cotangent that is not finite becomes zero.
+    Clipping biases the gradient, as per-sample clipping does.
+
+    Args:
+        radius: The largest norm of one example's cotangent.
+
+    Raises:
+        ValueError: If the radius is not positive and finite.
     """
 
     def __init__(self, radius: float) -> None:
         super().__init__()
         if not (math.isfinite(radius) and radius > 0):
-            raise ValueError(f"radius={radius} is not positive and finite. HINT: a fraction of the bound it replaces.")
+            raise ValueError(
+                f"radius={radius} is not positive and finite. HINT: choose a fraction of the bound that it replaces."
+            )
         self.radius = float(radius)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +82,15 @@ class _OutputClip(TrustedHook):
 
 
 def attach_cotangent_clips(model: nn.Module, radii: Mapping[str, float]) -> list[RemovableHandle]:
-    """Clip the cotangent at the outputs of modules: all that reads an output reads it through the clip."""
+    """Clips the cotangents at the outputs of modules: whatever reads such an output reads it through the clip.
+
+    Args:
+        model: The network.
+        radii: The radius of each clip, by the path of its module.
+
+    Returns:
+        The handles that remove the clips.
+    """
     return [
         model.get_submodule(path).register_forward_hook(_OutputClip(CotangentClip(radius)))
         for path, radius in radii.items()
@@ -95,7 +111,7 @@ class _Scale(torch.autograd.Function):
 
 
 def scale_cotangent(x: Tensor, factor: Tensor) -> Tensor:
-    """The identity; backward, example i's cotangent is multiplied by factor[i], and is zero if it is not finite."""
+    """Returns x, and multiplies example i's cotangent by factor[i]; a cotangent that is not finite becomes zero."""
     return _Scale.apply(x, factor)
 
 

@@ -15,7 +15,7 @@ _GOLDEN = -7046029254386353131
 
 
 def mixed_bits(key: int, ids: Tensor, count: int) -> Tensor:
-    """(len(ids), count) pseudo-random 64-bit integers, each a function of (key, id, position) alone."""
+    """Returns (len(ids), count) pseudo-random 64-bit integers, each a function of (key, id, position) alone."""
     position = torch.arange(1, count + 1, device=ids.device, dtype=torch.int64) * _GOLDEN
     rows = _mix(ids.to(torch.int64) * _GOLDEN + key)
     return _mix(rows.unsqueeze(1) ^ position.unsqueeze(0))
@@ -32,11 +32,11 @@ def _logical_shift(z: Tensor, by: int) -> Tensor:
 
 
 class KeyedDropout(nn.Dropout):
-    """nn.Dropout with the mask of an example keyed by (secret, step, layer, example id).
+    """nn.Dropout whose mask for an example is keyed by (secret, step, layer, example id).
 
     Guarantee: removing or adding an example leaves the masks of all others as they are. The privacy
-    bound holds for every mask, so the keyed hash need not be cryptographic. ``context`` is set by the engine
-    before each forward pass: (key of this step and layer, example ids).
+    bound holds for every mask, so the keyed hash need not be cryptographic. Before each forward pass, the training
+    sets ``context`` to the key of this step and layer and the example ids.
     """
 
     set_in_steps = ("context",)

@@ -1,7 +1,7 @@
-"""Exact norms of each example's gradient in one layer, and its weighted sum, without a gradient per example kept.
+"""Exact norms of each example's gradient in one layer, and the gradients' weighted sum, without storing the gradients.
 
 One use of a layer adds g_i = sum_p d_ip (x_ip, 1)^T for example i, over output positions p, with patches x_ip and
-cotangents d_ip. Its squared norm comes from whichever takes fewer multiplications:
+cotangents d_ip. Its squared norm is computed in the way that takes fewer multiplications:
 
     the product    ||sum_p d_p x_p^T||_F^2, formed for a few examples at a time and dropped;
     Gram matrices  sum_{p,q} <d_p, d_q> <x_p, x_q>.
@@ -12,13 +12,13 @@ values (Higham, Accuracy and Stability of Numerical Algorithms, 3.5). With E = s
 ||d||_F^2 (||x||_F^2 + P):
 
     product   every entry is a sum of P terms, so ||computed - exact|| <= P u' sqrt(E), and the norm of what was
-              computed is itself off by a relative m u', m the number of terms of its two-stage sum; u' = 2 u
-              pays for the denominator and for evaluating these expressions;
-    Gram      inner products of length o and F and a two-stage sum over P x P: within (o + F + 2 P + 2) u' of the
-              exact square, relative to (sum_p ||d_p|| ||x_p||)^2 <= E.
+              computed has a relative error of at most m u', where m is the number of terms of its two-stage sum;
+              u' = 2 u covers the denominator and the evaluation of these expressions;
+    Gram      inner products have lengths o and F, and the sum over P x P has two stages: the result is within
+              (o + F + 2 P + 2) u' of the exact square, relative to (sum_p ||d_p|| ||x_p||)^2 <= E.
 
-A second P u' sqrt(E) pays for the same rounding where the contribution itself is summed. The result is also kept
-above sqrt(E) / LARGEST_CANCELLATION: positions that cancel further than that leave rounding and not signal.
+A second P u' sqrt(E) covers the same rounding in the sum of the contribution itself. The result is also kept
+above sqrt(E) / LARGEST_CANCELLATION: if positions cancel further than that, only rounding errors are left.
 """
 
 from __future__ import annotations
@@ -35,17 +35,21 @@ from torch import Tensor
 from .scaled_functions import weighted_gradients
 
 LARGEST_CANCELLATION = 64.0
-LARGEST_INTERMEDIATE = 2**22  # numbers held for one group of examples; a performance knob
+LARGEST_INTERMEDIATE = 2**22  # numbers held for one group of examples; it affects speed and memory alone
 _ROUNDING = 2.0**-23  # u'
 _TERMS = 2**20  # m u' stays below 1/8, as the margins assume
 
 
 @dataclass
 class Contribution:
-    """What one backward pass through one use of a layer adds to the layer's gradient, not yet summed over examples.
+    """The contribution of one backward pass through one use of a layer to its gradient, not yet summed over examples.
 
-    ``inputs`` are already padded as ``options`` (stride, padding, dilation, groups) of a convolution expect it;
-    ``options`` is None for a linear layer. ``trains`` says whether weight and bias are trained.
+    Attributes:
+        inputs: The layer's inputs, padded as the options of a convolution expect it.
+        cotangent: The cotangent at the layer's output.
+        weight: The layer's weight.
+        trains: Whether the weight and the bias are trained.
+        options: Stride, padding, dilation and groups of a convolution; None for a linear layer.
     """
 
     inputs: Tensor
@@ -59,24 +63,25 @@ class Contribution:
         return self.cotangent.shape[0]
 
     def norms(self, views: int = 1) -> Tensor:
-        """At least ||g_i|| of every example, in the weight's precision; NaN or infinite where g_i is.
+        """Returns upper bounds on the norms ||g_i||, in the weight's precision; NaN or infinite if g_i is.
 
-        With several ``views``, rows that follow each other, g_i is their mean: they are further positions.
+        Args:
+            views: The number of consecutive rows that are views of one example; g_i is the mean over them.
         """
         with torch.autocast(self.weight.device.type, enabled=False):
             found = [self._norms(x, d) for x, d in self._parts(views)]
         return torch.cat(found) / views if found else self.weight.new_zeros(0)
 
     def gradients(self, factor: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """sum_i factor_i g_i over rows, for weight and bias. A row of factor zero is left out, even if not finite."""
+        """Returns sum_i factor_i g_i for weight and bias; a row of factor zero is left out, even if not finite."""
         inputs, cotangent, kept = self.inputs, self.cotangent, factor != 0
-        if not bool(kept.all()):  # zero times infinity would not be zero
+        if not bool(kept.all()):  # zero times infinity would be NaN
             inputs, cotangent = _only(kept, inputs), _only(kept, cotangent)
         with torch.autocast(self.weight.device.type, enabled=False):
             return weighted_gradients(inputs, cotangent, self.weight, factor, self.trains, self.options)
 
     def _parts(self, views: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(patches, cotangents) of a few examples at a time: (examples, groups, entries or outputs, positions)."""
+        """Yields patches and cotangents of a few examples: (examples, groups, entries or outputs, positions)."""
         inputs, cotangent = self.inputs.to(self.weight.dtype), self.cotangent.to(self.weight.dtype)
         rows = views * max(1, LARGEST_INTERMEDIATE // max(1, self._intermediate(views)))
         for first in range(0, self.rows, rows):
@@ -121,7 +126,7 @@ class Contribution:
 def _patches(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """(examples, channels x taps, positions) of a zero-padded input of one or two axes; faster than unfold."""
+    """Returns patches (examples, channels x taps, positions) of an input with one or two axes, faster than unfold."""
     padded = F.pad(x, [p for side in reversed(padding) for p in (side, side)]).contiguous()
     shape = zip(padded.shape[2:], kernel, stride, dilation, strict=True)
     positions = [(size - step * (taps - 1) - 1) // jump + 1 for size, taps, jump, step in shape]
@@ -133,14 +138,14 @@ def _patches(
 
 
 def _side_by_side(parts: Tensor, views: int) -> Tensor:
-    """Positions of all views of an example in one axis."""
+    """Puts the positions of all views of an example into one axis."""
     if views == 1:
         return parts
     return torch.unflatten(parts, 0, (-1, views)).permute(0, 2, 3, 1, 4).flatten(3)
 
 
 def _row_norms(rows: Tensor) -> Tensor:
-    """(examples, groups): Frobenius norms in two stages, which keeps the rounding at the length of one axis."""
+    """Returns Frobenius norms (examples, groups), summed in two stages: rounding then grows with one axis's length."""
     return torch.linalg.vector_norm(torch.linalg.vector_norm(rows, dim=3), dim=2)
 
 

@@ -21,14 +21,14 @@ SAME = 1e-3
 class FrozenFeatures(nn.Module):
     """Runs ``extractor`` in evaluation mode and brings each example's features into the ball of ``bound``.
 
-    Nothing in or before it is trained, so no gradient passes it and its Lipschitz constant is not needed; what
-    follows relies on ``||output|| <= bound`` alone, which holds whatever the extractor returns. What must be true
-    of the extractor is that it treats every example by itself, as batch normalisation in training mode does not.
-    Dropout inside it is removed, which changes nothing in evaluation mode.
+    Neither the extractor nor anything before it is trained, so no gradient passes through it and its Lipschitz constant
+    is not needed. The layers after it rely on ``||output|| <= bound`` alone, which holds whatever the extractor
+    returns. The extractor must treat every example by itself; batch normalisation in training mode, for instance, does
+    not. Dropout inside it is removed, which changes nothing in evaluation mode.
 
     Args:
-        extractor: a ``lipdp_lightning.features`` extractor, or any module that is frozen and in evaluation mode.
-        bound: radius of the ball.
+        extractor: A ``lipdp_lightning.features`` extractor, or any module that is frozen and in evaluation mode.
+        bound: The radius of the ball.
         mode: 'normalize' scales each example's features onto the sphere, 'clip' shortens those beyond it.
     """
 
@@ -60,7 +60,7 @@ class FrozenFeatures(nn.Module):
 
 @rule(FrozenFeatures)
 def frozen_features(op: Operation, x: Value) -> Bound:
-    """The ball bounds the output. No constant: with anything trained before it, no bound would be finite."""
+    """Bounds the output by the ball's radius; the Lipschitz constant is infinite, so nothing before may be trained."""
     module = op.module
     assert isinstance(module, FrozenFeatures)
     problems = frozen_problems(module)
@@ -74,7 +74,7 @@ def frozen_features(op: Operation, x: Value) -> Bound:
 
 
 def frozen_problems(module: nn.Module) -> list[tuple[str, str]]:
-    """(reason, hint) for everything that keeps a module from being a fixed function of one example."""
+    """Returns (reason, hint) for everything that keeps a module from being a fixed function of one example."""
     problems = []
     trained = [name for name, p in module.named_parameters() if p.requires_grad]
     if trained:
@@ -92,7 +92,7 @@ def frozen_problems(module: nn.Module) -> list[tuple[str, str]]:
 
 
 def without_dropout(module: nn.Module) -> None:
-    """Replace torch's dropout layers, which are identities in evaluation mode, by nn.Identity."""
+    """Replaces torch's dropout layers, which are identities in evaluation mode, by nn.Identity."""
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, _DropoutNd):
@@ -102,8 +102,8 @@ def without_dropout(module: nn.Module) -> None:
 def _dependence(extractor: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, str]]:
     """Tries random batches: an example's features must not change with its neighbours, its place or the call.
 
-    This cannot prove that examples are kept apart; it finds what mixes them by more than SAME, what draws
-    random numbers, and buffers that a call changes.
+    This cannot prove that examples are kept apart. It finds extractors that mix them by more than SAME, that draw
+    random numbers, or whose buffers a call changes.
     """
     generator = torch.Generator().manual_seed(0)
     like = next((t for t in (*extractor.parameters(), *extractor.buffers()) if t.is_floating_point()), torch.zeros(()))

@@ -1,4 +1,4 @@
-"""The input's bound, enforced per example, and the colour spaces of paper 001."""
+"""The bound on the input's norm, enforced for each example, and the colour spaces of paper 001."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
 
-NORM_MARGIN = 1 + 2.0**-20  # over the rounding of entries near the smallest float
-LARGEST_ENTRY = 1e15  # entries beyond it, infinities among them, are clamped: every factor is a normal float32
-SMALLEST_SIZE = 1e-20  # in bounds: shorter examples are not stretched all the way to the sphere
+NORM_MARGIN = 1 + 2.0**-20  # covers the rounding of entries near the smallest float
+LARGEST_ENTRY = 1e15  # larger entries, infinities included, are clamped, so that every factor is a normal float32
+SMALLEST_SIZE = 1e-20  # a fraction of the bound; shorter examples are not stretched all the way to the sphere
 
 _MATRICES = {
     "yiq": ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)),
@@ -23,9 +23,9 @@ COLOR_SPACES = ("rgb", "hsv", *_MATRICES)
 
 
 class BoundedInput(nn.Module):
-    """Keeps every example in the ball of ``bound``: by clipping its norm, or by scaling it onto the sphere.
+    """Brings every example into the ball of radius ``bound``, by clipping its norm or by scaling it onto the sphere.
 
-    Guarantee: each example's output depends on that example alone and has norm at most ``bound``; NaN
+    Guarantee: each example's output depends on that example alone and has norm at most ``bound``. NaN
     and infinities are replaced first, and zero stays zero. ``color_space`` converts RGB channels in [0, 1].
     """
 
@@ -33,11 +33,11 @@ class BoundedInput(nn.Module):
         super().__init__()
         problems = []
         if not (math.isfinite(bound) and bound > 0):
-            problems.append(f"bound={bound} is not positive and finite. HINT: 1.0")
+            problems.append(f"bound={bound} is not positive and finite. HINT: use 1.0")
         if mode not in ("clip", "normalize"):
-            problems.append(f"mode={mode!r} is unknown. HINT: 'clip' or 'normalize'")
+            problems.append(f"mode={mode!r} is unknown. HINT: use 'clip' or 'normalize'")
         if color_space not in COLOR_SPACES:
-            problems.append(f"color_space={color_space!r} is unknown. HINT: one of {', '.join(COLOR_SPACES)}")
+            problems.append(f"color_space={color_space!r} is unknown. HINT: use one of {', '.join(COLOR_SPACES)}")
         if problems:
             raise ValueError("; ".join(problems))
         self.bound, self.mode, self.color_space = float(bound), mode, color_space
@@ -47,13 +47,13 @@ class BoundedInput(nn.Module):
             x = x.to(torch.get_default_dtype())
         if self.color_space != "rgb":
             x = convert_color(_sanitized(x), self.color_space)
-        # rounding the factor and the product to x.dtype adds at most eps
+        # rounding the factor and the product to x.dtype adds at most eps to the norm, relative to it
         radius = self.bound * (1 - torch.finfo(x.dtype).eps)
         floor = radius if self.mode == "clip" else radius * SMALLEST_SIZE
-        x = _sanitized(x)  # also after a conversion: a saturation may divide by the smallest float
+        x = _sanitized(x)  # after a conversion, too, whose saturation may divide by the smallest float
         size = torch.linalg.vector_norm(x.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
         factor = (radius / size.clamp_min(floor)).to(x.dtype).reshape(-1, *(1,) * (x.dim() - 1))
-        # sanitised values are this module's own: without a gradient to follow, they need no second copy
+        # nobody else holds the sanitised values: if no gradient is needed, they are scaled in place
         return x * factor if x.requires_grad else x.mul_(factor)
 
     def extra_repr(self) -> str:
@@ -68,7 +68,7 @@ def _sanitized(x: Tensor) -> Tensor:
 
 
 def convert_color(x: Tensor, space: str) -> Tensor:
-    """RGB images (batch, 3, height, width) in another colour space; hue is a fraction of the circle."""
+    """Converts RGB images (batch, 3, height, width) to another colour space; hue is a fraction of the circle."""
     if space == "rgb":
         return x
     if x.dim() != 4 or x.shape[1] != 3:
@@ -98,7 +98,7 @@ def _hsv(x: Tensor) -> Tensor:
 
 @rule(BoundedInput)
 def bounded_input(op: Operation, x: Value) -> Bound:
-    """Clipping RGB is the projection onto a ball; the rest has no constant and may not follow trained parameters."""
+    """Bounds the output by the radius. Clipping RGB is a projection; the other forms have no Lipschitz constant."""
     assert isinstance(op.module, BoundedInput)
     projection = op.module.mode == "clip" and op.module.color_space == "rgb"
     norm = op.module.bound * NORM_MARGIN

@@ -20,12 +20,12 @@ def _grouped(x: Value, size: int) -> None:
 
 
 class GroupSort(nn.Module):
-    """Sorts the channels within groups of ``group_size``: 1-Lipschitz and norm preserving."""
+    """Sorts the channels within groups of ``group_size``; it is 1-Lipschitz and preserves the norm."""
 
     def __init__(self, group_size: int = 2) -> None:
         super().__init__()
         if group_size < 1:
-            raise ValueError(f"group_size={group_size} is not positive. HINT: 2 is MaxMin.")
+            raise ValueError(f"group_size={group_size} is not positive. HINT: use 2, as MaxMin does.")
         self.group_size = group_size
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,16 +35,16 @@ class GroupSort(nn.Module):
 
 
 class MaxMin(GroupSort):
-    """GroupSort in pairs, the larger channel first."""
+    """Sorts pairs of channels, the larger channel first."""
 
     def __init__(self) -> None:
         super().__init__(2)
 
 
 class Householder(nn.Module):
-    """Reflects each pair of channels across a fixed, public line when it lies on the line's negative side.
+    """Reflects each pair of channels across a fixed, public line if it lies on the line's negative side.
 
-    A continuous choice between the identity and a reflection: 1-Lipschitz and norm preserving.
+    The map is continuous, 1-Lipschitz and preserves the norm.
     """
 
     def __init__(self, angle: float = math.pi / 2) -> None:
@@ -61,7 +61,7 @@ class Householder(nn.Module):
 
 
 class TemperedSigmoid(nn.Module):
-    """scale * sigmoid(temperature * x) - offset; scale 2, temperature 2, offset 1 is tanh."""
+    """Computes scale * sigmoid(temperature * x) - offset; scale 2, temperature 2 and offset 1 give tanh."""
 
     def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0) -> None:
         super().__init__()
@@ -95,10 +95,10 @@ def tempered_sigmoid(op: Operation, x: Value) -> Bound:
 
 
 class GroupNorm(nn.Module):
-    """(x - mean) / max(alpha, std) over each of ``groups`` groups of channels (paper 000, equation 5).
+    """Computes (x - mean) / max(alpha, std) over each of ``groups`` groups of channels (paper 000, equation 5).
 
-    Lipschitz constant 1/alpha; the output of one example has norm at most sqrt(numel). A constant
-    group, such as a black image, maps to zero with gradient 1/alpha and no NaN.
+    The Lipschitz constant is 1/alpha, and the output of one example has norm at most sqrt(numel). A constant
+    group, such as a black image, maps to zero, and its gradient is finite.
     """
 
     def __init__(self, groups: int, channels: int | None = None, alpha: float = 0.1) -> None:
@@ -107,7 +107,7 @@ class GroupNorm(nn.Module):
         if groups < 1 or (channels is not None and channels % groups):
             problems.append(f"{channels} channels do not split into {groups} groups. HINT: choose a divisor")
         if not (math.isfinite(alpha) and alpha > 0):
-            problems.append(f"alpha={alpha} is not positive: without a floor there is no bound. HINT: 0.1")
+            problems.append(f"alpha={alpha} is not positive: without a floor there is no bound. HINT: use 0.1")
         if problems:
             raise ValueError("; ".join(problems))
         self.groups, self.channels, self.alpha = groups, channels, float(alpha)
@@ -125,14 +125,14 @@ class GroupNorm(nn.Module):
 
 
 class LayerNorm(GroupNorm):
-    """All of an example's entries are one group."""
+    """GroupNorm with all of an example's entries in one group."""
 
     def __init__(self, alpha: float = 0.1) -> None:
         super().__init__(1, None, alpha)
 
 
 class InstanceNorm(GroupNorm):
-    """Every channel is a group of its own."""
+    """GroupNorm with every channel in a group of its own."""
 
     def __init__(self, alpha: float = 0.1) -> None:
         super().__init__(1, None, alpha)
@@ -142,7 +142,7 @@ class InstanceNorm(GroupNorm):
 
 
 class Centre(nn.Module):
-    """Takes each example's own mean over all its entries away: an orthogonal projection."""
+    """Subtracts from each example the mean of its entries, which is an orthogonal projection."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide = widened(x).flatten(1)
@@ -155,10 +155,10 @@ def centre(op: Operation, x: Value) -> Bound:
 
 
 def floored_normalization(x: Value, alpha: float) -> Bound:
-    """(x - mean) / max(alpha, std), by group: Lipschitz 1/alpha; a group of n numbers has norm at most sqrt(n).
+    """Bounds (x - mean) / max(alpha, std) by group: 1/alpha-Lipschitz, and a group of n numbers has norm <= sqrt(n).
 
-    Where std > alpha the Jacobian is (I - 11^T/n - u u^T/n) / std with ||u||^2 = n: norm at most 1/std < 1/alpha.
-    Where std < alpha it is (I - 11^T/n) / alpha.
+    If std > alpha, the Jacobian is (I - 11^T/n - u u^T/n) / std with ||u||^2 = n, of norm at most 1/std < 1/alpha.
+    If std < alpha, it is (I - 11^T/n) / alpha.
     """
     return Bound(min(math.sqrt(x.numel), x.norm / alpha), 1.0 / alpha)
 
@@ -172,15 +172,16 @@ def group_norm(op: Operation, x: Value) -> Bound:
 
 
 class ScaledL2Pool2d(nn.Module):
-    """The l2 norm of every non-overlapping window: 1-Lipschitz, and the example's norm is preserved.
+    """Computes the l2 norm of every non-overlapping window, which is 1-Lipschitz and preserves the example's norm.
 
-    It is l2 average pooling times the root of the window's size. At an all-zero window the gradient is zero.
+    The result is l2 average pooling times the square root of the window's size. The gradient of an all-zero window is
+    zero.
     """
 
     def __init__(self, kernel_size: int = 2) -> None:
         super().__init__()
         if kernel_size < 1:
-            raise ValueError(f"kernel_size={kernel_size} is not positive. HINT: 2.")
+            raise ValueError(f"kernel_size={kernel_size} is not positive. HINT: use 2.")
         self.kernel_size = kernel_size
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,7 +6,10 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """shortcut(x) + scale * body(x); scale 1/2 with a shortcut scaled alike keeps a 1-Lipschitz block 1-Lipschitz."""
+    """Computes shortcut_scale * shortcut(x) + body_scale * body(x).
+
+    With scales of 1/2, a 1-Lipschitz shortcut and a 1-Lipschitz body give a 1-Lipschitz block.
+    """
 
     def __init__(
         self,

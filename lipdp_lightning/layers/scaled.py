@@ -1,8 +1,8 @@
 """Linear and convolution layers that can measure n_ik and scale their parameter gradient by example.
 
-n_ik = sqrt(||patches(x_i)||_F^2 + P) bounds example i's gradient: ||g_ik|| <= ||d_i|| n_ik, with P output
-positions and the bias as one more input of value 1. The layers are torch's own in every other respect:
-same parameters, same state_dict keys, same output.
+n_ik = sqrt(||patches(x_i)||_F^2 + P) bounds example i's gradient: ||g_ik|| <= ||d_i|| n_ik, where P is the number of
+output positions and the bias counts as one more input of value 1. In every other respect the layers are torch's own:
+they have the same parameters, state_dict keys and outputs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ GradientKeeper = Callable[[Contribution], None]
 
 
 class ScaledLayer(nn.Module):
-    """What the mechanism attaches to: ``gradient_scaler`` maps the norms n_ik of a batch to factors c_ik.
+    """A layer that reports to the mechanism.
 
-    ``use_counter`` is called at each use of the layer that may train it.
-    A scaler that returns None leaves the gradient unscaled (it only wanted to see the norms). A
-    ``gradient_keeper`` receives, in the backward pass, what the layer's gradient is made of; the layer then adds
-    nothing to ``grad`` itself.
+    Attributes:
+        gradient_scaler: Maps the norms n_ik of a batch to factors c_ik. If it returns None, it has only read the norms,
+            and the gradient is not scaled.
+        gradient_keeper: Receives the layer's :class:`Contribution` in the backward pass; the layer then adds nothing to
+            ``grad`` itself.
+        use_counter: Is called at each use of the layer that may train it.
     """
 
     scales_gradient = True
@@ -48,17 +50,17 @@ class ScaledLayer(nn.Module):
         keeper: GradientKeeper | None = None,
         counter: Callable[[], None] | None = None,
     ) -> None:
-        """Sets who is told of this layer's norms, gradients and uses; without arguments, nobody is."""
+        """Sets the receivers of this layer's norms, gradients and uses; without arguments, there are none."""
         self.gradient_scaler, self.gradient_keeper, self.use_counter = scaler, keeper, counter
 
     def reports(self) -> tuple[object, ...]:
-        """Returns who is told."""
+        """Returns the receivers that ``report_to`` has set."""
         return self.gradient_scaler, self.gradient_keeper, self.use_counter
 
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
         if self.gradient_scaler is None or not torch.is_grad_enabled() or not any(self._trains):
             return None
-        # numbers of the step change every time: compiled into a graph, each step would need another one
+        # the scaler holds numbers that change with every step: a graph that contained them would be compiled every time
         return (_apart if torch.compiler.is_compiling() else _scaled)(self.gradient_scaler, norms)
 
     def _keep(self, options: tuple[Any, ...] | None) -> Keep | None:
@@ -97,12 +99,15 @@ _apart: Callable[..., Tensor | None] = torch.compiler.disable(_scaled)
 
 
 def under_autocast(input: Tensor) -> bool:
-    """Whether torch's own layers would round the gradient's sum over the batch to the autocast dtype."""
+    """Returns whether torch's own layers would round the gradient's sum over the batch to the autocast dtype."""
     return torch.is_autocast_enabled(input.device.type)
 
 
 class ScaledLinear(ScaledLayer, nn.Linear):
-    """nn.Linear; an input of shape (batch, positions..., features) counts P positions."""
+    """nn.Linear whose parameter gradient can be scaled by example.
+
+    An input of shape (batch, positions..., features) has P = prod(positions).
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         factor, keep = self._factor(lambda: self.example_norms(input)), self._keep(None)
@@ -117,7 +122,7 @@ class ScaledLinear(ScaledLayer, nn.Linear):
 
 
 def _alike(input: Tensor, positions: int) -> Tensor:
-    """The norms where the bias alone is trained."""
+    """Returns the norms of a layer whose bias alone is trained: they are the same for all examples."""
     dtype = torch.promote_types(input.dtype, torch.float32)
     return input.new_full((input.shape[0],), math.sqrt(positions), dtype=dtype)
 
@@ -127,14 +132,14 @@ def _coverage(
     size: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...],
     dilation: tuple[int, ...], device: torch.device,
 ) -> tuple[Tensor, int]:  # fmt: skip
-    """How many patches hold each pixel of a zero-padded input, and the number of output positions."""
+    """Returns the number of patches that hold each pixel of a zero-padded input, and that of output positions."""
     counts = coverage(kernel, stride, dilation, padding, "zeros", size)
-    counts = counts if device.type == "cpu" else counts.float()  # loops read float64, and not every device has it
+    counts = counts if device.type == "cpu" else counts.float()  # the CPU's loops read float64, which some devices lack
     return counts.to(device), math.prod(output_size(kernel, stride, dilation, padding, "zeros", size))
 
 
 class _ScaledConv(ScaledLayer):
-    """Shared by both ranks; any padding other than zeros is done before the convolution."""
+    """The code that both ranks share; any padding other than zeros is done before the convolution."""
 
     def forward(self, input: Tensor) -> Tensor:
         padded, padding = self._padded(input)
@@ -160,7 +165,7 @@ class _ScaledConv(ScaledLayer):
         return F.pad(input, sides, mode=mode), (0,) * (layer.weight.dim() - 2)
 
     def _norms_of_padded(self, padded: Tensor, padding: tuple[int, ...]) -> Tensor:
-        """With groups, output channels of one group see its own inputs alone: the largest group counts."""
+        """Returns the norms n_ik; output channels of a group read its inputs alone, so the largest group counts."""
         layer: Any = self
         with_weight, with_bias = self._trains
         counts, positions = _coverage(
@@ -180,10 +185,10 @@ class ScaledConv2d(_ScaledConv, nn.Conv2d):
 
 
 def hands_over(layer: ScaledLayer) -> bool:
-    """Whether all of the layer's gradient goes to its ``gradient_keeper``: its forward pass is one of this module."""
+    """Returns whether the layer's whole gradient goes to its ``gradient_keeper``: its forward pass is defined here."""
     return type(layer).forward in (ScaledLinear.forward, _ScaledConv.forward)
 
 
-# The same operators as torch's own layers, whatever the scaler does to the parameters' gradient.
+# The layers compute what torch's own do, so they share the rules of these.
 rule(ScaledLinear)(linear_module)
 rule(ScaledConv1d, ScaledConv2d)(conv_module)

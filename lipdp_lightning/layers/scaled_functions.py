@@ -1,8 +1,8 @@
-"""Linear and convolution whose parameter gradient weighs each example by a factor; the input gradient does not.
+"""Linear layer and convolution whose parameter gradient weighs each example by a factor, unlike the input gradient.
 
-The gradient of the weight is sum_i c_i g_i, computed as one product with the rows of the cotangent or of
-the input, whichever is smaller, multiplied by c: no per-sample gradient exists at any time. With ``keep``, the
-backward pass hands (input, cotangent) over in place of that sum, which is then formed when all c_i are known.
+The gradient of the weight is sum_i c_i g_i. It is computed as one product in which the rows of the cotangent or of
+the input, whichever is smaller, are multiplied by c: no per-sample gradient exists at any time. With ``keep``, the
+backward pass hands (input, cotangent) over in place of that sum, which is formed once all c_i are known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Keep = Callable[[Tensor, Tensor], None]
 
 
 def _in_full_precision(backward: Backward) -> Backward:
-    """The sum over the batch is formed and kept in the weight's own precision, also inside autocast."""
+    """Lets a backward pass form the sum over the batch in the weight's own precision, also inside autocast."""
 
     @wraps(backward)
     def without_autocast(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
@@ -36,7 +36,7 @@ def _rows(factor: Tensor, like: Tensor) -> Tensor:
 
 
 def _weigh(cotangent: Tensor, inputs: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Cotangent and input, the smaller one weighed by the factor."""
+    """Returns cotangent and input; the smaller one of them is multiplied by the factor."""
     if factor is None:
         return cotangent, inputs
     if cotangent.numel() <= inputs.numel():
@@ -75,7 +75,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: int) -> Tensor:
-    """sum_i c_i sum_p d_ip; reuses the weighed cotangent where there is one."""
+    """Returns sum_i c_i sum_p d_ip; if the cotangent was weighed, its rows are reused."""
     others = [d for d in range(full.dim()) if d != channel % full.dim()]
     if left is not full or factor is None:
         return left.sum(others)
@@ -122,7 +122,16 @@ def weighted_gradients(
     inputs: Tensor, cotangent: Tensor, weight: Tensor, factor: Tensor | None, trains: tuple[bool, bool],
     options: tuple[Any, ...] | None,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """sum_i c_i g_i for the weight and the bias, where they are trained; ``options`` are those of a convolution."""
+    """Returns sum_i c_i g_i for the weight and the bias, or None for one that is not trained.
+
+    Args:
+        inputs: The layer's inputs.
+        cotangent: The cotangent at its output.
+        weight: Its weight.
+        factor: The factors c_i; None stands for 1.
+        trains: Whether the weight and the bias are trained.
+        options: Stride, padding, dilation and groups of a convolution; None for a linear layer.
+    """
     full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
     left, right = _weigh(full, x, factor)
     grad_weight = grad_bias = None
@@ -161,7 +170,10 @@ def _conv_gradient(cotangent: Tensor, inputs: Tensor, weight: Tensor, options: t
 def scaled_linear(
     inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, keep: Keep | None = None
 ) -> Tensor:
-    """linear(inputs), with example i's gradient in (weight, bias) multiplied by factor[i], or by 1, or handed over."""
+    """Returns linear(inputs), and multiplies example i's gradient in (weight, bias) by factor[i].
+
+    Without a factor the gradient is left as it is. With ``keep``, it is handed over instead of being summed.
+    """
     return _Linear.apply(inputs, weight, bias, factor, keep)
 
 
@@ -169,8 +181,14 @@ def scaled_conv(
     inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, options: tuple[Any, ...],
     keep: Keep | None = None,
 ) -> Tensor:  # fmt: skip
-    """Convolution with zero padding; its gradient in (weight, bias) as that of ``scaled_linear``.
+    """Returns the convolution with zero padding; its gradient in (weight, bias) is that of ``scaled_linear``.
 
-    ``options`` are stride, padding, dilation and groups.
+    Args:
+        inputs: The layer's inputs.
+        weight: Its weight.
+        bias: Its bias, or None.
+        factor: The factors c_i; None stands for 1.
+        options: Stride, padding, dilation and groups.
+        keep: Receives (input, cotangent) in the backward pass, if given.
     """
     return _Conv.apply(inputs, weight, bias, factor, keep, options)

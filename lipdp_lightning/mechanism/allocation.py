@@ -29,9 +29,9 @@ _RELEASE_TOLERANCE = 1e-12
 
 
 def sum_margin(rows: float) -> float:
-    """Returns what float32 rounding adds to a sensitivity: in norms and factors, and in a sum over so many rows.
+    """Returns the factor on a sensitivity that covers float32 rounding in norms, factors and a sum over so many rows.
 
-    The sum is stored at its own size, up to rows times a sensitivity, hence up to 2^-24 of that off, with an example
+    The stored sum may be as large as rows times a sensitivity, so it is rounded by up to 2^-24 of that, with an example
     and without it.
     """
     return 1.0 + 2.0**-16 + 2.0**-23 * rows
@@ -81,9 +81,9 @@ class NoiseBudget:
 
 
 def squared_release(sensitivities: Mapping[str, float], deviations: Mapping[str, float]) -> float:
-    """sum_k Delta_k^2 / sigma_k^2: the inverse square of the joint noise multiplier.
+    """Returns sum_k Delta_k^2 / sigma_k^2, the inverse square of the joint noise multiplier.
 
-    Infinite if a group that can move has no noise.
+    It is infinite if a group with a positive sensitivity has no noise.
     """
     total = 0.0
     for name, sensitivity in sensitivities.items():
@@ -134,9 +134,9 @@ def joint_thresholds(
     weights: Mapping[str, float] | None = None,
     floor: float = 0.0,
 ) -> dict[str, float]:
-    """Public thresholds tau_k of the `joint` scaling, whose noise is sigma_k = sigma tau_k.
+    """Returns the public thresholds tau_k of the `joint` scaling, whose noise is sigma_k = sigma tau_k.
 
-    There c_i = 1 / sqrt(sum_k (l_k n_ik / tau_k)^2) multiplies example i's loss. As ||g_ik|| <= l_k n_ik,
+    This scaling multiplies example i's loss by c_i = 1 / sqrt(sum_k (l_k n_ik / tau_k)^2). Since ||g_ik|| <= l_k n_ik,
 
         sum_k ||c_i g_ik||^2 / sigma_k^2  <=  c_i^2 sum_k (l_k n_ik / tau_k)^2 / sigma^2  =  1 / sigma^2
 

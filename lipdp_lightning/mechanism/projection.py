@@ -254,7 +254,7 @@ def resolve_projection(
 
 @torch.no_grad()
 def standardize(weight: Tensor, variance: bool) -> None:
-    """Give every output channel's kernel mean 0 and, with ``variance``, the same norm, in place.
+    """Gives every output channel's kernel mean 0 and, with ``variance``, the same norm, in place.
 
     The mean is taken away by the Euclidean projection onto a linear space, so that an average of such kernels has it
     too. With ``variance``, every channel's kernel is then scaled to the root mean square of their norms, as a

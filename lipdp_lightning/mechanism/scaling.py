@@ -27,12 +27,12 @@ class StepNumbers:
     """The public numbers of one step: functions of the weights, the plan and past releases.
 
     Attributes:
-        certificate: of the weights that the step's gradients are computed at.
-        sensitivities: of every group, with the margin for float32 sums; what one example moves its sum by at most.
-        deviations: of the noise on every group's sum.
+        certificate: the certificate of the weights at which the step's gradients are computed.
+        sensitivities: the most by which one example changes each group's sum, with the margin for float32 sums.
+        deviations: the standard deviation of the noise on each group's sum.
         thresholds: tau_k of every group, for scalings that meet one condition for all groups together.
-        votes: how often one example votes on each quantity that is tracked by a private quantile.
-        vote_deviation: of the noise on the sums of votes.
+        votes: the number of votes of one example on each quantity that a private quantile tracks.
+        vote_deviation: the standard deviation of the noise on the sums of votes.
     """
 
     certificate: Certificate
@@ -51,8 +51,8 @@ def scaled_layers(network: nn.Module) -> Iterator[tuple[str, ScaledLayer]]:
 class LayerUses:
     """The layers that a forward pass has used with gradients, in order.
 
-    A use that the certificate has no term for is covered by no noise, and a term whose use is missing leaves the
-    terms after it to other uses: the two must agree exactly, or nothing is released.
+    No noise covers a use for which the certificate has no term, and if a use is missing, the later ones would be paired
+    with terms of others. Hence both must agree exactly, or nothing is released.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Scaling:
     # ---- public numbers
 
     def bounds(self, certificate: Certificate) -> dict[str, float]:
-        """Returns, for every group, what one example moves its sum by at most, in exact arithmetic."""
+        """Returns the most by which one example changes the sum of each group, in exact arithmetic."""
         return certificate.sensitivities(self.name)
 
     def numbers(self, certificate: Certificate) -> StepNumbers:

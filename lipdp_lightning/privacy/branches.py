@@ -1,11 +1,11 @@
-"""What interruptions cost: which steps were released under which secret, kept so that no step is missed.
+"""The ledger of branches: it keeps which steps were released under which secret, so that every release counts.
 
 Replaying a step with the same secret from the same state releases the same numbers again and costs nothing.
 Any other continuation is a new branch with a new secret, and the steps of both branches count. A branch
-reserves steps on disk before it takes them, so that after a crash the record is never short.
+reserves steps on disk before it takes them, so that the record never misses a step after a crash.
 
-That a replay is one, to the last bit, is for the caller to check (training/step_record.py): a second release
-on the same Poisson sample would not be what is counted here.
+The caller checks that a replay releases the same bits (training/step_record.py): a different release on the same
+Poisson sample would not be counted here.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from ..files import read_json, write_bytes_atomically
 from .keys import derive_key
 
-FORMAT = 2  # of the file
+FORMAT = 2  # the format of the file
 LOCK_FILE = "lock"
-RESERVED_AT_ONCE = 50  # steps; what a changed resume after a crash may count too much, at most
+RESERVED_AT_ONCE = 50  # the most steps that a changed resume after a crash may count in excess
 
 
 @dataclass
 class Branch:
-    """Steps [start, reached) were, or may have been, released with the secret whose fingerprint is ``id``."""
+    """Records that steps [start, reached) may have been released with the secret whose fingerprint is ``id``."""
 
     id: str
     start: int
@@ -36,7 +36,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class ResumeState:
-    """What a resume checkpoint carries for privacy. It holds the secret: never part of a release."""
+    """The state of the budget in a resume checkpoint. It holds the secret and must never be released."""
 
     secret: bytes
     context: bytes
@@ -51,14 +51,14 @@ class ResumeState:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> ResumeState:
-        """Returns the state of :meth:`to_dict`; ValueError if it has other fields, or branches that are none."""
+        """Returns the state of :meth:`to_dict`; raises ValueError if fields or branches are not valid."""
         try:
             return cls(**{**saved, "branches": tuple(_branch(b) for b in saved["branches"])})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unreadable(error) from error
 
     def checked(self) -> ResumeState:
-        """Returns this state; ValueError if a value has another type than in a checkpoint of ours."""
+        """Returns this state; raises ValueError if a value has another type than this library writes."""
         kinds = (bytes, bytes, str, str | None, int, tuple, dict)
         values = (self.secret, self.context, self.plan, self.directory, self.step, self.branches, self.mechanism)
         wrong = [f"{value!r:.40}" for value, kind in zip(values, kinds, strict=True) if not isinstance(value, kind)]
@@ -75,7 +75,7 @@ def _unreadable(reason: object) -> ValueError:
 
 
 class Branches:
-    """The branches of one run, in ``path`` if there is a run directory, else in checkpoints alone."""
+    """The branches of one run, kept in the file ``path``, or in checkpoints alone if there is no run directory."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -91,7 +91,19 @@ class Branches:
     def open(
         self, restored: ResumeState | None, context: bytes, plan: str, planned_steps: int, secret: bytes, fixed: bool
     ) -> None:
-        """Continues a branch, or starts one; ``secret`` is fresh and used by a new branch alone."""
+        """Continues a branch, or starts one.
+
+        Args:
+            restored: The state in the checkpoint that the run continues from, if any.
+            context: A digest of all that decides a step besides the weights; another one starts a new branch.
+            plan: The digest of the plan.
+            planned_steps: The plan's number of steps.
+            secret: A fresh secret, which only a new branch uses.
+            fixed: Whether the secret was fixed, for tests.
+
+        Raises:
+            ValueError: If the plan is another one, its steps are spent, or the record is not complete.
+        """
         self._plan, self._planned_steps, self.context, self.secret_fixed = plan, planned_steps, context, fixed
         for owner, found in (
             ("checkpoint", restored and restored.plan),
@@ -120,13 +132,13 @@ class Branches:
                 "HINT: start a new run with a budget of its own; a resume on the same data, world size and software "
                 "repeats its noise and costs nothing."
             )
-        self._write()  # before any checkpoint names the branch: one that is not on record then means a lost record
+        self._write()  # before any checkpoint names the branch, so that a branch without a record shows a loss
 
     def taken_here(self, restored: ResumeState) -> range:
         """Returns the steps that a checkpoint's branch has taken in this directory, as far as that is certain.
 
-        Those before the checkpoint were; so were those of all reservations but the last, as each is written by the
-        first step that the one before it does not cover.
+        It has taken the steps before the checkpoint, and those of all reservations but the last, since the first step
+        beyond a reservation writes the next one.
         """
         if not self.is_here(restored):
             return range(0)
@@ -147,7 +159,7 @@ class Branches:
         return next((b for b in self._known if b.id == name), None)
 
     def _unused(self, secret: bytes) -> bytes:
-        """Returns a secret for a new branch alone: a fixed one is given every time, and would repeat the samples."""
+        """Returns a secret that no other branch has: a fixed one, given every time, would repeat the samples."""
         return derive_key(secret, "branch", len(self._known))[: len(secret)] if self._known else secret
 
     def _merge(self, restored: ResumeState | None) -> None:
@@ -163,16 +175,16 @@ class Branches:
     def _reached_at_most(self, branch: Branch, directory: str | None) -> int:
         """Returns how far a branch may have gone after the checkpoint, which is from ``directory``."""
         if directory is None:
-            return max(branch.reached, self._planned_steps)  # there is no other record
+            return max(branch.reached, self._planned_steps)  # no other record exists
         if directory != self._directory():
-            return branch.reached  # the record of that directory has the rest
+            return branch.reached  # the record of that directory holds the other steps
         raise ValueError(
             f"{self._path}: the record of released steps is missing, or older than the checkpoint. HINT: restore it "
             "from a backup; without it nobody knows what this run has spent."
         )
 
     def reserve(self, step: int) -> None:
-        """Records that ``step`` may be released, before it is; ValueError if that would exceed the planned steps."""
+        """Records that ``step`` may be released, before it is; raises ValueError if it is not in the budget."""
         assert self._current is not None
         if step >= max(self.limit(), self._before):
             raise ValueError(
@@ -184,13 +196,13 @@ class Branches:
             self._write()
 
     def finish(self, step: int) -> None:
-        """Records that the run ended before ``step``: what was reserved beyond it was not taken."""
+        """Records that the run ended before ``step``, so that later steps which were reserved were not taken."""
         assert self._current is not None
         self._current.reached = max(step, min(self._before, self._current.reached))
         self._write()
 
     def spent(self, step: int) -> int:
-        """Returns the steps that count when the run is at ``step``: its own, and those of other branches."""
+        """Returns the number of steps that count when the run is at ``step``: its own and those of other branches."""
         assert self._current is not None
         return self._of_others() + max(step, self._before) - self._current.start
 
@@ -225,9 +237,9 @@ class Branches:
 def place_of(directory: Path) -> str:
     """Returns the identity of a run directory; a renamed one keeps it, a copy or a restored backup has another.
 
-    It consists of the directory's inode and, where a run has locked it, the inode of the lock file and the time at
-    which that file was made. File systems set the latter themselves, and neither `cp -a` nor a backup brings it back;
-    `chmod` and `chown` of the lock file change it, which costs a run no more than a secret of its own.
+    It consists of the directory's inode and, if a run has locked it, the lock file's inode and change time. File
+    systems set that time themselves, and neither `cp -a` nor a backup restores it. `chmod` and `chown` of the lock file
+    change it, too, and the run then continues with a new secret.
     """
     parts = [os.stat(directory).st_ino]
     try:

@@ -1,9 +1,9 @@
 """The public grid on which noised sums are released.
 
-A sum of floating-point numbers shows in its last bits which numbers were added: next to a sum of 1, the value 0.01
-consists of multiples of 2^-53, and noise of 0.01 by itself is finer. So what is released is not the sum with its noise
-but the multiple of a power of two that is next to it. The grid is a function of the noise's deviation alone, hence
-public; it is far coarser than the last bits of any sum, and far finer than the noise (docs/guarantee.md, section 1.8).
+The last bits of a floating-point sum depend on the numbers that were added: a result near 0.01 is a multiple of 2^-53
+if noise was added to a sum of 1, and has finer bits if it is noise alone. Hence the sum with its noise is rounded to
+the nearest multiple of a power of two before it is released. The grid is a function of the noise's deviation alone, so
+it is public; it is far coarser than the last bits of any sum, and far finer than the noise (docs/guarantee.md, 1.8).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def grid_step(deviation: float) -> float:
 def grid_shift(deviation: float) -> float:
     """Returns the number whose addition and subtraction round a float64 value to the grid of this deviation.
 
-    ``(value + shift) - shift`` is the multiple of ``grid_step`` next to the value, of two the even one, for values
-    below 2^51 steps. It is a multiple of the step for larger values, too. Infinities and NaN stay what they are.
-    Without noise, the shift is zero and changes nothing.
+    For values below 2^51 steps, ``(value + shift) - shift`` is the nearest multiple of ``grid_step``, with ties to
+    even. It is a multiple of the step for larger values, too. Infinities and NaN are kept. Without noise, the shift is
+    zero and changes nothing.
     """
     return 1.5 * 2.0**_INTEGER_BITS * grid_step(deviation)
 

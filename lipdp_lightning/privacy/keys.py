@@ -1,8 +1,8 @@
 """Keyed randomness: one secret, one key per purpose, one counter stream per key.
 
-Everything random that touches private data comes from here, never from the global generators of torch or
+All randomness that touches private data is drawn here, and never from the global generators of torch or
 numpy: torch's CPU generator keeps 32 bits of its seed, so keyed draws would repeat each other's noise, and
-its fp32 normal cannot exceed 5.77. Guarantees (docs/guarantee.md, randomness):
+its fp32 normals never exceed 5.77. Guarantees (docs/guarantee.md, randomness):
 
 * keys: HMAC-SHA256 of an injective encoding of (purpose, indices); two different tuples never share a key;
 * streams: AES-256 in counter mode; the bytes at a position depend on (key, position) alone;
@@ -32,15 +32,15 @@ from ..kernels.normals import normals
 
 SECRET_BYTES = 16
 KEY_BYTES = 32
-BLOCK_BYTES = 16  # one AES block: the unit of a stream's position
+BLOCK_BYTES = 16  # one AES block, which is the unit of a stream's position
 _WORD_BYTES = 8
 _ZEROS = bytes(1 << 20)  # encrypting zeros yields the key stream itself
-_SHORT = 1 << 14  # bytes that are hashed as they are
-_AUTHENTICATED = 1 << 30  # bytes of one authentication code, which takes less than 2^31
+_SHORT = 1 << 14  # tensors with fewer bytes are hashed directly
+_AUTHENTICATED = 1 << 30  # bytes of one authentication code, which must be fewer than 2^31
 
 
 def new_secret() -> bytes:
-    """Returns 128 bits from the operating system, which resume checkpoints alone may keep: no log, no configuration."""
+    """Returns 128 bits from the operating system; only resume checkpoints may hold them, and no log may."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
@@ -79,10 +79,9 @@ def state_digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *
     """Returns 32 bytes that name the state a step starts from: names, dtypes, shapes and all bits of tensors.
 
     As part of the noise key it makes an exact replay of a step repeat its noise (the same release again,
-    which costs nothing), and any other continuation draw fresh noise. `context` carries the rest of what
+    which costs nothing), and any other continuation draw fresh noise. `context` carries everything else that
     the released sum depends on: plan digest, data fingerprint, world size, code version,
-    numeric_environment(). SHA-256: with the instructions of current processors it takes less time than
-    blake2b.
+    numeric_environment(). The hash is SHA-256, since current processors compute it faster than blake2b.
     """
     digest = hashlib.sha256()
     for item in context:
@@ -94,12 +93,12 @@ def state_digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *
 
 
 class KeyedDigest:
-    """A digest of a state under a secret key of 32 bytes, in a tenth of the time.
+    """Computes digests of states under a secret key of 32 bytes, in a tenth of the time of ``state_digest``.
 
     Large tensors on the CPU enter by their GMAC, and those on another device by a hash that is computed there
-    (kernels/multilinear.py), of which 32 bytes come to the host. Two states that do not depend on the key share a
-    digest with probability below 2^-90, for up to 2^34 bytes. What is asked for again and again on a CPU is read where
-    it lies, as long as it lies there.
+    (kernels/multilinear.py), of which 32 bytes are copied to the host. Two states that do not depend on the key share a
+    digest with probability below 2^-90, for up to 2^34 bytes. Tensors on the CPU whose memory is the same as at the
+    call before are read in place.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -126,14 +125,14 @@ class KeyedDigest:
         return hashlib.sha256(b"".join(parts)).digest()
 
     def forget(self) -> None:
-        """Lets go of the tensors that were read."""
+        """Drops the references to the tensors that were read."""
         self._read, self._alive, self._laid = None, [], []
 
     def _of_devices(self, tensors: Mapping[str, Tensor]) -> bytes:
-        """Returns the digest of tensors some of which lie elsewhere: one hash for each device, with one wait for it.
+        """Returns the digest of tensors that are not all on the CPU, by one hash and one synchronisation per device.
 
-        The headers say which tensor lies where, so that the hashes of two states with the same headers are of words of
-        one length.
+        The headers name the device of each tensor, so that two states with the same headers are hashed as words of the
+        same length.
         """
         lying: dict[torch.device, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
@@ -153,12 +152,12 @@ class KeyedDigest:
         return multilinear_hash(tensors, self._tables[device]).cpu().numpy().tobytes()
 
     def _places(self, tensors: Mapping[str, Tensor]) -> Sequence[tuple[bytes, memoryview]]:
-        """Returns header and bytes of each tensor: where they lie, if they lie there still, or copies."""
+        """Returns header and bytes of each tensor; the bytes are read in place if its memory has not moved."""
         held = list(tensors.values())
         places = list(tensors), *(list(map(of, held)) for of in _PLACE)
         if places != self._read:
             in_place = all([tensor.is_cpu and _is_plain(tensor) for tensor in held])
-            # alive here, so that none of another identity takes the place of one
+            # the tensors are kept alive, so that no other tensor can get the id of one
             self._read, self._alive = places if in_place else None, held
             self._laid = [(_header(name, t), _bytes_of(t)) for name, t in tensors.items()]
         return self._laid
@@ -168,11 +167,11 @@ _PLACE = (
     id, Tensor.data_ptr, Tensor.size, Tensor.stride, Tensor.is_conj, Tensor.is_neg, attrgetter("dtype"),
     attrgetter("is_cpu"),
 )  # fmt: skip
-"""What says where the bytes of a tensor lie, and what they are bytes of."""
+"""The attributes that determine where the bytes of a tensor lie, and how they are read."""
 
 
 def _header(name: str, tensor: Tensor) -> bytes:
-    """Returns what stands before the bytes of a tensor; it determines their number."""
+    """Returns the header that precedes the bytes of a tensor and determines their number."""
     return _encode_bytes(b"n", f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode())
 
 
@@ -181,7 +180,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """Returns the bytes as they lie in memory: numpy lacks bf16, and -0.0 differs from 0.0."""
+    """Returns the bytes of a tensor as they are in memory, since numpy lacks bf16, and -0.0 differs from 0.0."""
     plain = tensor.detach()
     if plain.device.type != "cpu" or not _is_plain(plain):
         plain = plain.resolve_conj().resolve_neg().contiguous().cpu()
@@ -191,15 +190,15 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 class CounterStream:
     """The AES-256-CTR stream of one key. `position` counts blocks of 16 bytes.
 
-    Every draw starts at a block boundary and drops what is left of its last block, so bytes and words drawn
-    in pieces of whole blocks (`seek` to each piece's position, in any order, in any thread) equal one draw.
+    Every draw starts at a block boundary and drops the rest of its last block. Hence bytes and words that are drawn in
+    pieces of whole blocks (`seek` to each piece's position, in any order, in any thread) equal those of one draw.
     """
 
     def __init__(self, key: bytes, position: int = 0) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(
                 f"a stream's key has {KEY_BYTES} bytes, {len(key)} were given.\n"
-                "HINT: CounterStream(derive_key(secret, purpose, ...))."
+                "HINT: use CounterStream(derive_key(secret, purpose, ...))."
             )
         self._key = key
         self.position = 0
@@ -227,7 +226,7 @@ class CounterStream:
 
     def _draw(self, count: int) -> npt.NDArray[np.uint8]:
         assert count >= 0
-        buffer = np.empty(count + BLOCK_BYTES, dtype=np.uint8)  # update_into asks for one block more than it writes
+        buffer = np.empty(count + BLOCK_BYTES, dtype=np.uint8)  # update_into requires one block more than it writes
         counter = modes.CTR(self.position.to_bytes(BLOCK_BYTES, "big"))
         encryptor = Cipher(algorithms.AES(self._key), counter).encryptor()
         view, zeros = buffer.data, memoryview(_ZEROS)

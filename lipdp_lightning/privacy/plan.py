@@ -20,36 +20,36 @@ PARTS = ("influence", "shares", "constraint")
 
 
 class DeltaWarning(UserWarning):
-    """delta is so large that publishing a record outright would satisfy it."""
+    """Warns that publishing a random record outright would satisfy such a large delta."""
 
 
 class NonCertifiedWarning(UserWarning):
-    """The plan has no guarantee; no epsilon it leads to may be called one."""
+    """Warns that the plan has no guarantee, and no epsilon."""
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """Every public constant the guarantee depends on (docs/guarantee.md, section 1.1 and 1.6).
+    """Holds every public constant that the guarantee depends on (docs/guarantee.md, sections 1.1 and 1.6).
 
     `create` and `from_dict` make a plan from flat options. Equal plans have equal digests; sampler, mechanism and
     accountant compare theirs in set-up.
 
     Attributes:
-        dataset_size: DECLARED, not read from the data: neighbouring data sets differ in size.
-        expected_batch_size: declared; the mean size of a step's Poisson sample, and what released sums are divided by.
+        dataset_size: the declared size N, not read from the data, since neighbouring data sets differ in size.
+        expected_batch_size: the declared mean size of a step's Poisson sample, by which released sums are divided.
         steps: the planned number of steps.
         noise_multiplier: the sigma of the joint condition sum_k ||c_ik g_ik||^2 / sigma_k^2 <= 1 / sigma^2.
-        delta: of the guarantee.
+        delta: the delta of the guarantee.
         influence: how the influence of one example on a step is limited. A tracked radius is estimated from the step's
             sample with its own noise, which makes the step one release of a smaller, joined noise multiplier.
         shares: how the noise is shared among the groups of parameters.
-        constraint: what is done to the weights after every step.
+        constraint: the constraint that the weights meet after every step.
         adjacency: `add_remove` or `replace_one`.
         accountant: `pld`, `prv` or `rdp`.
-        unit: what is protected: an `example`, or a `group` of at most ``max_examples_per_unit`` rows.
-        input_bound: norm that every input is bounded by; None leaves it to the module.
-        loss_clip: norm that each example's loss gradient is clipped to.
-        cotangent_clip: (pattern of modules, radius) pairs; cotangents at their outputs are clipped.
+        unit: the protected unit: an `example`, or a `group` of at most ``max_examples_per_unit`` rows.
+        input_bound: the bound on every input's norm; None leaves it to the module.
+        loss_clip: the norm to which each example's loss gradient is clipped.
+        cotangent_clip: (pattern of modules, radius) pairs; the cotangents at these modules' outputs are clipped.
         preliminary: (label, noise multiplier) of statistics of all rows that are released once, before the first
             step (privacy/statistics.py). Epsilon is that of statistics and steps together.
         secure: whether the noise of every coordinate is a sum of four draws.
@@ -87,7 +87,7 @@ class PrivacyPlan:
         if self.delta >= 1 / self.dataset_size:
             warnings.warn(
                 f"delta {self.delta:g} >= 1/N = {1 / self.dataset_size:.3g}: it permits publishing one record "
-                "outright.\nHINT: a delta well below 1/N, for example 1/(10 N).",
+                "outright.\nHINT: choose a delta well below 1/N, for example 1/(10 N).",
                 DeltaWarning,
                 stacklevel=3,
             )
@@ -111,17 +111,17 @@ class PrivacyPlan:
         """Returns a plan from flat options.
 
         Args:
-            dataset_size: declared number of rows.
-            expected_batch_size: mean size of a step's sample.
-            epsilon: target of the whole run, to which the noise is calibrated.
-            noise_multiplier: in place of epsilon.
+            dataset_size: the declared number of rows.
+            expected_batch_size: the mean size of a step's sample.
+            epsilon: the target of the whole run, to which the noise is calibrated.
+            noise_multiplier: the noise multiplier; give either this or epsilon.
             epochs: expected passes over the data; steps = ceil(epochs * dataset_size / expected_batch_size).
-            steps: in place of epochs.
-            delta: by default 1/N, which is the most that can be justified, and draws a DeltaWarning.
+            steps: the number of steps; give either this or epochs.
+            delta: by default 1/N, which is the most that can be justified, and causes a DeltaWarning.
             **options: other keys of `to_dict`, as in the ``privacy`` group of a configuration.
 
         Raises:
-            ValueError: with every problem of the options at once, each with a HINT.
+            ValueError: if the options have problems; it lists all of them, each with a HINT.
         """
         from lipdp_lightning.accounting.calibrate import steps_for_epochs
 
@@ -143,7 +143,9 @@ class PrivacyPlan:
             steps = steps_for_epochs(epochs, dataset_size, expected_batch_size)
         unknown = sorted(set(options) - _KNOWN)
         if unknown:
-            problems.append(f"unknown options {', '.join(unknown)}.\nHINT: known are {', '.join(sorted(_KNOWN))}.")
+            problems.append(
+                f"unknown options {', '.join(unknown)}.\nHINT: the options are {', '.join(sorted(_KNOWN))}."
+            )
         fields = {name: value for name, value in options.items() if name in _KNOWN}
         fields |= {
             "dataset_size": dataset_size,
@@ -152,7 +154,7 @@ class PrivacyPlan:
             "delta": (1 / dataset_size if dataset_size > 1 else 0.5) if delta is None else delta,
             "noise_multiplier": 1.0 if noise_multiplier is None else noise_multiplier,
         }
-        with warnings.catch_warnings():  # one of this plan's values may be a placeholder
+        with warnings.catch_warnings():  # the draft may hold placeholders, which must not cause warnings
             warnings.simplefilter("ignore")
             try:
                 draft = cls.from_dict(fields)
@@ -166,17 +168,17 @@ class PrivacyPlan:
 
     @property
     def sample_rate(self) -> float:
-        """Returns q, the probability with which each example is in a step's sample."""
+        """The probability q with which each example is in a step's sample."""
         return self.expected_batch_size / self.dataset_size
 
     @property
     def scaling(self) -> str:
-        """Returns the name that users give the form of ``influence``, for texts."""
+        """The user's name for the form of ``influence``."""
         return self.influence.name
 
     @property
     def certified(self) -> bool:
-        """Returns whether a guarantee exists: false for `batch_max`, without any bound, and for a run without noise."""
+        """Returns whether a guarantee exists; it does not for `batch_max`, without any bound, or without noise."""
         return not isinstance(self.influence, parts.BatchMaximum | parts.Unlimited) and self.noise_multiplier > 0
 
     @property
@@ -186,7 +188,7 @@ class PrivacyPlan:
 
     @property
     def first_switched_step(self) -> float:
-        """Returns the step from which on the switch of ``influence`` has happened; infinity without a switch."""
+        """The first step after the switch of ``influence``; infinity if there is no switch."""
         switch = getattr(self.influence, "switch", None)
         return math.inf if switch is None else math.ceil(switch.at * self.steps)
 
@@ -209,18 +211,18 @@ class PrivacyPlan:
 
     @property
     def step_noise_multiplier(self) -> float:
-        """Returns the noise multiplier of all that one step releases: the sum, and votes on a radius if any."""
+        """The noise multiplier of everything that one step releases: the sum, and votes on a radius if any."""
         votes = self._radius_noise
         return self.noise_multiplier if votes is None else join_noise_multipliers((self.noise_multiplier, votes))
 
     def step_event(self) -> LedgerEntry:
-        """Returns what one step adds to the ledger."""
+        """Returns the ledger's entry for one step."""
         mechanism = GAUSSIAN if self.sample_rate == 1 else SUBSAMPLED_GAUSSIAN
         label = "gradient" if self._radius_noise is None else "gradient and radius"
         return LedgerEntry(mechanism, self.step_noise_multiplier, self.sample_rate, 1, label)
 
     def preliminary_events(self) -> tuple[LedgerEntry, ...]:
-        """Returns what is released before the first step: a Gaussian mechanism for each statistic."""
+        """Returns the ledger's entries before the first step: a Gaussian mechanism for each statistic."""
         return tuple(LedgerEntry(GAUSSIAN, level, 1.0, 1, label) for label, level in self.preliminary)
 
     def events(self, steps: int | None = None) -> tuple[LedgerEntry, ...]:
@@ -240,18 +242,20 @@ class PrivacyPlan:
         """Returns the plan of flat options, the inverse of `to_dict`.
 
         Raises:
-            ValueError: if a key is unknown (a constant of the guarantee would be dropped) or missing, and with every
-                problem of the values at once.
+            ValueError: if a key is unknown (a constant of the guarantee would be dropped) or missing, or if values have
+                problems; it lists all of them.
         """
         missing = _NEEDED - set(values)
         if wrong := sorted(set(values) - _KNOWN):
-            raise ValueError(f"unknown plan keys {', '.join(wrong)}.\nHINT: known are {', '.join(sorted(_KNOWN))}.")
+            raise ValueError(
+                f"unknown plan keys {', '.join(wrong)}.\nHINT: the options are {', '.join(sorted(_KNOWN))}."
+            )
         if missing:
             raise ValueError(f"plan keys {', '.join(sorted(missing))} are missing.\nHINT: they have no default.")
         return cls(**parts.parts_of(_checked(_DEFAULTS | dict(values))))
 
     def digest(self) -> bytes:
-        """Returns SHA-256 of the canonical JSON (sorted keys, floats in shortest exact form)."""
+        """Returns the SHA-256 hash of the canonical JSON (sorted keys, floats in shortest exact form)."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).digest()
 
@@ -273,7 +277,7 @@ class PrivacyPlan:
                 f"HINT: radius_noise_multiplier of about {5 * joined:.3g} costs the gradient 2 %."
             )
         gradient = 1 / math.sqrt((1 / joined) ** 2 - (1 / votes) ** 2)
-        return gradient * (1 + 1e-12)  # joining again must not fall below by rounding
+        return gradient * (1 + 1e-12)  # so that rounding does not make the joined multiplier too small
 
 
 _OWN = {f.name: f.default for f in dataclasses.fields(PrivacyPlan) if f.name not in PARTS}
@@ -283,7 +287,7 @@ _KNOWN = _NEEDED | set(_DEFAULTS)
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options in the one form that is hashed; ValueError with everything that is wrong with them."""
+    """Returns the options in the one form that is hashed; raises ValueError with all of their problems."""
     options = normalised(options)
     if problems := plan_problems(options):
         raise ValueError("\n".join(problems))

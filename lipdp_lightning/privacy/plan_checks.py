@@ -1,4 +1,4 @@
-"""Everything that is wrong with the flat options of a plan, all at once, each with its reason and fix."""
+"""Checks of a plan's flat options, which find all problems at once, each with its reason and fix."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CHOICES = {
     "standardize": ("none", "mean", "mean_and_variance"),
 }
 _TABLES = ("group_weights", "cotangent_clip", "preliminary")
-_POSITIVE = {  # numbers above zero: the reason where it is not obvious, and the hint
-    "radius": ("", "a public constant, or no radius."),
-    "radius_noise_multiplier": ("", "a public constant, or no radius_noise_multiplier."),
-    "input_bound": ("", "a public constant, or no input_bound."),
-    "loss_clip": ("", "a public constant, or no loss_clip."),
-    "clip_norm": (": the noise covers that norm", "clip_norm=1.0"),
-    "scaling_floor": (": it keeps 1/n finite", "scaling_floor=1e-6"),
+_POSITIVE = {  # options that must be positive, with a reason that is not obvious, if any, and a hint
+    "radius": ("", "give a public constant, or no radius."),
+    "radius_noise_multiplier": ("", "give a public constant, or no radius_noise_multiplier."),
+    "input_bound": ("", "give a public constant, or no input_bound."),
+    "loss_clip": ("", "give a public constant, or no loss_clip."),
+    "clip_norm": (": the noise covers that norm", "use clip_norm=1.0."),
+    "scaling_floor": (": it keeps 1/n finite", "use scaling_floor=1e-6."),
 }
 _FLOATS = (*_POSITIVE, "noise_multiplier", "delta", "radius_quantile", "switch_at", "max_norm")
 
@@ -38,7 +38,7 @@ _FLOATS = (*_POSITIVE, "noise_multiplier", "delta", "radius_quantile", "switch_a
 def normalised(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options in the one form that is hashed, from what YAML and JSON may bring.
 
-    Lists and mappings become tuples, and whole numbers floats. What has another type is left for the checks to name.
+    Lists and mappings become tuples, and whole numbers floats. Values of other types are kept; the checks refuse them.
     """
     result = dict(options)
     for name in _FLOATS:
@@ -59,7 +59,7 @@ def normalised(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_problems(options: Mapping[str, Any]) -> list[str]:
-    """Returns one text per problem of normalised options, a HINT line in each; empty if the plan is sound."""
+    """Returns one text with a HINT line for each problem of normalised options; the list is empty if there is none."""
     plan = SimpleNamespace(**options)
     return [f"{problem}\nHINT: {hint}" for check in _CHECKS for problem, hint in check(plan)]
 
@@ -71,16 +71,16 @@ def _choices(plan: SimpleNamespace) -> Problems:
     for name, allowed in CHOICES.items():
         value = getattr(plan, name)
         if value not in allowed:
-            yield f"{name} {value!r} is unknown.", f"one of {', '.join(allowed)}."
+            yield f"{name} {value!r} is unknown.", f"use one of {', '.join(allowed)}."
     if plan.sampling != "poisson":
         yield (
-            f"sampling {plan.sampling!r}: the accountants assume that each example is drawn independently at each "
-            "step, which shuffled or fixed-size batches do not do; the epsilon would be that of another algorithm.",
-            "sampling='poisson', the only one there is; batches vary in size around expected_batch_size.",
+            f"sampling {plan.sampling!r} is unknown: the accountants assume that each example is drawn independently "
+            "at each step, unlike in shuffled or fixed-size batches; the epsilon would be that of another algorithm.",
+            "use sampling='poisson', the only one that is supported; batches vary in size around expected_batch_size.",
         )
     for name in ("secure", "allow_noncertified"):
         if not isinstance(getattr(plan, name), bool):
-            yield f"{name} {getattr(plan, name)!r} is not true or false.", f"{name}=false"
+            yield f"{name} {getattr(plan, name)!r} is not true or false.", f"use {name}=false."
 
 
 def _constants(plan: SimpleNamespace) -> Problems:
@@ -89,91 +89,91 @@ def _constants(plan: SimpleNamespace) -> Problems:
             yield f"{name} {getattr(plan, name)!r} is not a positive whole number.", f"declare {name} as a constant."
     batch, size, rows = plan.expected_batch_size, plan.dataset_size, plan.max_examples_per_unit
     if not _is_positive(batch):
-        yield f"expected_batch_size {batch!r} is not a positive number.", "256, for example."
+        yield f"expected_batch_size {batch!r} is not a positive number.", "use 256, for example."
     elif _is_count(size) and batch > size:
         yield (
             f"expected_batch_size {batch} exceeds dataset_size {size}: the sample rate would be above 1.",
-            "at most the dataset size, which makes every step use every example.",
+            "use at most the dataset size, at which every step uses every example.",
         )
     if not (_is_number(plan.noise_multiplier) and plan.noise_multiplier >= 0):
         yield (
             f"noise_multiplier {plan.noise_multiplier!r} is not a finite number >= 0.",
-            "about 1, or give epsilon to create().",
+            "use about 1, or give epsilon to create().",
         )
     if _is_count(plan.steps) and _is_count(size) and _is_positive(batch):
         yield from size_problems(size, batch, plan.steps)
     if _is_number(plan.delta) and 0 < plan.delta < SMALLEST_DELTA:
-        yield f"delta {plan.delta!r} is below {SMALLEST_DELTA:.0e}, which no accountant can tell from 0.", "1e-6."
+        yield f"delta {plan.delta!r} is below {SMALLEST_DELTA:.0e}, which no accountant can tell from 0.", "use 1e-6."
     if not (_is_number(plan.delta) and 0 < plan.delta < 1):
-        yield f"delta {plan.delta!r} is not in (0, 1): no Gaussian mechanism has one.", "a number well below 1/N."
+        yield f"delta {plan.delta!r} is not in (0, 1): no Gaussian mechanism has one.", "use one well below 1/N."
     if plan.unit == "example" and _is_count(rows) and rows > 1:
         yield (
             f"unit 'example' with max_examples_per_unit {rows}: the guarantee would be for one row only.",
-            "unit='group' protects all rows of a person or an institution together.",
+            "use unit='group', which protects all rows of a person or an institution together.",
         )
     if _is_count(rows) and _is_count(size) and rows > size:
-        yield f"max_examples_per_unit {rows} exceeds dataset_size.", "the largest number of rows one unit may have."
+        yield f"max_examples_per_unit {rows} exceeds dataset_size.", "give the largest number of rows of one unit."
 
 
 def _not_private(plan: SimpleNamespace) -> Problems:
     if plan.noise_multiplier == 0 and not plan.allow_noncertified:
         yield (
             "noise_multiplier 0 publishes the data's gradients: no epsilon exists.",
-            "allow_noncertified=true, in tests.",
+            "set allow_noncertified=true, in tests.",
         )
     if plan.scaling == "batch_max" and not plan.allow_noncertified:
         yield (
             "scaling 'batch_max' divides by a maximum over the private batch: one example changes the weight of all "
             "others, and its influence exceeds the claimed bound up to 500 times.",
-            "scaling='layerwise', or allow_noncertified=true to reproduce the published algorithm without guarantee.",
+            "use scaling='layerwise', or allow_noncertified=true for the published algorithm without guarantee.",
         )
     if plan.scaling == "none" and not (plan.noise_multiplier == 0 and plan.allow_noncertified):
         yield (
             "scaling 'none' bounds no example's influence, so that no noise makes it private.",
-            "noise_multiplier=0 with allow_noncertified=true, for a reference without privacy.",
+            "use noise_multiplier=0 with allow_noncertified=true, for a reference without privacy.",
         )
 
 
 def _exclusions(plan: SimpleNamespace) -> Problems:
-    """Yields what the parts of a plan cannot hold together."""
+    """Yields options that exclude each other."""
     tracked = ("radius_quantile", "radius_noise_multiplier")
     for name in ("radius", *tracked):
         if plan.scaling not in WITH_RADIUS and getattr(plan, name) is not None:
-            yield f"{name} is given, but scaling is {plan.scaling!r} and would ignore it.", "scaling='radius'"
+            yield f"{name} is given, but scaling is {plan.scaling!r} and would ignore it.", "use scaling='radius'."
     if plan.scaling not in CLIPPED and (plan.clipping is not None or plan.clip_norm is not None):
         yield f"clipping and clip_norm are given, but scaling {plan.scaling!r} ignores them.", "leave them out."
     missing = [getattr(plan, name) is None for name in tracked]
     if plan.scaling in WITH_RADIUS and (plan.radius is None) == all(missing):
         yield (
             f"scaling {plan.scaling!r} needs a public radius or a privately tracked one, and not both.",
-            "radius=1.0, or radius_quantile=0.5 with radius_noise_multiplier=10.",
+            "give radius=1.0, or radius_quantile=0.5 with radius_noise_multiplier=10.",
         )
     elif plan.scaling in WITH_RADIUS and any(missing) != all(missing):
         yield (
             "a radius read from the private data without noise is not private.",
-            "radius_quantile and radius_noise_multiplier together.",
+            "give radius_quantile and radius_noise_multiplier together.",
         )
     if plan.allocation == "custom" and not plan.group_weights:
-        yield "allocation 'custom' has no group_weights.", 'group_weights=[["conv*", 1.0], ["fc*", 3.0]]'
+        yield "allocation 'custom' has no group_weights.", 'give group_weights=[["conv*", 1.0], ["fc*", 3.0]].'
     if plan.allocation != "custom" and plan.group_weights:
-        yield f"group_weights are given, but allocation {plan.allocation!r} ignores them.", "allocation='custom'"
+        yield f"group_weights are given, but allocation {plan.allocation!r} ignores them.", "use allocation='custom'."
     clips = plan.scaling in CLIPPED
     if clips and plan.clipping not in CLIPPINGS:
-        yield f"clipping {plan.clipping!r} is unknown.", f"one of {', '.join(CLIPPINGS)}."
+        yield f"clipping {plan.clipping!r} is unknown.", f"use one of {', '.join(CLIPPINGS)}."
     allowed, first = (CLIPPINGS, plan.clipping) if clips else (SWITCHABLE, plan.scaling)
     if plan.switch_at is None and plan.switch_to is None:
         return
     if not (_is_number(plan.switch_at) and 0 < plan.switch_at < 1):
-        yield f"switch_at {plan.switch_at!r} is no share of the steps in (0, 1).", "0.9, the last tenth of the steps."
+        yield f"switch_at {plan.switch_at!r} is no share of the steps in (0, 1).", "use 0.9, for the last tenth."
     if plan.switch_to not in allowed or first not in allowed:
         yield (
             f"{first!r} cannot switch to {plan.switch_to!r} during training.",
-            f"both of {', '.join(allowed)}; or leave switch_at and switch_to out.",
+            f"use two of {', '.join(allowed)}; or leave switch_at and switch_to out.",
         )
 
 
 def _numbers(plan: SimpleNamespace) -> Problems:
-    """Yields constants that are not positive, or out of the range whose products survive the arithmetic."""
+    """Yields constants that are not positive, or so large or small that float32 products would lose them."""
     given = [("noise_multiplier", plan.noise_multiplier)]
     for name, (reason, hint) in _POSITIVE.items():
         value = getattr(plan, name)
@@ -183,34 +183,34 @@ def _numbers(plan: SimpleNamespace) -> Problems:
             yield f"{name} {value!r} is not a positive finite number{reason}.", hint
     quantile = plan.radius_quantile
     if quantile is not None and not (_is_number(quantile) and 0 < quantile < 1):
-        yield f"radius_quantile {quantile!r} is not in (0, 1).", "0.5, the median."
+        yield f"radius_quantile {quantile!r} is not in (0, 1).", "use 0.5, the median."
     for name in ("max_norm", *_TABLES):
         if _is_table(table := getattr(plan, name)):
             given += [(f"{name} {pattern!r}", value) for pattern, value in table]
     for name, value in (*given, ("max_norm", plan.max_norm)):
         if _is_positive(value) and not SMALLEST <= value <= LARGEST:
-            yield f"{name} {value!r} is outside [{SMALLEST:.0e}, {LARGEST:.0e}]: float32 would lose it.", "about 1."
+            yield f"{name} {value!r} is outside [{SMALLEST:.0e}, {LARGEST:.0e}]: float32 would lose it.", "use about 1."
 
 
 def _patterns(plan: SimpleNamespace) -> Problems:
     norm = plan.max_norm
     if norm is not None and not _is_positive(norm) and not (norm and _is_table(norm)):
-        yield f"max_norm {norm!r} is no positive radius, nor (pattern, radius) pairs.", "max_norm=1.0"
+        yield f"max_norm {norm!r} is no positive radius, nor (pattern, radius) pairs.", "use max_norm=1.0."
     for name in ("group_weights", "cotangent_clip"):
         if not _is_table(getattr(plan, name)):
-            yield f"{name} {getattr(plan, name)!r} are not (pattern, positive number) pairs.", f'{name}=[["fc*", 1.0]]'
+            yield f"{name} {getattr(plan, name)!r} are not (pattern, positive number) pairs.", 'use [["fc*", 1.0]].'
     if not isinstance(plan.free_layers, tuple) or not all(isinstance(p, str) for p in plan.free_layers):
-        yield f"free_layers {plan.free_layers!r} is not a list of patterns.", 'free_layers=["head"]'
+        yield f"free_layers {plan.free_layers!r} is not a list of patterns.", 'use free_layers=["head"].'
     if not _is_table(plan.preliminary):
         yield (
             f"preliminary {plan.preliminary!r} are not (label, noise multiplier) pairs with positive multipliers: a "
             "statistic of private rows without noise is not private.",
-            'preliminary=[["mean", 10.0]]',
+            'use preliminary=[["mean", 10.0]].',
         )
         return
     labels = [label for label, _ in plan.preliminary]
     if len(set(labels)) < len(labels) or not all(labels):
-        yield f"the statistics {labels} share a label, or have none.", "one label for each release."
+        yield f"the statistics {labels} share a label, or have none.", "give one label to each release."
 
 
 _CHECKS = (_choices, _constants, _not_private, _exclusions, _numbers, _patterns)
@@ -221,7 +221,7 @@ def _is_number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # the whole number is too large for a float
         return False
 
 

@@ -1,9 +1,9 @@
-"""The parts of a plan that come in several forms, so that what excludes each other cannot be written together.
+"""The parts of a plan that come in several forms, so that options which exclude each other cannot be combined.
 
 * ``Influence``: how the influence of one example on a step is limited. ``CertifiedBounds``, ``ExampleNorms`` and
   ``ClippedExamples`` are private; ``BatchMaximum`` and ``Unlimited`` are not.
 * ``Shares`` or ``CustomShares``: how the noise is shared among the groups of parameters.
-* ``Constraint``: what is done to the weights after every step.
+* ``Constraint``: how the weights are constrained after every step.
 
 Users and files give a plan as flat options instead (YAML, command line, `PrivacyPlan.create`, plan.json, digests).
 ``parts_of`` and ``flat_options`` are the one place that turns these into parts and back.
@@ -24,7 +24,7 @@ Table = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class Switch(Generic[Name]):
-    """From the share ``at`` of the steps on, ``to`` is in force: other bounds, or another clipping function."""
+    """A change to the bounds or the clipping function ``to``, after the share ``at`` of the steps."""
 
     at: float
     to: Name
@@ -39,7 +39,7 @@ class PublicRadius:
 
 @dataclass(frozen=True)
 class TrackedRadius:
-    """A radius that follows a quantile of the step's norms, by votes with noise of their own."""
+    """A radius that follows a quantile of the step's norms, estimated by votes with noise of their own."""
 
     quantile: float
     noise_multiplier: float
@@ -47,7 +47,7 @@ class TrackedRadius:
 
 @dataclass(frozen=True)
 class CertifiedBounds:
-    """The bounds of the network limit every example; a factor divides by ``floor`` at least."""
+    """The bounds of the network limit every example; no factor divides by less than ``floor``."""
 
     name: BoundsName = "joint"
     floor: float = 1e-6
@@ -56,7 +56,7 @@ class CertifiedBounds:
 
 @dataclass(frozen=True)
 class ExampleNorms:
-    """Norms of each example are compared with a radius."""
+    """Each example's own norms are compared with a radius."""
 
     name: Literal["radius", "exact", "exact_layerwise"]
     radius: PublicRadius | TrackedRadius
@@ -92,21 +92,21 @@ Influence = CertifiedBounds | ExampleNorms | ClippedExamples | BatchMaximum | Un
 
 @dataclass(frozen=True)
 class Shares:
-    """A rule shares the noise."""
+    """A rule shares the noise among the groups of parameters."""
 
     rule: Literal["equal", "global", "optimal"] = "optimal"
 
 
 @dataclass(frozen=True)
 class CustomShares:
-    """Declared weights of the groups share the noise."""
+    """Declared weights share the noise among the groups of parameters."""
 
     weights: Table
 
 
 @dataclass(frozen=True)
 class NormBalls:
-    """Every layer is put back into its norm ball; ``max_norm`` is one radius, or (pattern, radius) pairs."""
+    """Every layer is projected onto its norm ball; ``max_norm`` is one radius, or (pattern, radius) pairs."""
 
     projection: Literal["clip", "clip_singular", "fixed", "bjorck", "frobenius"] = "clip"
     max_norm: float | Table = 1.0
@@ -114,12 +114,12 @@ class NormBalls:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What is done to the weights after every step.
+    """The constraint that the weights meet after every step.
 
     Attributes:
         balls: the norm balls of the layers; None leaves every layer free.
-        free_layers: patterns of layers that nothing is done to.
-        standardize: what is taken out of every kernel of a convolution.
+        free_layers: patterns of layers that are not constrained.
+        standardize: whether the mean of every kernel of a convolution is removed, and norms are equalised.
     """
 
     balls: NormBalls | None = NormBalls()

@@ -21,22 +21,22 @@ from lipdp_lightning.privacy.keys import derive_key
 
 _WORDS = 1 << 64
 _HALF = 1 << 32
-_BLOCK = 1 << 18  # words drawn at a time: bounds the memory
+_BLOCK = 1 << 18  # words drawn at a time, which bounds the memory
 _ZEROS = bytes(4 * _BLOCK)  # encrypting zeros yields the key stream itself
-_TAG_BYTES = 16  # AES-GCM writes a tag behind it
+_TAG_BYTES = 16  # AES-GCM writes a tag after the stream
 
 
 @lru_cache(maxsize=16)
 def _threshold(sample_rate: float) -> tuple[int, int]:
-    """Returns the upper and lower 32 bits of the rate. A float is a fraction: rounded down, it is never exceeded."""
+    """Returns the upper and lower 32 bits of the rate, rounded down from its exact value as a fraction."""
     return divmod(math.floor(Fraction(sample_rate) * _WORDS), _HALF)
 
 
 class SampleCiphers:
-    """The ciphers that a run draws its samples with. Whoever draws many samples makes them once.
+    """The ciphers with which a run draws its samples; they are made once for many samples.
 
-    The key stream of a cipher under a nonce is that of AES-256 in counter mode: the words of a step, and of no other.
-    They are as secret as what they were made from, and nothing but the run may hold them: there is no cache of them.
+    Under the nonce of a step, a cipher's key stream is that of AES-256 in counter mode; no other step has its words.
+    The ciphers are as secret as the run's secret. Only the run may hold them, so they are not cached.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -47,14 +47,18 @@ class SampleCiphers:
 def poisson_sample(secret: bytes | SampleCiphers, step: int, dataset_size: int, sample_rate: float) -> Tensor:
     """Returns sorted indices (int64) of a Poisson sample of range(dataset_size): pure in (secret, step).
 
-    Every index is in the sample with probability floor(sample_rate * 2^64) / 2^64, independently: never above
-    the declared rate, below it by less than 2^-64. A rate of 1 selects everything. May be empty.
+    Every index is in the sample with probability floor(sample_rate * 2^64) / 2^64, independently of the others. This is
+    never above the declared rate, and below it by less than 2^-64. A rate of 1 selects everything. The sample may be
+    empty.
 
     Args:
-        secret: of the run, or the ciphers that were made from it.
-        step: of the run, from 0 on.
+        secret: the run's secret, or the ciphers that were made from it.
+        step: the number of the step, from 0 on.
         dataset_size: the number of rows.
         sample_rate: the probability of each row.
+
+    Raises:
+        ValueError: if a number is out of range.
     """
     problems = []
     if dataset_size < 1:
@@ -74,7 +78,7 @@ def poisson_sample(secret: bytes | SampleCiphers, step: int, dataset_size: int, 
         count = min(_BLOCK, dataset_size - start)
         words = _words(ciphers.upper, step, start, count)
         (selected,) = (words <= upper).nonzero()
-        # one word in 2^32 leaves it open: its lower half, which is drawn apart, decides
+        # a word equal to the threshold's upper half leaves it open: the lower half, drawn by the other cipher, decides
         undecided = words[selected] == upper
         if undecided.any():
             halves = _words(ciphers.lower, step, start, count)
@@ -84,7 +88,7 @@ def poisson_sample(secret: bytes | SampleCiphers, step: int, dataset_size: int, 
 
 
 def _words(cipher: AESGCM, step: int, start: int, count: int) -> npt.NDArray[np.uint32]:
-    """Returns uniform words of the indices from ``start`` on; those of a block have a nonce of their own."""
+    """Returns uniform words for the indices from ``start`` on; every block has its own nonce."""
     buffer = np.empty(4 * count + _TAG_BYTES, dtype=np.uint8)
     nonce = step.to_bytes(8, "big") + (start // _BLOCK).to_bytes(4, "big")
     cipher.encrypt_into(nonce, memoryview(_ZEROS)[: 4 * count], None, buffer.data)
@@ -94,13 +98,12 @@ def _words(cipher: AESGCM, step: int, start: int, count: int) -> npt.NDArray[np.
 def local_slice(indices: Tensor, rank: int, world_size: int, chunk: int = 0, chunks: int = 1) -> Tensor:
     """Returns the share of a sample that one rank processes in one micro-batch.
 
-    Over all ranks and chunks the shares partition the sample exactly: each index once, sizes within one of
-    each other (also the totals per rank and per chunk group). A share may be empty; its rank still takes part
-    in the step.
+    Over all ranks and chunks, the shares partition the sample: each index occurs once, and sizes differ by at most one,
+    also in total by rank and by chunk. A share may be empty; its rank still takes part in the step.
     """
     if not (0 <= rank < world_size and 0 <= chunk < chunks):
         raise ValueError(
             f"rank {rank} of {world_size}, chunk {chunk} of {chunks} is not a share: examples would be lost or "
-            "used twice.\nHINT: 0 <= rank < world_size and 0 <= chunk < chunks."
+            "used twice.\nHINT: it needs 0 <= rank < world_size and 0 <= chunk < chunks."
         )
     return indices if world_size * chunks == 1 else indices[chunk * world_size + rank :: world_size * chunks]

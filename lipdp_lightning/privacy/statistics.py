@@ -1,14 +1,14 @@
-"""Statistics of the private rows that are released once, before the first step, each with noise of its own.
+"""Statistics of the private rows that are released once, before the first step, each with its own noise.
 
-A statistic is a noisy mean: the sum of one vector per row, Gaussian noise, and division by the DECLARED N. Its
-sensitivity is enforced here and not left to the caller: every row's vector is brought into the unit ball and summed in
-whole multiples of 2^-40, so adding or removing a row moves the sum by at most 1 whatever the others are, and in
-whatever order they come. With noise of standard deviation s in every coordinate of the sum it is a Gaussian mechanism
-of noise multiplier s on all rows: one entry of the plan's ledger (`PrivacyPlan.preliminary`), composed with the steps.
+A statistic is a noisy mean: the sum of one vector per row, plus Gaussian noise, divided by the DECLARED N. Its
+sensitivity is enforced here and not left to the caller: every row's vector is scaled into the unit ball and summed in
+whole multiples of 2^-40, so that adding or removing a row changes the sum by at most 1, for all other rows and in any
+order. With noise of standard deviation s in every coordinate of the sum, it is a Gaussian mechanism of noise multiplier
+s on all rows: one entry of the plan's ledger (`PrivacyPlan.preliminary`), composed with the steps.
 
-Two answers from one draw of noise would tell the difference of two sums exactly. So each statistic has a key of its
-own, and a run releases each ONCE: the values are kept in its directory and in its checkpoints, and whoever continues
-the run uses those. Where they are lost, the run is refused.
+Two answers with the same noise would show the difference of two sums exactly. Hence each statistic has its own key, and
+a run releases each one ONCE: the values are kept in its directory and in its checkpoints, and a continued run uses
+these. If they are lost, the run is refused.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from lipdp_lightning.privacy.plan import PrivacyPlan
 
 UNIT = 2.0**40  # sums are whole multiples of 1 / UNIT: exact, for up to 2^22 rows of norm 1
 MOST_ROWS = 1 << 22
-# room for rounding a row to the grid and the total to float64
+# leaves room for rounding a row to the grid and the total to float64
 RADIUS = 1 - 2.0**-20
 _SECURE_SAMPLES = 4
-_PIECE = 1 << 17  # numbers at a time: they stay in the processor's cache
+_PIECE = 1 << 17  # so many numbers at a time stay in the processor's cache
 _CONTENTS = "contents"
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a statistic is the mean of: ``parts`` are rows (n, dimension), each the vector of one example.
+    """The terms of a statistic, which is their mean: ``parts`` are tensors (n, dimension) with a row per example.
 
-    The dimension is public. A row's vector depends on that row alone and on public values.
+    The dimension is public. An example's row must depend on that example alone and on public values.
     """
 
     dimension: int
@@ -54,9 +54,9 @@ class Terms:
 
 
 def bounded_sum(terms: Terms) -> Tensor:
-    """Returns the exact sum, in float64, of the rows brought into the unit ball; not private.
+    """Returns the exact sum, in float64, of the rows scaled into the unit ball; it is not private.
 
-    Adding or removing a row moves it by at most 1. What is not finite counts as zero.
+    Adding or removing a row changes it by at most 1. Entries that are not finite count as zero.
     """
     total = torch.zeros(terms.dimension, dtype=torch.int64)
     count = 0
@@ -64,7 +64,7 @@ def bounded_sum(terms: Terms) -> Tensor:
         if part.dim() != 2 or part.shape[1] != terms.dimension:
             raise ValueError(
                 f"rows of shape {tuple(part.shape)} were given for a statistic of dimension {terms.dimension}.\n"
-                "HINT: one row of that many numbers for each example."
+                "HINT: give one row of that many numbers for each example."
             )
         count += len(part)
         if count > MOST_ROWS:
@@ -75,7 +75,7 @@ def bounded_sum(terms: Terms) -> Tensor:
 
 
 def _on_grid(rows: Tensor) -> Tensor:
-    """Returns each row in the unit ball, in whole multiples of 1 / UNIT."""
+    """Returns each row, scaled into the unit ball and rounded to whole multiples of 1 / UNIT."""
     rows = torch.nan_to_num(rows.detach().to("cpu", torch.float64), nan=0.0, posinf=0.0, neginf=0.0)
     if rows.shape[1]:  # the squares of large entries would overflow
         rows = rows / rows.abs().amax(1, keepdim=True).clamp_min(1.0)
@@ -90,7 +90,8 @@ def noisy_mean(terms: Terms, noise_multiplier: float, dataset_size: int, key: by
     """
     if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
         raise ValueError(
-            f"a statistic with noise multiplier {noise_multiplier} is not private.\nHINT: about 10, next to training."
+            f"a statistic with noise multiplier {noise_multiplier} is not private.\n"
+            "HINT: use about 10, beside the noise of training."
         )
     samples = _SECURE_SAMPLES if secure else 1
     noise = torch.zeros(terms.dimension, dtype=torch.float64)
@@ -101,7 +102,7 @@ def noisy_mean(terms: Terms, noise_multiplier: float, dataset_size: int, key: by
 
 
 class Statistics:
-    """The released statistics of one run, in ``path`` if there is a run directory, else in checkpoints alone."""
+    """The released statistics of one run, in the file ``path``, or in checkpoints alone without a run directory."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -115,14 +116,17 @@ class Statistics:
         started: bool,
         secret: bytes,
     ) -> dict[str, Tensor]:
-        """Returns the run's statistics: those it has released before, or else a first and only release.
+        """Returns the run's statistics: those that it has released before, or else a first and only release.
 
         Args:
-            plan: of the run; `plan.preliminary` says what is released, and is accounted for.
-            terms: for a label, what the statistic is the mean of.
+            plan: the run's plan; `plan.preliminary` lists the releases, which are accounted for.
+            terms: returns the terms of the statistic with a label.
             saved: the statistics in the checkpoint that the run is continued from.
             started: whether the run has begun before, so that it has released its statistics.
-            secret: fresh, used for this release alone.
+            secret: a fresh secret, which is used for this release alone.
+
+        Raises:
+            ValueError: if the run has released statistics that are lost, or others than these.
         """
         if not plan.preliminary:
             return {}
@@ -158,7 +162,7 @@ class Statistics:
         return self.values
 
     def digest(self) -> bytes:
-        """Returns SHA-256 of labels and values, to tell one run's statistics from another's."""
+        """Returns the SHA-256 hash of labels and values, which identifies a run's statistics."""
         digest = hashlib.sha256()
         for label, value in self.values.items():
             digest.update(f"{len(label)} {label} {tuple(value.shape)}".encode() + value.numpy().tobytes())
@@ -166,7 +170,7 @@ class Statistics:
 
 
 def _key(secret: bytes, plan: PrivacyPlan, index: int) -> bytes:
-    """Returns a key by position: two statistics never share noise, whatever they are called."""
+    """Returns the key of the statistic at a position, so that two of the same name share no noise."""
     return derive_key(secret, "statistic", index, plan.digest())
 
 
@@ -175,7 +179,7 @@ def _equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
 
 
 def _write(path: Path, values: Mapping[str, Tensor], plan: PrivacyPlan) -> None:
-    """Writes the values, complete or not at all, and on the disk before the first step."""
+    """Writes the values to the disk, completely or not at all, before the first step."""
     contents = {"format": _FORMAT, "plan": plan.digest().hex(), "labels": list(values)}
     arrays: dict[str, Any] = {f"value{i}": value.numpy() for i, value in enumerate(values.values())}
     arrays[_CONTENTS] = np.frombuffer(json.dumps(contents).encode(), dtype=np.uint8)
@@ -185,7 +189,7 @@ def _write(path: Path, values: Mapping[str, Tensor], plan: PrivacyPlan) -> None:
 
 
 def _read(path: Path | None, plan: PrivacyPlan) -> dict[str, Tensor]:
-    """Returns what is on disk; empty where nothing was released."""
+    """Returns the values on disk; the dict is empty if nothing was released."""
     if path is None or not path.exists():
         return {}
     try:
@@ -203,6 +207,7 @@ def _read(path: Path | None, plan: PrivacyPlan) -> dict[str, Tensor]:
         ) from error
     if contents["plan"] != plan.digest().hex():
         raise ValueError(
-            f"{path} belongs to another privacy plan.\nHINT: a new --run_dir, or the options the run was started with."
+            f"{path} belongs to another privacy plan.\n"
+            "HINT: use a new --run_dir, or the options with which the run was started."
         )
     return values

@@ -1,4 +1,4 @@
-"""Averages of released weights: what they are after each step, and how they take the place of the trained ones."""
+"""Averages of released weights: updates after each step, and evaluation in place of the trained weights."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class WeightAverage:
     * ``polyak``: the mean of all of them;
     * ``weighted``: the mean with weights n + 1, so a <- a + (w - a) 2 / (n + 2).
 
-    Each is a convex combination of weights that were released, so it costs no privacy. It is kept in float64: with a
-    decay of 0.9999 increments would be lost in float32. Buffers are constants of a certified model, and not averaged.
+    Each is a convex combination of weights that were released, so it costs no privacy. It is kept in float64, since
+    float32 would lose increments at a decay of 0.9999. Buffers are constants of a certified model and are not averaged.
     """
 
     def __init__(self, kind: str = "ema", decay: float = 0.9999, start_step: int = 0) -> None:
         problems = []
         if kind not in KINDS:
-            problems.append(f"kind={kind!r} is unknown. HINT: one of {', '.join(KINDS)}")
+            problems.append(f"kind={kind!r} is unknown. HINT: use one of {', '.join(KINDS)}")
         if not 0 <= decay < 1:
-            problems.append(f"decay={decay} is not in [0, 1). HINT: 0.9999")
+            problems.append(f"decay={decay} is not in [0, 1). HINT: use 0.9999")
         if not (isinstance(start_step, int) and start_step >= 0):
-            problems.append(f"start_step={start_step!r} is no step. HINT: 0")
+            problems.append(f"start_step={start_step!r} is no step. HINT: use 0")
         if problems:
             raise ValueError("; ".join(problems))
         self.kind, self.decay, self.start_step = kind, float(decay), start_step
@@ -43,7 +43,7 @@ class WeightAverage:
 
     @property
     def exists(self) -> bool:
-        """Whether a step has been averaged."""
+        """Returns whether a step has been averaged."""
         return self.count > 0
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class WeightAverage:
     # ---- after each step
 
     def share(self) -> float:
-        """Return what share of the average the next weights become."""
+        """Returns the weight of the next weights in the average."""
         n = self.count
         if n == 0:
             return 1.0
@@ -63,7 +63,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, network: nn.Module, step: int) -> None:
-        """Take in the weights as they are after ``step`` steps, projection included; once for every step."""
+        """Adds the projected weights after ``step`` steps to the average; a repeated call for a step does nothing."""
         assert not self._shown, "the network shows its average, and the trained weights are put aside"
         if step < self.start_step or step <= self.step:
             return
@@ -75,19 +75,18 @@ class WeightAverage:
         self.count, self.step = self.count + 1, step
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the average in float64, by the network's parameter names."""
+        """Returns the average in float64, by the network's parameter names."""
         return {name: values.clone() for name, values in self._average.items()}
 
     # ---- in place of the trained weights
 
     @property
     def shown(self) -> bool:
-        """Whether the network holds the average."""
+        """Returns whether the network holds the average."""
         return bool(self._shown)
 
     def show(self, network: nn.Module) -> None:
-        """Let the network hold the average. Its trained values are put aside, storage and all: no bit of them, no
-        pointer and no version counter is touched."""
+        """Puts the average into the network; the trained values are kept aside with their storage and versions."""
         if self._shown or not self.exists:
             return
         for name, parameter in trained(network).items():
@@ -96,14 +95,14 @@ class WeightAverage:
             parameter.data = average
 
     def hide(self) -> None:
-        """Put the trained weights back."""
+        """Puts the trained weights back."""
         for parameter, values, _ in self._shown:
             parameter.data = values
         self._shown = []
 
     @contextmanager
     def trained_weights(self) -> Iterator[None]:
-        """Let the network hold the trained weights for the time of the block."""
+        """Puts the trained weights into the network for the block."""
         shown = self._shown
         self.hide()
         try:
@@ -116,16 +115,16 @@ class WeightAverage:
     # ---- in checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Returns the state for a checkpoint."""
         return {**self._settings(), "count": self.count, "step": self.step, "average": self.weights()}
 
     def reset(self) -> None:
-        """Forget the average."""
+        """Forgets the average."""
         self.hide()
         self.count, self.step, self._average = 0, 0, {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved ``state``; ValueError if it is that of another average."""
+        """Continues from a saved ``state``; raises ValueError if it belongs to another average."""
         other = {k: state[k] for k, v in self._settings().items() if state[k] != v}
         if other:
             own = {k: self._settings()[k] for k in other}
@@ -141,18 +140,18 @@ class WeightAverage:
 
 
 def trained(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained, by name."""
+    """Returns the parameters that are trained, by name."""
     return {name: p for name, p in network.named_parameters() if p.requires_grad}
 
 
 def average_of(trainer: lightning.Trainer) -> WeightAverage | None:
-    """Return the average that a callback of the trainer configures."""
+    """Returns the average that a callback of the trainer configures, or None."""
     found = [getattr(callback, "average", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
     return next((average for average in found if isinstance(average, WeightAverage)), None)
 
 
 def evaluated_state(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """Return the state_dict of the weights that a run stands for, and which those are: the average, if it has one."""
+    """Returns the state_dict to evaluate and its description: the average if there is one, else the last weights."""
     released = dict(checkpoint["state_dict"])
     state = checkpoint.get("callbacks", {}).get(STATE_KEY)
     if not state or not state["count"]:

@@ -1,13 +1,13 @@
-"""The rows of each micro-batch, and how many rows the network is given.
+"""The rows of each micro-batch, and the rows of zeros that are appended to them.
 
-Which rows are drawn is a pure function of the secret, the step and the process's place.
+The rows drawn are a pure function of the secret, the step and the process's rank.
 
-The size of a Poisson sample is another one in almost every step. Libraries of convolutions keep what they prepare for a
-size, and an allocator the blocks of it: without padding, a training takes longer and its memory grows with the steps.
-So rows of zeros are appended to the sample where the network has convolutions.
+The size of a Poisson sample differs between almost all steps. Libraries of convolutions cache what they prepare for a
+size, and allocators keep blocks of it: without padding, a training takes longer and its memory grows with the steps.
+Hence rows of zeros are appended to the sample if the network has convolutions.
 
-Guarantee: the loss is of the sample's rows alone, so that the cotangent of a row that was appended is exactly zero, and
-zero times what is finite adds nothing to a sum. No example's row depends on how many follow it.
+Guarantee: the loss is a sum over the sample's rows alone, so the cotangent of an appended row is exactly zero, and
+zero times a finite number adds nothing to a sum. No example's row depends on the number of rows after it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from ..privacy.plan import PrivacyPlan
 from ..privacy.sampling import SampleCiphers, local_slice, poisson_sample
 
-_AT_ONCE = 1 << 20  # rows that are decided on at once: what few of them cost is mostly the way there
+_AT_ONCE = 1 << 20  # rows decided at once, for several steps of a small data set, since every call has a fixed cost
 
 
 def planned_draws(
     secret: bytes, plan: PrivacyPlan, rows: int, rank: int, world_size: int, chunks: int
 ) -> Callable[[int, int], Tensor]:
-    """Return ``draw(step, chunk)``: this process's share of the step's Poisson sample, possibly empty."""
+    """Returns ``draw(step, chunk)``: this process's share of the step's Poisson sample, possibly empty."""
     drawn: dict[int, Tensor] = {}
     ciphers = SampleCiphers(secret)
     ahead = min(16, max(1, _AT_ONCE // max(1, rows)))
@@ -52,9 +52,10 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def padding_multiple(network: nn.Module, expected_rows: float, views: int = 1) -> int:
-    """Return what the number of rows is rounded up to: a power of two, about half a deviation of the sample's size.
+    """Returns the number to a multiple of which the number of rows is rounded up.
 
-    1 for a network without convolutions, which has nothing to prepare.
+    It is a power of two, about half a standard deviation of the sample's size. For a network without convolutions,
+    which needs no padding, it is 1.
     """
     if expected_rows < 4 or not any(isinstance(m, _CONVOLUTIONS) for m in network.modules()):
         return 1
@@ -62,7 +63,7 @@ def padding_multiple(network: nn.Module, expected_rows: float, views: int = 1) -
 
 
 def with_empty_rows(x: Tensor, multiple: int) -> Tensor:
-    """Return x with rows of zeros up to the next multiple; an empty batch stays empty."""
+    """Returns x with rows of zeros up to the next multiple; an empty batch stays empty."""
     missing = -len(x) % multiple
     return x if missing == 0 else torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
 
@@ -72,10 +73,10 @@ def with_empty_rows(x: Tensor, multiple: int) -> Tensor:
 
 @dataclass(frozen=True)
 class HandedOver:
-    """A batch on its way from the data module to the network, and the copy of it that hooks are shown.
+    """A batch between the data module and the network, and a copy of it for hooks.
 
-    Guarantee: the network is given the rows, labels and ids that the data module has handed over. Nobody else holds the
-    tensors that are kept here, and a step whose hooks have written to what they were shown is refused: the certificate
+    Guarantee: the network receives the rows, labels and ids that the data module has handed over. Nothing else holds
+    the tensors that are kept here, and a step whose hooks have written to the copy is refused, since the certificate
     bounds the examples that the sampler drew.
     """
 
@@ -85,10 +86,10 @@ class HandedOver:
 
     @classmethod
     def of(cls, batch: Any) -> HandedOver:
-        """Keep a batch, and copy it for hooks.
+        """Keeps a batch, and copies it for hooks.
 
         Raises:
-            ValueError: the data module gives something else than a row, a label and an id for each example.
+            ValueError: If the batch does not hold a row, a label and an id for each example.
         """
         if not (
             isinstance(batch, tuple | list)
@@ -105,20 +106,20 @@ class HandedOver:
         return cls((x, y, ids), shown, tuple(map(_looks, shown)))
 
     def opened(self, batch: Any) -> Batch:
-        """Return the batch for the network.
+        """Returns the batch for the network.
 
         Args:
-            batch: what Lightning gives to the step after all hooks have seen it.
+            batch: The batch that Lightning passes to the step after all hooks.
 
         Raises:
-            ValueError: the batch is another one than was handed over.
+            ValueError: If it is not the copy that was handed over, or was changed.
         """
         same = (
             isinstance(batch, tuple)
             and len(batch) == 3
             and all(given is shown for given, shown in zip(batch, self.shown, strict=True))
             and all(_looks(shown) == before for shown, before in zip(self.shown, self._shown_as, strict=True))
-            # elsewhere, comparing would wait for the device; the network does not see what was written there
+            # on other devices a comparison would wait for the device; the network does not read the copy anyway
             and (self.kept[0].device.type != "cpu" or all(map(_same_bits, self.kept, self.shown)))
         )
         if not same:
@@ -144,19 +145,19 @@ def _bits(tensor: Tensor) -> Tensor:
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PROBE_ROWS = 5
-_PROBES = 8  # a hook may do something only now and then
+_PROBES = 8  # a hook may act only now and then
 _OUTLIERS = (1e6, -1e6, float("nan"))
 
 
 def transfer_problems(data: Any, methods: Sequence[str]) -> list[str]:
-    """Returns why the hooks that a batch passes in a data module do not treat each row alone.
+    """Returns the reason why a data module's hooks on a batch do not treat each row by itself, if there is one.
 
-    Hooks of this project are known to. Those of others are tried on random rows: one row is changed, and one is taken
-    away, and the other rows have to stay as they are, in the order of the sample and with their labels and ids.
+    Hooks of this project are known to do so. Other hooks are tried on random rows: one row is changed, and one is
+    removed, and the other rows must stay as they are, in the order of the sample and with their labels and ids.
 
     Args:
-        data: the data module.
-        methods: the names of the hooks.
+        data: The data module.
+        methods: The names of the hooks.
     """
     own = [name for name in methods if not defined_here(data, name)]
     if not own:
@@ -169,14 +170,14 @@ def transfer_problems(data: Any, methods: Sequence[str]) -> list[str]:
         with torch.random.fork_rng(devices=[]):
             reason = next(_mixtures(data), None)
     except Exception as error:
-        if own == ["transform_batch"]:  # fails in a step, too, where its message is withheld
+        if own == ["transform_batch"]:  # it fails in a step, too, where its message is withheld
             return []
         reason = f"fails on made-up rows with {type(error).__name__}"
     return [] if reason is None else [f"{name} {reason}. {hint}"]
 
 
 def defined_here(thing: Any, name: str) -> bool:
-    """Return whether a method of an object is that of a class of this project or of Lightning."""
+    """Returns whether a class of this project or of Lightning defines an object's method."""
     if name in vars(thing):
         return False
     owner = next((kind for kind in type(thing).__mro__ if name in vars(kind)), object)
@@ -220,7 +221,7 @@ def _arrived(data: Any, batch: Sequence[Tensor]) -> Any:
 
 
 def _with_another(batch: Batch, row: int, outlier: float) -> Iterator[tuple[Tensor, ...]]:
-    """The batch with another row, and with another label."""
+    """Yields the batch with another row, and with another label."""
     x, y, ids = batch
     changed = x.clone()
     changed[row] = outlier if x.is_floating_point() else 255 - x[row]
@@ -233,7 +234,7 @@ def _with_another(batch: Batch, row: int, outlier: float) -> Iterator[tuple[Tens
 def _equal(first: Sequence[Tensor], second: Sequence[Tensor], rounded: bool = False) -> bool:
     if [part.shape for part in first] != [part.shape for part in second]:
         return False
-    if rounded:  # products over another number of rows may be rounded otherwise
+    if rounded:  # products over a different number of rows may be rounded differently
         pairs = zip(first, second, strict=True)
         return all(torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-6, equal_nan=True) for a, b in pairs)
     return all(_same_bits(a, b) for a, b in zip(first, second, strict=True))

@@ -40,7 +40,7 @@ _MAPPINGS = (dict, OrderedDict)
 
 
 def strangers(value: Any, name: str = "") -> Iterator[str]:
-    """Where in nested containers a value is not plain, and of which class it is."""
+    """Yields the place and the class of every value in nested containers that is not plain."""
     kind = type(value)
     if kind in _MAPPINGS:
         for key, item in value.items():
@@ -54,7 +54,7 @@ def strangers(value: Any, name: str = "") -> Iterator[str]:
 
 
 def check_plain(content: dict[str, Any]) -> None:
-    """Refuse what could only be read back by running code; every place is named."""
+    """Refuses values that could only be read back by running code, and names their places."""
     found = list(strangers(content))
     if found:
         more = f" (and {len(found) - 5} more)" if len(found) > 5 else ""
@@ -78,15 +78,15 @@ _NO_COMMENT = b"\x00\x00"
 
 
 class Unsealed(ValueError):
-    """There is no authentication code at the end of the content."""
+    """Raised if there is no authentication code at the end of the content."""
 
 
 class Damaged(ValueError):
-    """The content is not what was sealed."""
+    """Raised if the content is not the one that was sealed."""
 
 
 def seal(archive: bytes, secret: bytes) -> bytes:
-    """Return the archive with its authentication code; ``secret`` is empty where the content holds none."""
+    """Returns the archive with its authentication code; ``secret`` is empty if the content holds none."""
     assert archive[-22:-18] == _END_OF_ARCHIVE and archive[-2:] == _NO_COMMENT, "not an archive as torch writes them"
     key = key_of(secret)
     covered = archive[:-2] + struct.pack("<H", _TRAILER) + _MAGIC + key
@@ -94,11 +94,11 @@ def seal(archive: bytes, secret: bytes) -> bytes:
 
 
 def opened(content: bytes) -> bytes:
-    """Check the code of a sealed archive; returns the key that it was sealed with.
+    """Checks the code of a sealed archive, and returns the key with which it was sealed.
 
     Raises:
-        Unsealed: there is no code.
-        Damaged: the code is not that of the content.
+        Unsealed: If there is no code.
+        Damaged: If the code does not fit the content.
     """
     covered, code = content[:-_DIGEST], content[-_DIGEST:]
     if covered[-_DIGEST - len(_MAGIC) : -_DIGEST] != _MAGIC:
@@ -110,7 +110,7 @@ def opened(content: bytes) -> bytes:
 
 
 def key_of(secret: bytes) -> bytes:
-    """Return the key that a content which states this secret is sealed with."""
+    """Returns the key that seals a content with this secret."""
     return derive_key(hashlib.sha256(secret).digest(), "checkpoint")
 
 
@@ -118,7 +118,7 @@ _RESTORE = "HINT: restore the file from a backup, or start a new run with anothe
 
 
 class OwnerOnlyCheckpointIO(TorchCheckpointIO):
-    """Writes and reads every checkpoint of a private run, whatever Lightning was asked for.
+    """Writes and reads every checkpoint of a private run.
 
     Local files get mode 0600 before their first byte is written: a checkpoint to resume from holds the secret. The
     content goes to a temporary name in the same directory, is flushed to the disk and renamed over the target.
@@ -127,9 +127,11 @@ class OwnerOnlyCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write a checkpoint, whole or not at all."""
+        """Writes a checkpoint, whole or not at all."""
         if storage_options is not None:
-            raise ValueError("storage_options are not supported. HINT: trainer.save_checkpoint(path) without them.")
+            raise ValueError(
+                "storage_options are not supported. HINT: call trainer.save_checkpoint(path) without them."
+            )
         content = pack(checkpoint)
         if not _is_remote(path):
             write_bytes_atomically(path, content, OWNER_ONLY)
@@ -141,12 +143,12 @@ class OwnerOnlyCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = lambda storage, loc: storage, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return the content; ``weights_only`` is disregarded, since nothing but plain values is ever read."""
+        """Returns the content; ``weights_only`` is ignored, since only plain values are ever read."""
         return read_checkpoint(path)
 
 
 def pack(checkpoint: dict[str, Any]) -> bytes:
-    """Return a checkpoint as the bytes of a file; ValueError names what in it is not plain."""
+    """Returns a checkpoint as the bytes of a file; raises ValueError if a value is not plain."""
     check_plain(checkpoint)
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
@@ -154,11 +156,11 @@ def pack(checkpoint: dict[str, Any]) -> bytes:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Return a checkpoint's content, on the CPU.
+    """Returns a checkpoint's content, on the CPU.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, is not sealed, or holds anything but plain values and a model. Nothing of a
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, is not sealed, or holds anything but plain values and a model. Nothing of a
             damaged file is parsed, and no code that a file names is run.
     """
     try:

@@ -1,4 +1,4 @@
-"""What a run's checkpoints hold besides Lightning's own, whether they fit, and how a run takes them up again."""
+"""Checkpoints: the state of a run besides Lightning's own, checks that it fits, and its restoration."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ STATISTICS = "lipdp_statistics"  # the key in checkpoints
 
 
 def settle_statistics(strategy: Any, data: Any) -> Statistics:
-    """Rank 0 releases the plan's statistics, or finds those the run has released; every rank uses its values.
+    """Releases the plan's statistics on rank 0, or finds those that the run has released; all ranks use its values.
 
-    To be called before the first branch is on record: a run with branches has released its statistics.
+    It must be called before the first branch is on record, since a run with branches has released its statistics.
     """
     plan, statistics = strategy.plan, strategy.statistics
     if not plan.preliminary:
@@ -45,7 +45,7 @@ def settle_statistics(strategy: Any, data: Any) -> Statistics:
 
 
 def restore_statistics(checkpoint: Mapping[str, Any], data: Any) -> None:
-    """Give a data module the statistics that its inputs were prepared with in training."""
+    """Gives a data module the statistics with which its inputs were prepared in training."""
     if checkpoint.get(STATISTICS) and hasattr(data, "use_statistics"):
         data.use_statistics(checkpoint[STATISTICS])
 
@@ -54,13 +54,13 @@ _SCHEDULED = ("lr", "initial_lr")
 
 
 def hyperparameters(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the optimizer's class, and per parameter group its hyper-parameters, before any state is restored."""
+    """Returns the optimizer's class and the hyper-parameters of each of its groups, before any state is restored."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     return {"class": type(optimizer).__name__, "groups": groups}
 
 
 def check_fits(checkpoint: Mapping[str, Any], module: nn.Module, optimizer: Optimizer | None = None) -> None:
-    """Refuse a checkpoint of another model or another optimizer before anything is loaded from it."""
+    """Refuses a checkpoint of another model or another optimizer before anything is loaded from it."""
     problems = []
     own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     saved = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
@@ -82,9 +82,9 @@ def check_fits(checkpoint: Mapping[str, Any], module: nn.Module, optimizer: Opti
 
 
 def apply_changes(optimizer: Optimizer, was: Mapping[str, Any], now: Mapping[str, Any], scheduled: bool) -> None:
-    """Give a restored optimizer the hyper-parameters that the configuration changed since the run was started.
+    """Gives a restored optimizer the hyper-parameters that have changed in the configuration since the run's start.
 
-    What was not changed continues from the checkpoint; so does a learning rate that a scheduler moves.
+    Unchanged ones continue from the checkpoint, as does a learning rate that a scheduler sets.
     """
     for group, old, new in zip(optimizer.param_groups, was["groups"], now["groups"], strict=True):
         for name, value in new.items():
@@ -94,13 +94,13 @@ def apply_changes(optimizer: Optimizer, was: Mapping[str, Any], now: Mapping[str
 
 @dataclass(frozen=True)
 class Restored:
-    """What a run takes from the checkpoint that it continues from, besides Lightning's part.
+    """The parts of a checkpoint that a continued run restores, besides Lightning's part.
 
-    Args:
-        run: the budget's state; None of a checkpoint that is not to resume from.
-        statistics: what was released before the first step.
-        norms: what the norms of weights are followed from.
-        record: what is known of the record of steps.
+    Attributes:
+        run: The budget's state; None if the run cannot be continued from the checkpoint.
+        statistics: The statistics that were released before the first step.
+        norms: The state of the followed norms of weights.
+        record: The state of the record of steps.
     """
 
     run: ResumeState | None = None
@@ -110,7 +110,7 @@ class Restored:
 
     @classmethod
     def of(cls, checkpoint: Mapping[str, Any]) -> Restored:
-        """Read it; ValueError if a part of it is none that a run writes."""
+        """Returns the parts of a checkpoint; raises ValueError if a part is not one that a run writes."""
         return cls(
             ResumeState.from_dict(checkpoint["lipdp"]).checked() if "lipdp" in checkpoint else None,
             checkpoint.get(STATISTICS),
@@ -132,21 +132,21 @@ class CheckpointStrategy(ProcessStrategy):
     _norms: Follower
 
     def _trained_weights(self) -> AbstractContextManager[None]:
-        """The weights that steps are taken from, also while an evaluation looks at their average."""
+        """Puts the trained weights into the network for a block, also while an evaluation uses their average."""
         return nullcontext() if self.average is None else self.average.trained_weights()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the state of the trained weights, also while their average is evaluated."""
+        """Returns the state of the trained weights, also while their average is evaluated."""
         with self._trained_weights():
             return super().lightning_module_state_dict()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Checkpoints to resume from carry the secret; weights-only ones never do."""
+        """Saves a checkpoint; one to resume from holds the secret, and a weights-only one never does."""
         if self.mechanism is not None and "optimizer_states" in checkpoint:
             step = self.connected.trainer.global_step
-            # bounds of later steps scale noise that is drawn from a fixed key: a replay must have the same
+            # a replay draws noise from the same keys, so it must scale the noise by the same bounds
             checkpoint["lipdp_norms"] = self._norms.state()
-            if self.is_global_zero:  # the only one that writes, and that needs to see the run directory
+            if self.is_global_zero:  # the only rank that writes, and that needs access to the run directory
                 self.record.flush()  # a power failure must not leave a checkpoint ahead of it
                 checkpoint["lipdp_record"] = self.record.state().to_dict()
                 checkpoint["lipdp"] = self.branches.state(step, self.mechanism.state()).to_dict()
@@ -156,20 +156,20 @@ class CheckpointStrategy(ProcessStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint, and keep what the run takes from it."""
+        """Reads a checkpoint, and keeps the parts that the run restores."""
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         self.restored = Restored.of(checkpoint)
         return checkpoint
 
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
-        """Restore the weights; ValueError if they are those of another model."""
+        """Restores the weights; raises ValueError if they belong to another model."""
         check_fits(checkpoint, self.connected)
         # Lightning does so only after loading, and 64-bit weights would come back rounded to 32
         self.precision_plugin.convert_module(self.connected)
         super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
-        """Restore the state, and of the hyper-parameters those that the configuration does not change."""
+        """Restores the state, and the hyper-parameters that have not changed in the configuration."""
         super().load_optimizer_state_dict(checkpoint)
         before = checkpoint.get("lipdp_optimizers", self.configured)
         for optimizer, was, now in zip(self.optimizers, before, self.configured, strict=True):

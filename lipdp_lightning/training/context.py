@@ -1,4 +1,4 @@
-"""What a run's noise belongs to: everything that decides its steps, the code included, in one digest."""
+"""The context of a run's noise: one digest of everything that decides its steps, the code included."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from .step_record import name_on_record
 
 _OWN = ("lipdp_lightning", "data_modules", "callbacks")
 _ALWAYS = ("torch", "numpy", "lightning", "numba", "cryptography")
-_DEEPEST = 3  # of containers within containers
+_DEEPEST = 3  # the depth to which containers within containers are searched
 
 
 def code_digest(objects: Iterable[Any]) -> bytes:
-    """Returns 32 bytes that name the code behind the objects, as far as it can be found without running it.
+    """Returns a 32-byte digest of the code behind the objects, as far as it can be found without running it.
 
-    Covered are this project's own packages; the files that define the objects' classes, what their attributes hold and
-    the program itself; every file that those import, outside of the interpreter and of installed packages; and the
-    versions of the installed packages among the imports. Comments and the layout of a user's file do not count. What
-    cannot be found here (compiled code, a name that is imported by a string, a notebook's cells) shows in the sums
-    themselves: see ``Mechanism.privatize_``.
+    It covers this project's own packages; the files that define the objects' classes, the values of their attributes
+    and the program itself; every file that those import, outside of the interpreter and of installed packages; and the
+    versions of the installed packages among the imports. Comments and the layout of a user's file do not count. Code
+    that cannot be found here (compiled code, a name that is imported by a string, a notebook's cells) changes the sums
+    themselves, which also key the noise: see ``Mechanism.privatize_``.
     """
     found = _Closure()
     for name in sorted({"__main__", *(name for thing in objects for name in _modules_behind(thing))}):
@@ -51,7 +51,7 @@ def code_digest(objects: Iterable[Any]) -> bytes:
 
 
 class _Closure:
-    """The users' files that modules consist of and import, and the installed packages that they import."""
+    """Collects the users' files that define modules or are imported by them, and the installed packages they import."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
@@ -59,7 +59,7 @@ class _Closure:
         self._seen: set[str] = set()
 
     def add(self, name: str) -> None:
-        """Add a module, its packages, and what they import."""
+        """Adds a module, its packages, and what they import."""
         waiting = [name]
         while waiting:
             name = waiting.pop()
@@ -77,7 +77,7 @@ class _Closure:
             waiting += self._read(name, path)
 
     def _read(self, name: str, path: Path) -> list[str]:
-        """Take up a user's file; what it imports."""
+        """Takes up a user's file, and returns the modules that it imports."""
         source = path.read_bytes()
         try:
             tree = ast.parse(source)
@@ -90,7 +90,7 @@ class _Closure:
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:
-    """The modules that a statement imports, and names that may be modules."""
+    """Yields the modules that a statement imports, and names that may be modules."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -102,7 +102,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
 
 
 def _file_of(name: str) -> Path | None:
-    """Where the source of a module lies, without importing it."""
+    """Returns the source file of a module without importing it, or None."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if module is None:
@@ -110,7 +110,7 @@ def _file_of(name: str) -> Path | None:
         for depth in range(1, name.count(".") + 2):
             try:
                 part = ".".join(name.split(".")[:depth])
-                # a package in development may be found by a finder of its own, which knows top-level names
+                # a package in development may have its own finder, which knows top-level names
                 spec = importlib.util.find_spec(part) if depth == 1 else PathFinder.find_spec(part, paths)
             except (ImportError, ValueError, AttributeError):
                 return None
@@ -123,7 +123,7 @@ def _file_of(name: str) -> Path | None:
 
 
 def _modules_behind(thing: Any, depth: int = 0) -> Iterator[str]:
-    """The names of the modules that define a thing, and those that define what its attributes hold."""
+    """Yields the names of the modules that define a thing, and of those that define the values of its attributes."""
     yield from _definers(thing)
     if depth == 0:
         for value in list(getattr(thing, "__dict__", {}).values()):
@@ -147,7 +147,7 @@ def _definers(value: Any) -> Iterator[str]:
         for cell in value.__closure__ or ():
             try:
                 content = cell.cell_contents
-            except ValueError:  # it is empty as yet
+            except ValueError:  # the cell is still empty
                 continue
             if isinstance(content, FunctionType | MethodType | type | functools.partial) and content is not value:
                 yield str(getattr(content, "__module__", ""))
@@ -169,7 +169,7 @@ def _is_installed(path: Path) -> bool:
 
 @lru_cache(maxsize=1)
 def _own_code() -> bytes:
-    """A digest of every file of this project's packages."""
+    """Returns a digest of every file of this project's packages."""
     digest = hashlib.sha256()
     for package in _OWN:
         file = _file_of(package)
@@ -184,20 +184,20 @@ def _own_code() -> bytes:
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # the name of the distribution is another one
+    except importlib.metadata.PackageNotFoundError:  # the distribution has another name
         return str(getattr(sys.modules.get(package), "__version__", ""))
 
 
 def can_repeat(strategy: Any) -> bool:
-    """Return whether a step that is taken again from the same state may have the same bits.
+    """Returns whether a step that is taken again from the same state may have the same bits.
 
-    Where it cannot, every start of a run takes a new secret, and no step is ever released twice under one.
+    If it cannot, every start of a run takes a new secret, and no step is ever released twice under one secret.
     """
     return repeats_bits(strategy.root_device)
 
 
 def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any) -> bytes:
-    """Return a digest of all that decides a step's sum and its successors besides the weights.
+    """Returns a digest of everything besides the weights that decides the sums of a step and of later steps.
 
     A run that is continued under another digest takes a new secret. Ranks that differ in it are refused.
     """
@@ -228,9 +228,9 @@ def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any
     if strategy.is_global_zero:
         parts += [strategy.public_context, str(strategy.record.divergences).encode()]
         if strategy.record.divergences or _may_lack_steps(strategy):
-            parts.append(os.urandom(16))  # a replay was not bit-identical, or nobody would see that it is not
+            parts.append(os.urandom(16))  # a replay was not bit-identical, or the record could not show it
     if not can_repeat(strategy):
-        parts.append(os.urandom(16))  # a replay would not be bit-identical: every resume is a new branch
+        parts.append(os.urandom(16))  # a replay would not be bit-identical, so every resume starts a new branch
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
@@ -238,7 +238,7 @@ def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any
 
 
 def _may_lack_steps(strategy: Any) -> bool:
-    """Whether the record may have lost steps that were released; they count then, and none is repeated."""
+    """Returns whether the record may have lost steps that were released; these then count and are not repeated."""
     run = strategy.restored.run
     if run is None or not strategy.branches.is_here(run):
         return False
@@ -248,6 +248,6 @@ def _may_lack_steps(strategy: Any) -> bool:
 
 
 def _computed_by(strategy: Any, module: Any, data: Any) -> list[Any]:
-    """Everything that an example passes on its way into a sum."""
+    """Returns every object that computes on an example on its way into a sum."""
     augmentations = [] if strategy.views is None else [m for a in strategy.views.augmentations for m in a.modules()]
     return [*module.modules(), data, *augmentations]

@@ -1,4 +1,4 @@
-"""The private step that is under way: its batch, its partial sums, and the methods and objects that it goes through."""
+"""The private step that is under way: its batch, its partial sums, and the methods and objects that it uses."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _STRATEGY = ("mechanism", "clipper", "views", "plan")
 class Step:
     """A step that has begun.
 
-    Args:
-        number: of the step, from 0 on.
-        micro_batches: how many of its micro-batches have been added to the sum.
-        released: whether ``parameter.grad`` holds its release, and no sum without noise is left.
+    Attributes:
+        number: The number of the step, from 0 on.
+        micro_batches: The number of micro-batches that have been added to the sum.
+        released: Whether ``parameter.grad`` holds the release, and no sum without noise is left.
     """
 
     number: int
@@ -33,9 +33,9 @@ class Step:
 
 
 class StepIdentity:
-    """The methods, the loss, the input's bound and the objects that a step goes through, as set-up has checked them.
+    """The methods, the loss, the input's bound and the objects that a step uses, as set-up has checked them.
 
-    ``differences()`` is asked for at every micro-batch; of the network itself, the mechanism keeps the identity.
+    They are compared at every micro-batch. The mechanism keeps the identity of the network itself.
     """
 
     def __init__(self, module: PrivateModule, strategy: Any, data: Any) -> None:
@@ -67,7 +67,7 @@ class StepIdentity:
         ]  # fmt: skip
 
     def differences(self) -> list[str]:
-        """Return what is another than at set-up, in words."""
+        """Returns a text for every change since set-up."""
         now = self._now()
         if all([a is b for a, b in zip(now, self._kept, strict=True)]):
             return self._parts.differences()
@@ -79,7 +79,7 @@ class StepIdentity:
         return changed + self._parts.differences()
 
     def check(self) -> None:
-        """Raise ValueError if the step would not be the one that the certificate and the noise are for."""
+        """Raises ValueError if something has changed for which the certificate and the noise were made."""
         differences = self.differences()
         if differences:
             raise ValueError(
@@ -90,10 +90,10 @@ class StepIdentity:
 
 
 class PartialSums:
-    """Takes gradients without noise out of sight until the step is complete, and puts their sum there.
+    """Removes gradients without noise from ``grad`` until the step is complete, and then puts their sum there.
 
-    It is kept in float64, so that the sum is rounded once, however many micro-batches make a step: that is what the
-    margin of a sensitivity allows for.
+    The sum is kept in float64, so that it is rounded once for any number of micro-batches, which the margin of a
+    sensitivity allows for.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -102,7 +102,7 @@ class PartialSums:
         self._released: list[tuple[Tensor | None, int]] = [(None, 0)] * len(self._parameters)
 
     def check_none(self) -> None:
-        """Raise ValueError if a backward pass would add to a gradient that is neither released nor zero."""
+        """Raises ValueError if a backward pass would add to a gradient that is neither released nor zero."""
         for parameter, (released, version) in zip(self._parameters, self._released, strict=True):
             gradient = parameter.grad
             if gradient is None or (gradient is released and gradient._version == version):
@@ -110,16 +110,16 @@ class PartialSums:
             if bool(gradient.count_nonzero()):
                 raise ValueError(
                     "a gradient was there before the step's own backward pass, and its bound does not cover two. "
-                    "HINT: no backward() in a hook; torch.autograd.grad leaves gradients alone."
+                    "HINT: call no backward() in a hook; torch.autograd.grad leaves gradients alone."
                 )
 
     def remember(self) -> None:
-        """Keep in mind which gradients are released ones."""
+        """Remembers the present gradients as released ones."""
         gradients = [parameter.grad for parameter in self._parameters]
         self._released = [(g, 0 if g is None else g._version) for g in gradients]
 
     def take(self) -> None:
-        """Add a micro-batch to the sums; no gradient is left."""
+        """Adds a micro-batch's gradients to the sums, and leaves no gradient."""
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is not None:
                 before = self._sums.get(index)
@@ -127,7 +127,7 @@ class PartialSums:
                 parameter.grad = None
 
     def put_back(self) -> None:
-        """Put the sum over all micro-batches into ``grad``, which still holds the last of them."""
+        """Puts the sum over all micro-batches into ``grad``, which still holds the last of them."""
         if not self._sums:
             return
         self.take()
@@ -137,12 +137,12 @@ class PartialSums:
 
 
 class CurrentStep:
-    """A run's private steps, one at a time: from the batch that is handed over to the release.
+    """Follows a run's private steps, one at a time, from the batch to the release.
 
     Args:
-        module: that is trained.
-        strategy: that takes the steps.
-        data: the data module.
+        module: The module that is trained.
+        strategy: The Strategy that takes the steps.
+        data: The data module.
     """
 
     def __init__(self, module: PrivateModule, strategy: Any, data: Any) -> None:
@@ -153,30 +153,34 @@ class CurrentStep:
 
     @property
     def between_steps(self) -> bool:
-        """Whether no step is under way: none has begun, or the last one was released."""
+        """Returns whether no step is under way: none has begun, or the last one was released."""
         return self._step is None or self._step.released
 
     def hand_over(self, batch: Any) -> Batch:
-        """Keep a batch for the network, and return what hooks are shown of it."""
+        """Keeps a batch for the network, and returns a copy for hooks."""
         self._batch = HandedOver.of(batch)
         return self._batch.shown
 
     def opened(self, batch: Any) -> Batch:
-        """Return the batch for the network; ValueError if the batch or the step is another than it was."""
+        """Returns the batch for the network; raises ValueError if the batch or the step was changed."""
         assert self._batch is not None, "no batch was handed over"
         self._identity.check()
         return self._batch.opened(batch)
 
     def begin(self, number: int) -> None:
-        """Begin the step of that number."""
+        """Begins the step of that number."""
         self._step = Step(number)
 
     def check_gradients(self) -> None:
-        """Raise ValueError if a backward pass would add to what is neither released nor zero."""
+        """Raises ValueError if a backward pass would add to a gradient that is neither released nor zero."""
         self._sums.check_none()
 
     def add(self, micro_batches: int) -> bool:
-        """Take a micro-batch's gradients; return whether the sum of so many is complete, and is in ``grad``."""
+        """Adds a micro-batch's gradients; returns whether the sum is complete and in ``grad``.
+
+        Args:
+            micro_batches: The number of micro-batches in a step.
+        """
         assert self._step is not None and not self._step.released, "gradients of a step that has not begun"
         self._step = replace(self._step, micro_batches=self._step.micro_batches + 1)
         if self._step.micro_batches < micro_batches:
@@ -186,11 +190,11 @@ class CurrentStep:
         return True
 
     def mark_released(self) -> None:
-        """Say that ``grad`` holds the release of the step."""
+        """Records that ``grad`` holds the release of the step."""
         assert self._step is not None
         self._sums.remember()
         self._step = replace(self._step, released=True)
 
     def is_released(self, number: int) -> bool:
-        """Whether ``grad`` holds the release of the step of that number."""
+        """Returns whether ``grad`` holds the release of the step of that number."""
         return self._step is not None and self._step.released and self._step.number == number

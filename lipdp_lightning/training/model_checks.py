@@ -20,7 +20,7 @@ from ..privacy.plan import PrivacyPlan
 from .batches import defined_here
 from .module import PrivateModule
 
-# what a private step goes through before noise is in its gradients
+# the methods that a private step calls before noise is in its gradients
 FIXED_METHODS = (
     "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__getattribute__",
     "forward", "training_step", "_summed_loss", "_output", "_views", "_key_dropout", "private_loss", "clip_loss",
@@ -37,7 +37,7 @@ _OWN = MappingProxyType({name: getattr(PrivateModule, name, None) for name in FI
 
 
 def module_problems(module: Any) -> list[str]:
-    """Return every reason not to train a module, each with its HINT."""
+    """Returns every reason not to train a module, each with its HINT."""
     if not isinstance(module, PrivateModule):
         return [
             f"the module is a {type(module).__name__}. HINT: put the network into PrivateModule(network, loss=...)."
@@ -54,12 +54,14 @@ def module_problems(module: Any) -> list[str]:
             "checks that it is a sum over examples."
         )
     if not module.automatic_optimization:
-        problems.append("manual optimization bypasses the step that adds noise. HINT: automatic_optimization = True.")
+        problems.append(
+            "manual optimization bypasses the step that adds noise. HINT: set automatic_optimization = True."
+        )
     return problems + _compiled_problems(module) + _optimizer_problems(module) + hooked(module)
 
 
 def strategy_problems(strategy: Any) -> list[str]:
-    """Returns why a Strategy does not take the step that the certificate and the ledger describe."""
+    """Returns the reasons why a Strategy's step is not the one that the certificate and the ledger describe."""
     return [
         f"{type(strategy).__name__}.{name} is not PrivateStrategy's, which is where noise is added and steps are "
         "counted. HINT: watch a step from a callback: on_before_optimizer_step and on_train_batch_end see what is "
@@ -70,7 +72,7 @@ def strategy_problems(strategy: Any) -> list[str]:
 
 
 def _is_own(module: PrivateModule, name: str) -> bool:
-    """Whether the method is PrivateModule's: on the class, and on the instance, where torch.compile may wrap it."""
+    """Returns whether class and instance have PrivateModule's method; on the instance, torch.compile may wrap it."""
     found = getattr(type(module), name, None)
     if found is not getattr(PrivateModule, name, None) or found is not _OWN.get(name, found):
         return False
@@ -85,7 +87,7 @@ def _compiled_problems(module: PrivateModule) -> list[str]:
         return []
     return [
         f"{', '.join(wrapped)} is wrapped by torch.compile, and the certificate cannot be traced through the wrapper. "
-        "HINT: network.compile(), which wraps nothing, or torch.compile(PrivateModule(network)) for the whole step."
+        "HINT: use network.compile(), which wraps nothing, or torch.compile(PrivateModule(network)) for the whole step."
     ]
 
 
@@ -99,7 +101,7 @@ def _optimizer_problems(module: PrivateModule) -> list[str]:
     problems = []
     optimizer = optimizers[0]
     if isinstance(optimizer, torch.optim.LBFGS):
-        problems.append("LBFGS evaluates the gradient several times in a step. HINT: SGD, Adam, AdamW or RMSprop.")
+        problems.append("LBFGS evaluates the gradient several times in a step. HINT: use SGD, Adam, AdamW or RMSprop.")
     held = {id(p) for g in optimizer.param_groups for p in g["params"]}
     missing = [n for n, p in module.network.named_parameters() if p.requires_grad and id(p) not in held]
     if missing:
@@ -120,7 +122,7 @@ def _optimizer_problems(module: PrivateModule) -> list[str]:
 
 
 def optimizers_of(module: PrivateModule) -> list[torch.optim.Optimizer]:
-    """Return what configure_optimizers returns, in any of the forms that Lightning knows."""
+    """Returns the optimizers of configure_optimizers, in any of the forms that Lightning accepts."""
     made = module.configure_optimizers()
     if isinstance(made, torch.optim.Optimizer):
         return [made]
@@ -133,7 +135,7 @@ def optimizers_of(module: PrivateModule) -> list[torch.optim.Optimizer]:
 
 
 def hooked(module: torch.nn.Module) -> list[str]:
-    """Return hooks that would be called with gradients or cotangents before noise is in them."""
+    """Returns a problem for hooks that would be called with gradients or cotangents without noise."""
     names = [
         name
         for name, p in module.named_parameters()
@@ -163,12 +165,12 @@ _FOR = {
 
 
 def output_problems(loss: Loss, shape: tuple[int, ...], data: Any) -> list[str]:
-    """Returns why outputs of a shape cannot be compared with the labels that a data module declares.
+    """Returns the reasons why a loss cannot compare outputs of a shape with the labels of a data module.
 
     Args:
-        loss: the loss of the module.
-        shape: the shape of the network's output for one example.
-        data: the data module; one that declares no `task` is not compared.
+        loss: The loss of the module.
+        shape: The shape of the network's output for one example.
+        data: The data module; if it declares no `task`, nothing is compared.
     """
     task, classes = getattr(data, "task", None), getattr(data, "num_classes", None)
     name = type(loss).__name__
@@ -178,7 +180,7 @@ def output_problems(loss: Loss, shape: tuple[int, ...], data: Any) -> list[str]:
         kind = f"{classes} classes" if task == "classification" else f"task {task!r}"
         return [
             f"the loss {name} is for {loss.task}, and {type(data).__name__} declares {kind}. "
-            f"HINT: model.loss={_FOR.get(task, 'one for that task')}."
+            f"HINT: set model.loss={_FOR.get(task, 'one for that task')}."
         ]
     checks = {"classification": _class_scores, "binary": _one_output, "regression": _one_output}
     return list(checks[task](loss, shape, classes, data))
@@ -195,18 +197,18 @@ def _class_scores(loss: Loss, shape: tuple[int, ...], classes: int | None, data:
     if len(shape) != 1:
         yield (
             f"the network's output has shape {_with_batch(shape)}, and {name} has one label for each example. "
-            f"HINT: an output of shape (batch, {least})."
+            f"HINT: return an output of shape (batch, {least})."
         )
     elif shape[0] < least:
         yield (
             f"the network has {shape[0]} output{'s' * (shape[0] != 1)}, and {name} declares {least} classes. "
-            f"HINT: {least} outputs, one for each class; or the number of classes that the data module declares."
+            f"HINT: use {least} outputs, one for each class; or the number of classes that the data module declares."
         )
     weights = getattr(loss, "class_weights", None)
     if weights is not None and shape and len(weights) != shape[0]:
         yield (
             f"class_weights are {len(weights)} numbers for {shape[0]} outputs of the network. "
-            "HINT: one weight for each class."
+            "HINT: give one weight for each class."
         )
 
 
@@ -215,7 +217,7 @@ def _one_output(loss: Loss, shape: tuple[int, ...], classes: int | None, data: A
     if math.prod(shape) != wanted:
         yield (
             f"the network's output has shape {_with_batch(shape)}, and the targets of {type(data).__name__} are "
-            f"{wanted} number{'s' * (wanted != 1)} for each example. HINT: {wanted} output{'s' * (wanted != 1)}."
+            f"{wanted} number{'s' * (wanted != 1)} for each example. HINT: use {wanted} output{'s' * (wanted != 1)}."
         )
 
 
@@ -224,9 +226,9 @@ def _with_batch(shape: tuple[int, ...]) -> str:
 
 
 def rehearsal_problems(trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any) -> list[str]:
-    """Returns why made-up rows cannot take the way of a batch: network, loss, their gradient, optimizer, schedule.
+    """Returns the reasons why network, loss, gradient, optimizer or schedule fail on a batch of made-up rows.
 
-    The rows are zeros of the declared shape, so what an error says of them is public. Nothing of the run changes.
+    The rows are zeros of the declared shape, so the messages of errors are public. Nothing of the run changes.
     """
     batch = getattr(data, "made_up_batch", _nothing)(MADE_UP_ROWS)
     if batch is None:
@@ -234,7 +236,7 @@ def rehearsal_problems(trainer: lightning.Trainer, module: PrivateModule, plan: 
     training = {m: m.training for m in module.modules()}
     double = str(trainer.precision) == "64-true"
     try:
-        module.eval()  # dropout in training has keys for rows of the data set alone
+        module.eval()  # in training mode, dropout would need the ids of rows in the data set
         with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
             _rehearse(trainer, module, plan, batch, double)
     except Exception as error:
@@ -263,19 +265,20 @@ def _rehearse(
         losses = loss.per_example(logits, y)
         if losses.shape != (len(x),):
             raise ValueError(
-                f"the loss returns shape {tuple(losses.shape)} for {len(x)} rows. HINT: one number for each example."
+                f"the loss returns shape {tuple(losses.shape)} for {len(x)} rows. "
+                "HINT: return one number for each example."
             )
         trained = [t for t in tensors.values() if t.requires_grad]
         torch.autograd.grad(losses.sum(), trained, allow_unused=True)
 
 
 def _move_twice(schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
-    """Moves a schedule and puts it and its optimizer back: a configured run is given the same objects later."""
+    """Moves a schedule and restores it and its optimizer, since the run may use the same objects later."""
     state, groups = copy.deepcopy(schedule.state_dict()), schedule.optimizer.param_groups
     options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a schedule before its optimizer
+            warnings.simplefilter("ignore")  # torch warns of a schedule that moves before its optimizer
             schedule.step()
             schedule.step()
     finally:
@@ -285,7 +288,7 @@ def _move_twice(schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
 
 
 def _schedule_problems(module: PrivateModule) -> list[str]:
-    """Whether a schedule that was just made can be moved twice; one that follows a metric is left out."""
+    """Returns the problem of a new schedule that cannot be moved twice; one that follows a metric is not tried."""
     try:
         made = module.configure_optimizers()
         chosen = made.get("lr_scheduler") if isinstance(made, dict) else None
@@ -305,11 +308,13 @@ def _nothing(rows: int) -> None:
 
 
 def _step_sizes(module: PrivateModule) -> list[str]:
-    """Numbers of the optimizer that are not finite; torch refuses negative ones only."""
+    """Finds numbers of the optimizer that are not finite; torch only refuses negative ones."""
     problems = []
     for optimizer in optimizers_of(module):
         for name, value in optimizer.defaults.items():
             values = value if isinstance(value, tuple | list) else (value,)
             if any(isinstance(v, float) and not math.isfinite(v) for v in values):
-                problems.append(f"the optimizer's {name} is {value}, and steps would not be finite. HINT: {name}=0.01.")
+                problems.append(
+                    f"the optimizer's {name} is {value}, and steps would not be finite. HINT: use {name}=0.01."
+                )
     return problems

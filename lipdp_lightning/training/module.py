@@ -21,22 +21,21 @@ from .checkpoints import restore_statistics
 
 @dataclass(frozen=True)
 class ClippedLoss(Loss):
-    """The same loss values; backward, each example's cotangent at the logits has norm at most ``radius``.
+    """A loss with the same values, whose cotangent at each example's logits is clipped to norm ``radius``.
 
-    The radius applies to the gradient of the example's whole loss: nothing may divide the loss in
-    between. It brings back part of per-sample clipping's bias, and with one trained layer on
-    unit-norm inputs it is per-sample clipping.
+    The radius applies to the gradient of the example's whole loss, so nothing may divide the loss in
+    between. Clipping biases the gradient; with one trained layer on unit-norm inputs, it is per-sample clipping.
     """
 
     loss: Loss
     radius: float
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of each example."""
+        """Returns the loss of each example."""
         return self.loss.per_example(CotangentClip(self.radius)(logits), target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
-        """Return the smaller of the loss's Lipschitz constant and the radius."""
+        """Returns the smaller of the loss's Lipschitz constant and the radius."""
         return min(self.loss.lipschitz(shape), self.radius)
 
 
@@ -47,19 +46,23 @@ Task = Literal["classification", "binary", "regression"]
 class PrivateModule(lightning.LightningModule):
     """Trains ``network`` on batches (x, y, example ids) of a private data set.
 
-    The input of every example is bounded here, so the certificate may rely on it. The training loss is
-    a sum over examples, never a mean, and is not logged: it is a function of private data.
+    The module bounds the input of every example, so the certificate may rely on that bound. The training loss is
+    a sum over examples, never a mean, and is not logged, since it is a function of private data.
 
     Args:
-        network: any torch model of supported layers; its Linear, Conv and Dropout layers are swapped for
-            ones the mechanism can work with, and keep their state_dict keys.
-        loss: a name, a Loss, or a torch loss with reduction 'sum' or 'none'.
-        input_bound: every example's input is kept within this norm.
+        network: A torch model of supported layers; its Linear, Conv and Dropout layers are swapped for
+            layers that the mechanism can work with, and that keep their state_dict keys.
+        loss: A name, a Loss, or a torch loss with reduction 'sum' or 'none'.
+        input_bound: The largest norm of an example's input, which the module enforces.
         input_mode: 'clip' to the ball, or 'normalize' onto the sphere.
-        color_space: of RGB images, converted before the bound.
-        optimizer: makes the optimizer when no ``optimizer`` group is configured.
-        log_nonprivate: log the training loss under ``nonprivate/``; the report names it as released
+        color_space: The colour space to which RGB images are converted before the bound.
+        optimizer: Makes the optimizer if no ``optimizer`` group is configured.
+        log_nonprivate: Whether to log the training loss under ``nonprivate/``; the report says that it is released
             without privacy.
+
+    Example::
+
+        PrivateModule(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), loss="cross_entropy", input_bound=1.0)
     """
 
     def __init__(
@@ -79,9 +82,9 @@ class PrivateModule(lightning.LightningModule):
         self.log_nonprivate = log_nonprivate
         self._make_optimizer = optimizer
         self.task: Task = _task(self.loss)
-        # of a temperature scaling after training: evaluations and predictions divide class scores by it
+        # temperature scaling after training sets it; evaluations and predictions divide class scores by it
         self.output_temperature = 1.0
-        self.rows_to_multiple_of = 1  # of the rows that the network is given in training
+        self.rows_to_multiple_of = 1  # in training, the network's rows are padded to a multiple of this
         self._metrics = nn.ModuleDict()
 
     @property
@@ -92,26 +95,26 @@ class PrivateModule(lightning.LightningModule):
     # ---- private training
 
     def private_loss(self, radius: float | None) -> Loss:
-        """Return the loss with each example's cotangent at the logits clipped to a radius, the plan's loss_clip."""
+        """Returns the loss whose cotangents at the logits are clipped to a radius, the plan's loss_clip."""
         plain = self.loss.loss if isinstance(self.loss, ClippedLoss) else self.loss
         return plain if radius is None else ClippedLoss(plain, radius)
 
     def clip_loss(self, radius: float | None) -> None:
-        """Train with ``private_loss(radius)``."""
+        """Trains with ``private_loss(radius)``."""
         self.loss = self.private_loss(radius)
 
     def configure_callbacks(self) -> list[lightning.pytorch.Callback]:
-        """Refuse a Strategy that adds no noise."""
-        # the first hook of a run: nothing has been written yet, and no other Strategy adds noise
+        """Refuses a Strategy that adds no noise."""
+        # this is the first hook of a run, before anything is written; no other Strategy adds noise
         if self.trainer.state.fn == TrainerFn.FITTING and not hasattr(self.trainer.strategy, "mechanism"):
             raise ValueError(
                 f"PrivateModule is to be trained by {type(self.trainer.strategy).__name__}, which would release raw "
-                "gradients. HINT: Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
+                "gradients. HINT: use Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
             )
         return []
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # in training the Strategy decides what to use
+        # in training, the Strategy decides which statistics are used
         if self._trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
             restore_statistics(checkpoint, getattr(self.trainer, "datamodule", None))
 
@@ -119,13 +122,13 @@ class PrivateModule(lightning.LightningModule):
         return self.network(self.bounded_input(x if self.dtype != torch.float64 else x.double()))
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the summed loss of a batch, whose gradient the mechanism releases."""
+        """Returns the summed loss of a batch, whose gradient the mechanism releases."""
         x, y, ids = batch
         private = getattr(self.trainer.strategy, "mechanism", None)
         if private is None:
             raise ValueError(
                 "PrivateModule is trained without the private Strategy, and would release raw gradients. "
-                "HINT: Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
+                "HINT: use Trainer(strategy=PrivateStrategy(plan), ...), or `lipdp fit`."
             )
         drawn = len(x)
         x, y, ids = self._views(x, y, ids, private)
@@ -136,12 +139,12 @@ class PrivateModule(lightning.LightningModule):
             shares = self.trainer.accumulate_grad_batches * self.trainer.world_size
             share = private.plan.expected_batch_size * private.views / shares
             self.log("nonprivate/loss", total.detach() / share, sync_dist=True)
-        # Lightning divides by the number of micro-batches; the step releases a sum
+        # Lightning divides the loss by the number of micro-batches, and the step releases a sum
         micro_batches = self.trainer.accumulate_grad_batches
         return total if micro_batches == 1 else total * micro_batches
 
     def _summed_loss(self, x: Tensor, y: Tensor, private: Any) -> Tensor:
-        """Summed over rows; backward, the gradient of every row is bounded as the plan says."""
+        """Returns the loss summed over rows; on the way back, the gradient of every row is bounded as the plan says."""
         strategy: Any = self.trainer.strategy
         if strategy.clipper is not None:
             total: Tensor = strategy.clipper.total(
@@ -151,12 +154,12 @@ class PrivateModule(lightning.LightningModule):
         rows, padded = len(x), with_empty_rows(x, self.rows_to_multiple_of)
         logits = self._output(padded)
         factor = private.scaling.example_factor(len(padded), logits.device)
-        if padded is not x:  # the cotangents of further rows are zero
+        if padded is not x:  # the cotangents of the appended rows are zero
             logits, factor = logits[:rows], None if factor is None else factor[:rows]
         return self.loss.per_example(logits if factor is None else scale_cotangent(logits, factor), y).sum()
 
     def _output(self, x: Tensor) -> Tensor:
-        """What forward returns; hooks on this module, as loggers have them, see copies and change nothing."""
+        """Returns the output of forward; hooks on this module, such as those of loggers, receive copies."""
         output: Tensor = self.forward(x)
         if self._forward_hooks or self._forward_pre_hooks:
             self._show(x, output)
@@ -171,7 +174,7 @@ class PrivateModule(lightning.LightningModule):
             after(self, (x.clone(),), *between, output.clone())
 
     def _views(self, x: Tensor, y: Tensor, ids: Tensor, private: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """One row per view, where the Strategy makes views of an example; the mechanism divides by their number."""
+        """Returns one row per view, if the Strategy makes views of examples; the mechanism divides by their number."""
         strategy: Any = self.trainer.strategy
         views = getattr(strategy, "views", None)
         if (1 if views is None else views.number) != private.views:
@@ -202,7 +205,7 @@ class PrivateModule(lightning.LightningModule):
         return outputs if self.output_temperature == 1.0 else outputs / self.output_temperature
 
     def _evaluate(self, batch: Any, stage: str) -> dict[str, Tensor]:
-        """Logs loss and metric; the network's outputs, for callbacks, without the temperature."""
+        """Logs loss and metric, and returns the network's outputs, without the temperature, for callbacks."""
         x, y = batch[0], batch[1]
         outputs = self(x)
         logits = self._scaled(outputs)
@@ -215,19 +218,19 @@ class PrivateModule(lightning.LightningModule):
         return {"outputs": outputs.detach()}
 
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Log loss and metric of held-out rows."""
+        """Logs loss and metric of held-out rows."""
         return self._evaluate(batch, "validation")
 
     def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Log loss and metric of test rows."""
+        """Logs loss and metric of test rows."""
         return self._evaluate(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the network's outputs."""
+        """Returns the network's outputs."""
         return self._scaled(self(batch[0]))
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer of the constructor; Adam where there is none."""
+        """Returns the constructor's optimizer, or Adam if there is none."""
         if self._make_optimizer is not None:
             return self._make_optimizer(p for p in self.parameters() if p.requires_grad)
         return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)

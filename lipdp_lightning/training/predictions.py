@@ -1,4 +1,4 @@
-"""What a module puts out on held-out or public rows, and the temperature that is stored beside its weights."""
+"""Outputs of a module for held-out or public rows, and the temperature that is stored beside its weights."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ TEMPERATURE_FILE = "temperature.json"
 
 
 def loss_temperature(module: Any) -> float:
-    """Return the temperature that the loss divides logits by; 1 where it has none."""
+    """Returns the temperature by which the loss divides logits; 1 if it has none."""
     loss = getattr(module.loss, "loss", module.loss)
     return float(getattr(loss, "temperature", 1.0))
 
 
 def class_scores(module: Any, outputs: Tensor) -> Tensor:
-    """Return outputs as the logits that the loss turns into probabilities; those of a binary task as one per row."""
+    """Returns the logits that the loss turns into probabilities; a binary task has one per row."""
     scores = outputs.double() / loss_temperature(module)
     return scores.reshape(-1) if module.task == "binary" else scores
 
 
 @torch.no_grad()
 def predict_rows(module: Any, data: Any, loader: Any, most: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outputs, targets and ids of a loader's rows, or of the first ``most``, on the CPU; in evaluation mode."""
+    """Returns outputs in evaluation mode, targets and ids of a loader's rows, or of the first ``most``, on the CPU."""
     was_training = module.training
     module.eval()
     # a float64 network takes float64 rows; mixed precision is not used here
@@ -50,7 +50,7 @@ def predict_rows(module: Any, data: Any, loader: Any, most: int | None = None) -
 
 
 def held_out_labels(loader: Any) -> Tensor:
-    """Return the labels of a loader's rows; features in a file are not read where that can be avoided."""
+    """Returns the labels of a loader's rows, without reading features from a file if possible."""
     rows = loader.dataset
     if hasattr(rows, "y") and hasattr(rows, "index"):
         labels: Tensor = rows.y if rows.index is None else rows.y[rows.index]
@@ -59,7 +59,7 @@ def held_out_labels(loader: Any) -> Tensor:
 
 
 def read_temperature(directory: str | Path | None) -> dict[str, Any] | None:
-    """Return the stored temperature scaling of a run directory; None where there is none."""
+    """Returns the stored temperature scaling of a run directory, or None if there is none."""
     file = None if directory is None else Path(directory) / TEMPERATURE_FILE
     if file is None or not file.exists():
         return None
@@ -70,7 +70,7 @@ def read_temperature(directory: str | Path | None) -> dict[str, Any] | None:
             raise ValueError(f"temperature {value!r} is not positive")
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ValueError(
-            f"{file} cannot be read ({error}). HINT: restore it from a backup; without it the run's probabilities are "
-            "others, and a second fit on private rows would spend its epsilon again."
+            f"{file} cannot be read ({error}). HINT: restore it from a backup; without it the run's probabilities "
+            "change, and a second fit on private rows would spend its epsilon again."
         ) from error
     return dict(content)

@@ -1,4 +1,4 @@
-"""The processes of a run: DDP without its reducer, what ranks agree on, and errors of one that all must raise."""
+"""The processes of a run: DDP without its reducer, agreement among ranks, and errors that all ranks must raise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 Result = TypeVar("Result")
-# what gloo, NCCL and the store of torch.distributed say when the other side of a connection is gone
+# messages of gloo, NCCL and the store of torch.distributed if the other side of a connection is gone
 _GONE = re.compile(
     r"connection (closed|reset|refused|was likely closed)|closed by peer|broken pipe|gloo|nccl|tcpstore|socket|"
     r"timed out|remote process",
@@ -24,14 +24,14 @@ _GONE = re.compile(
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a run, seen from one of them. With a single process nothing is sent."""
+    """The processes of a run, seen from one of them; a single process sends nothing."""
 
     rank: int
     world_size: int
     device: torch.device
 
     def gather(self, own: bytes) -> list[bytes]:
-        """Return every rank's bytes, in rank order; all must be of one length."""
+        """Returns every rank's bytes, in rank order; all must be of one length."""
         if self.world_size == 1:
             return [own]
         sent = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(self.device)
@@ -40,7 +40,7 @@ class Ranks:
         return [bytes(tensor.tolist()) for tensor in received]
 
     def gather_objects(self, own: Any) -> list[Any]:
-        """Return every rank's object, in rank order."""
+        """Returns every rank's object, in rank order."""
         if self.world_size == 1:
             return [own]
         received: list[Any] = [None] * self.world_size
@@ -48,11 +48,11 @@ class Ranks:
         return received
 
     def agree(self, own: bytes) -> bytes:
-        """Return one digest of every rank's bytes, the same on all: what differs on any rank changes it everywhere."""
+        """Returns one digest of all ranks' bytes, the same on every rank."""
         return own if self.world_size == 1 else hashlib.sha256(b"".join(self.gather(own))).digest()
 
     def voted(self, *votes: bool) -> list[bool]:
-        """Return for each vote whether any rank has cast it; all ranks call this at the same point of their program."""
+        """Returns for each vote whether any rank has cast it; all ranks must call this at the same point."""
         if self.world_size == 1:
             return list(votes)
         counts = torch.tensor([int(vote) for vote in votes], device=self.device)
@@ -60,7 +60,7 @@ class Ranks:
         return [bool(count) for count in counts.tolist()]
 
     def from_first(self, action: Callable[[], Result]) -> Result:
-        """Return the result of ``action`` on rank 0; where it fails there, every rank raises instead of waiting."""
+        """Returns the result of ``action`` on rank 0; if it fails there, every rank raises instead of waiting."""
         result: Any = None
         problem: Exception | None = None
         if self.rank == 0:
@@ -82,7 +82,7 @@ class Ranks:
         return result if self.rank == 0 else received
 
     def first_does(self, action: Callable[[], None]) -> None:
-        """Let rank 0 act, at the price of one small all-reduce; where it fails there, every rank raises."""
+        """Lets rank 0 act, at the cost of one small all-reduce; if the action fails, every rank raises."""
         problem: Exception | None = None
         if self.rank == 0:
             try:
@@ -95,7 +95,7 @@ class Ranks:
             self.raise_together(problem)
 
     def raise_together(self, problem: Exception | None) -> None:
-        """Raise on every rank what any of them has found."""
+        """Raises an error on every rank if any of them has a problem."""
         if self.world_size == 1:
             if problem is not None:
                 raise problem
@@ -108,7 +108,7 @@ class Ranks:
                 raise ValueError(f"rank {rank} cannot go on: {message}")
 
     def check_equal(self, own: Mapping[str, bytes]) -> None:
-        """Refuse ranks whose digests of the named things differ."""
+        """Refuses ranks whose digests of the named values differ."""
         everyone = self.gather_objects(dict(own))
         for name, value in everyone[0].items():
             others = [rank for rank, digests in enumerate(everyone) if digests[name] != value]
@@ -119,7 +119,7 @@ class Ranks:
                 )
 
     def check_in_step(self, step: int, checksum: bytes) -> None:
-        """Refuse to go on with ranks whose weights or bounds are no longer the same."""
+        """Refuses to continue if the weights or bounds of ranks are no longer the same."""
         everyone = self.gather(checksum)
         others = [rank for rank, found in enumerate(everyone) if found != everyone[0]]
         if others:
@@ -137,7 +137,7 @@ def _listed(ranks: list[int]) -> str:
 
 
 def lost_process(error: BaseException) -> str | None:
-    """Return what a collective operation says of a process that is gone, in one line; None of another error."""
+    """Returns the message of a collective operation that has lost a process, in one line; None for another error."""
     distributed = isinstance(error, torch.distributed.DistError) if hasattr(torch.distributed, "DistError") else False
     text = " ".join(str(error).split())
     if not distributed and not (type(error) is RuntimeError and _GONE.search(text)):
@@ -146,7 +146,7 @@ def lost_process(error: BaseException) -> str | None:
 
 
 class ProcessStrategy(DDPStrategy):
-    """Starts and connects processes as DDP does; gradients are left to the one sum of a private step."""
+    """Starts and connects processes as DDP does, and leaves gradients to the one sum of a private step."""
 
     @property
     def connected(self) -> lightning.LightningModule:
@@ -160,14 +160,14 @@ class ProcessStrategy(DDPStrategy):
         return Ranks(self.global_rank, self.world_size, self.root_device)
 
     def setup_distributed(self) -> None:
-        """Connect the processes; one that is alone needs no process group, nor the port and threads of one."""
+        """Connects the processes; a single one needs no process group, with its port and threads."""
         if self.num_nodes * self.num_processes > 1:
             super().setup_distributed()
         else:
             self.set_world_ranks()
 
     def setup_evaluation(self, trainer: lightning.Trainer) -> None:
-        """Do what setup does where nothing is trained."""
+        """Runs the part of setup that an evaluation needs."""
         if self.world_size > 1:
             super().setup(trainer)
             return
@@ -178,13 +178,13 @@ class ProcessStrategy(DDPStrategy):
         self.setup_precision_plugin()
 
     def configure_ddp(self) -> None:
-        """Do without a reducer: gradients meet once, with their noise. Rank 0's initial weights go to all."""
+        """Copies rank 0's weights to all ranks, without a reducer: gradients are summed once, with their noise."""
         for tensor in (*self.connected.parameters(), *self.connected.buffers()):
             self._from_first(tensor.data)
 
     def _from_first(self, tensor: Tensor) -> None:
         if self.world_size > 1:
-            dense = tensor.contiguous()  # channels_last is not, and a collective wants it
+            dense = tensor.contiguous()  # collectives need contiguous memory, unlike channels_last
             torch.distributed.broadcast(dense, src=0)
             tensor.copy_(dense)
 

@@ -1,4 +1,4 @@
-"""Public numbers of a mechanism as rows of a table."""
+"""The public numbers of a mechanism as rows of a table."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from ..bounds.certificate import Certificate
 from ..mechanism.step import Mechanism
 
-ON_BOUNDARY = 0.9  # a certified norm within 10 % of its maximum: the slack of cheap norm updates
+ON_BOUNDARY = 0.9  # a certified norm counts as maximal within 10 %, since cheap norm updates are loose
 
 
 def group_rows(mechanism: Mechanism) -> list[dict[str, Any]]:
-    """Return one row per parameter group: bounds, noise and norms, all functions of released weights."""
+    """Returns one row per parameter group: bounds, noise and norms, all functions of released weights."""
     sensitivities, deviations = mechanism.sensitivities(), mechanism.deviations()
     norms = mechanism.boundary()
     if not mechanism.certificate.nodes:  # no bound of the network was used
@@ -48,7 +48,7 @@ def group_rows(mechanism: Mechanism) -> list[dict[str, Any]]:
 
 
 def averaged_rows(certificate: Certificate, maxima: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """Return one row per parameter group of weights without noise of their own, such as an average."""
+    """Returns one row per parameter group of weights without noise of their own, such as an average."""
     worst_case = certificate.sensitivities("worst_case")
     return [
         {

@@ -1,4 +1,4 @@
-"""What a run directory holds, and whether a command may use it."""
+"""The run directory: its files, and checks whether a command may use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..run_names import (
     STEPS_FILE,
 )
 
-# what claim() writes before run.json says that there is a run, in this order
+# the files that claim() writes, in this order, before run.json exists
 _FIRST = (LOCK_FILE, CONFIG_FILE, PLAN_FILE, STEPS_FILE)
 _WRITTEN_BY_FIT = "HINT: --run_dir names what lipdp fit has written."
 
@@ -52,7 +52,7 @@ class RunDirectory:
 
     @property
     def statistics(self) -> Path:
-        """What was released before the first step."""
+        """The statistics that were released before the first step."""
         return self.path / STATISTICS_FILE
 
     @property
@@ -72,7 +72,7 @@ class RunDirectory:
         return str(record.get("id", self._fresh_id)) if record is not None else self._fresh_id
 
     def record(self) -> dict[str, Any] | None:
-        """Return the content of run.json; None where there is none."""
+        """Returns the content of run.json, or None if it does not exist."""
         file = self.path / RUN_FILE
         try:
             record = read_json(file)
@@ -91,7 +91,7 @@ class RunDirectory:
         return record
 
     def require(self) -> dict[str, Any]:
-        """Return the record of a run that is there and is this user's; ValueError says what the path is instead."""
+        """Returns the record of this user's run; raises ValueError if the path is something else."""
         if not self.path.is_dir():
             what = "is a file" if os.path.lexists(self.path) else "does not exist"
             raise ValueError(f"--run_dir {self.path} is not a run directory: it {what}. {_WRITTEN_BY_FIT}")
@@ -102,7 +102,7 @@ class RunDirectory:
         return record
 
     def check_owner(self) -> None:
-        """Refuse a directory that belongs to another user."""
+        """Refuses a directory that belongs to another user."""
         owner = os.stat(self.path).st_uid
         if owner != os.geteuid():
             raise ValueError(
@@ -129,7 +129,7 @@ class RunDirectory:
         return f"it holds {', '.join(names[:3])}{' and more' if names[3:] else ''}. {_WRITTEN_BY_FIT}"
 
     def _begun(self, names: list[str]) -> bool:
-        """Whether these are what a :meth:`claim` that did not end leaves, and nothing else; no step was taken then."""
+        """Returns whether an interrupted :meth:`claim` has left these files, before any step was taken."""
         kept = [name for name in names if not is_left_over(name)]
         if any(name not in _FIRST for name in kept) or (kept and LOCK_FILE not in kept):
             return False
@@ -137,14 +137,14 @@ class RunDirectory:
         return not steps.exists() or steps.stat().st_size == 0
 
     def configuration(self) -> str:
-        """Return the text of config.yaml."""
+        """Returns the text of config.yaml."""
         try:
             return read_text(self.config)
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.config} cannot be read ({error}). HINT: restore it from a backup.") from error
 
     def content(self, name: str) -> dict[str, Any]:
-        """Return the content of one of the JSON files."""
+        """Returns the content of one of the JSON files."""
         file = self.path / name
         try:
             content = read_json(file)
@@ -155,11 +155,11 @@ class RunDirectory:
         return content
 
     def made_here(self) -> bool:
-        """Return whether the configuration in this directory was written here by this user, and not copied to it."""
+        """Returns whether the configuration in this directory was written here by this user, and not copied to it."""
         return (self.record() or {}).get("place") == place_of(self.path)
 
     def check(self, plan_digest: str) -> bool:
-        """Return whether to continue an unfinished run of the same plan; refuses what must not be continued."""
+        """Returns whether to continue an unfinished run of the same plan; refuses what must not be continued."""
         if not os.path.lexists(self.path):
             return False
         if not self.path.is_dir():
@@ -189,10 +189,17 @@ class RunDirectory:
         return True
 
     def claim(self, plan_digest: str, plan: dict[str, Any], config: str) -> bool:
-        """Take the directory, once everything else has been checked; whether an unfinished run is continued.
+        """Takes the directory after all other checks, and returns whether an unfinished run is continued.
 
-        One process holds it until it ends. The configuration of a continued run stays the one it was started
-        with.
+        One process holds it until it ends. A continued run keeps the configuration with which it was started.
+
+        Args:
+            plan_digest: The digest of the plan.
+            plan: The plan, for plan.json.
+            config: The resolved configuration, for config.yaml.
+
+        Raises:
+            ValueError: If the directory must not be used, or another process uses it.
         """
         if self._lock is None:
             self.check(plan_digest)
@@ -200,8 +207,8 @@ class RunDirectory:
                 self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
         remove_left_overs(self.path)
-        continued = self.check(plan_digest)  # again: another process may have finished the run meanwhile
-        if not continued:  # a death in between leaves what the next claim takes up: see _begun
+        continued = self.check(plan_digest)  # another process may have finished the run meanwhile
+        if not continued:  # if the process dies in between, the next claim finds these files: see _begun
             write_bytes_atomically(self.config, config.encode("utf-8", "backslashreplace"))
             write_bytes_atomically(self.path / PLAN_FILE, json.dumps(plan, indent=1).encode())
             write_bytes_atomically(self.steps, b"")
@@ -214,21 +221,21 @@ class RunDirectory:
         return continued
 
     def mark(self, status: str, plan_digest: str, **facts: Any) -> None:
-        """Say in run.json what has become of the run."""
+        """Writes the status of the run into run.json."""
         before = self.record() or {}
         place = before.get("place", "") if before else place_of(self.path)
         record = {"format": FORMAT, "status": status, "plan": plan_digest, "id": self.id, "place": place, **facts}
         write_bytes_atomically(self.path / RUN_FILE, json.dumps(record, indent=1).encode())
 
     def release(self) -> None:
-        """Let another process, or another Trainer of this one, take the directory."""
+        """Lets another process, or another Trainer of this one, take the directory."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def _take_lock(self) -> None:
         with naming(self.path / LOCK_FILE, "Nothing was written."):
-            # not truncated: the times of this file tell the directory from a copy
+            # the file is not truncated, since its times tell the directory from a copy
             lock = open(self.path / LOCK_FILE, "a")  # noqa: SIM115 - held until the process ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

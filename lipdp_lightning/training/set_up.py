@@ -1,4 +1,4 @@
-"""Every reason to refuse a training set-up, found before the first step and reported at once."""
+"""Checks of a training set-up before its first step, which report all problems at once."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def require_exact_products(device: torch.device, deterministic: bool = False) ->
     """Switches off TF32 and other reduced products in this process, which torch allows by default in convolutions.
 
     Args:
-        device: that the run trains on.
-        deterministic: whether a GPU has to repeat its bits; a CPU always does.
+        device: The device on which the run trains.
+        deterministic: Whether a GPU must repeat its bits; a CPU always does.
 
     Raises:
-        ValueError: if the environment forces other products, or bits that do not repeat.
+        ValueError: If the environment forces other products, or bits that do not repeat.
     """
     require_exact_arithmetic()
     check_exact_arithmetic()
@@ -47,12 +47,16 @@ def require_exact_products(device: torch.device, deterministic: bool = False) ->
 
 
 def steps_per_epoch(plan: PrivacyPlan) -> int:
-    """Return the number of steps after which each example has been drawn once on average."""
+    """Returns the number of steps after which each example has been drawn once on average."""
     return max(1, round(1 / plan.sample_rate))
 
 
 def matching_modules(network: torch.nn.Module, patterns: tuple[tuple[str, float], ...]) -> dict[str, float]:
-    """Return module path -> radius for every leaf module that a pattern names; a pattern must name one."""
+    """Returns the radius of every leaf module that matches a pattern, by its path.
+
+    Raises:
+        ValueError: If a pattern matches no module.
+    """
     leaves = [path for path, m in network.named_modules() if path and not list(m.children())]
     found: dict[str, float] = {}
     for pattern, radius in patterns:
@@ -69,13 +73,13 @@ def matching_modules(network: torch.nn.Module, patterns: tuple[tuple[str, float]
 def make_certifier(
     trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any, norms: NormSource | None = None
 ) -> Certifier:
-    """Return the certifier of a module under a plan: its clipped loss, its cotangent clips, the trainer's precision."""
+    """Returns the certifier of a module under a plan, with its clipped loss, its cotangent clips and the precision."""
     kind: Any = Certifier
     if plan.clips_examples or plan.scaling == "none":
         from ..clipping.clipped_groups import ClippedGroups
 
         kind = partial(ClippedGroups, plan)
-    with torch.compiler.set_stance("force_eager"):  # a compiled network is traced as it is written
+    with torch.compiler.set_stance("force_eager"):  # tracing needs the network's own code, not compiled code
         certifier: Certifier = kind(
             module.network, data.input_shape, module.input_bound, module.private_loss(plan.loss_clip),
             norms=norms, compute_dtype=PRECISIONS.get(str(trainer.precision), torch.float32),
@@ -85,7 +89,7 @@ def make_certifier(
 
 
 def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: Any) -> None:
-    """Raise one ValueError that lists all that is wrong, each with its HINT."""
+    """Raises one ValueError that lists all problems of a set-up, each with its HINT, if there are any."""
     problems = [
         *_plan(trainer, strategy),
         *_trainer(trainer, strategy),
@@ -109,7 +113,7 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
 
 
 def refuse(problems: Sequence[str]) -> None:
-    """Raise one ValueError with all problems, if there are any."""
+    """Raises one ValueError with all problems, if there are any."""
     if problems:
         texts = [re.sub(r"\s*\n\s*HINT:", " HINT:", problem) for problem in problems]
         problems = list(dict.fromkeys(line for text in texts for line in text.splitlines()))
@@ -124,12 +128,14 @@ def _none(*_: Any) -> list[str]:
 def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:
     plan = strategy.plan
     if plan is None:
-        return ["the Strategy has no plan. HINT: PrivateStrategy(plan=PrivacyPlan.create(...)), or a privacy group."]
+        return [
+            "the Strategy has no plan. HINT: use PrivateStrategy(plan=PrivacyPlan.create(...)), or a privacy group."
+        ]
     problems = []
     if trainer.max_steps is None or trainer.max_steps < 0:
         problems.append(
             f"max_steps is {trainer.max_steps}; the guarantee covers {plan.steps} steps and no more. "
-            f"HINT: Trainer(max_steps={plan.steps}, max_epochs=-1)."
+            f"HINT: use Trainer(max_steps={plan.steps}, max_epochs=-1)."
         )
     elif trainer.max_steps > plan.steps:
         problems.append(
@@ -137,21 +143,21 @@ def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:
             "HINT: plan more steps (privacy.epochs or privacy.steps), and the noise is calibrated to them."
         )
     if strategy.noise_mode not in ("distributed", "replicated"):
-        problems.append(f"noise_mode={strategy.noise_mode!r} is unknown. HINT: 'distributed' or 'replicated'.")
+        problems.append(f"noise_mode={strategy.noise_mode!r} is unknown. HINT: use 'distributed' or 'replicated'.")
     if strategy.fixed_secret is not None and len(strategy.fixed_secret) != 16:
         problems.append("fixed_secret is not 16 bytes. HINT: leave it out; it is an option for tests.")
     every = strategy.checksum_every_n_steps
     if every is not None and not (isinstance(every, int) and every >= 1):
-        problems.append(f"checksum_every_n_steps={every!r} is no number of steps. HINT: 100, or null.")
+        problems.append(f"checksum_every_n_steps={every!r} is no number of steps. HINT: use 100, or null.")
     if plan.scaling == "batch_max" and strategy.world_size > 1:
         problems.append(
             f"scaling 'batch_max' divides by what one process sees of the batch, and {strategy.world_size} processes "
-            "would end with different weights. HINT: one process, or a certified scaling."
+            "would end with different weights. HINT: use one process, or a certified scaling."
         )
     size = strategy.physical_batch_size
     if size is not None and not (isinstance(size, int) and size >= 1):
         problems.append(
-            f"physical_batch_size={size!r} is no number of examples. HINT: 256, or null for one micro-batch."
+            f"physical_batch_size={size!r} is no number of examples. HINT: use 256, or null for one micro-batch."
         )
     elif trainer.accumulate_grad_batches not in (1, strategy.chunks):
         problems.append(
@@ -168,20 +174,20 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
     if getattr(trainer.precision_plugin, "scaler", None) is not None or precision.startswith("16"):
         problems.append(
             f"precision={precision!r} scales the loss by a factor that follows the data. "
-            "HINT: 'bf16-mixed' or '32-true'."
+            "HINT: use 'bf16-mixed' or '32-true'."
         )
     elif precision not in PRECISIONS:
         problems.append(
             f"precision={precision!r} keeps gradients in fewer bits than the bound on their sum needs. "
-            f"HINT: one of {', '.join(PRECISIONS)}."
+            f"HINT: use one of {', '.join(PRECISIONS)}."
         )
-    if trainer._accelerator_connector.use_distributed_sampler:  # Lightning keeps the option nowhere else
+    if trainer._accelerator_connector.use_distributed_sampler:  # Lightning has no public name for this option
         problems.append(
             "use_distributed_sampler=True would rebuild the Poisson sampler around shuffled shards, which the "
-            "accountant does not describe. HINT: Trainer(use_distributed_sampler=False)."
+            "accountant does not describe. HINT: use Trainer(use_distributed_sampler=False)."
         )
     if getattr(trainer, "fast_dev_run", False):
-        problems.append("fast_dev_run cuts the run short in its own way. HINT: trainer.max_steps=2.")
+        problems.append("fast_dev_run cuts the run short in its own way. HINT: use trainer.max_steps=2.")
     elif trainer.limit_train_batches not in (1.0, None):
         problems.append(
             f"limit_train_batches={trainer.limit_train_batches} cuts logical steps apart. "
@@ -190,14 +196,16 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
     overfit: Any = getattr(trainer, "overfit_batches", 0)
     if overfit:
         problems.append(f"overfit_batches={overfit} repeats a sample. HINT: use a small public data set.")
-    if trainer._detect_anomaly:  # Lightning keeps the option nowhere else
+    if trainer._detect_anomaly:  # Lightning has no public name for this option
         problems.append(
             "detect_anomaly=True ends the run when an example's gradient is not finite, which tells that the example "
             "is there. HINT: leave it out; rows that are not finite are zeroed."
         )
     every = trainer.check_val_every_n_epoch
     if every is not None and every < 1:
-        problems.append(f"check_val_every_n_epoch={every}. HINT: limit_val_batches=0 turns validation off.")
+        problems.append(
+            f"check_val_every_n_epoch={every} is not positive. HINT: limit_val_batches=0 turns validation off."
+        )
     if strategy.plan is not None and isinstance(trainer.val_check_interval, int) and every is not None:
         batches = steps_per_epoch(strategy.plan) * strategy.chunks
         if trainer.val_check_interval > batches:
@@ -220,14 +228,14 @@ def _other_strategy(given: Any) -> str:
 
 
 def refuse_strategy(given: Any) -> ValueError:
-    """Return the error for a strategy that is not the private one."""
+    """Returns the error for a strategy that is not the private one."""
     return ValueError(_other_strategy(given))
 
 
 def _loggers(trainer: lightning.Trainer) -> list[str]:
     return [
         f"{type(logger).__name__}(log_model={vars(logger)['_log_model']!r}) uploads checkpoints, and those to resume "
-        "from hold the run's secret. HINT: log_model=False, and publish the result of `lipdp export`."
+        "from hold the run's secret. HINT: set log_model=False, and publish the result of `lipdp export`."
         for logger in trainer.loggers
         if vars(logger).get("_log_model")  # W&B offers no public name for this setting
     ]
@@ -249,7 +257,7 @@ def _callbacks(trainer: lightning.Trainer, module: Any) -> list[str]:
         if isinstance(monitor, str) and type(module) is PrivateModule and not monitor.startswith(_MONITORED):
             problems.append(
                 f"callback {name} monitors {monitor!r}, which nothing logs; on training data it would not be private. "
-                "HINT: 'validation/loss', and 'validation/accuracy' or 'validation/mae'."
+                "HINT: use 'validation/loss', and 'validation/accuracy' or 'validation/mae'."
             )
     return problems
 
@@ -263,7 +271,8 @@ def _data(data: Any, module: Any, plan: PrivacyPlan | None) -> list[str]:
     if not _is_private_data(data):
         return [
             "training data must come from a PrivateDataModule, which the plan's Poisson sampler can drive; a loader of "
-            "shuffled batches is not what the accountant assumes. HINT: data_modules.PrivateDataModule, under 40 lines."
+            "shuffled batches is not what the accountant assumes. HINT: derive from data_modules.PrivateDataModule, in "
+            "under 40 lines."
         ]
     try:
         data.setup("fit")
@@ -290,24 +299,24 @@ def _data(data: Any, module: Any, plan: PrivacyPlan | None) -> list[str]:
         problems.append(
             f"the plan protects one {plan.unit} of at most {plan.max_examples_per_unit} rows, and the data module "
             f"declares one {unit} of at most {rows}: the epsilon would be for another unit. "
-            f"HINT: unit='{unit}', max_examples_per_unit={rows}."
+            f"HINT: use unit='{unit}', max_examples_per_unit={rows}."
         )
     if plan.preliminary and getattr(data, "samples_groups", False):
         problems.append(
             "the data module draws groups, and a statistic sums all rows of a group: its noise covers one row of each. "
-            "HINT: no private statistics, or a grouping that draws rows."
+            "HINT: use no private statistics, or a grouping that draws rows."
         )
     declared = tuple(getattr(data, "preliminary", ()))
     if declared != plan.preliminary:
         problems.append(
             f"the data module releases the statistics {list(declared)} before the first step, and the plan accounts "
-            f"for {list(plan.preliminary)}. HINT: PrivacyPlan.create(preliminary=data.preliminary, ...)."
+            f"for {list(plan.preliminary)}. HINT: use PrivacyPlan.create(preliminary=data.preliminary, ...)."
         )
     return problems
 
 
 def _shares(trainer: lightning.Trainer, data: Any) -> list[str]:
-    """Shares of held-out batches that are less than one batch; Lightning's own message would say how many there are."""
+    """Refuses shares of held-out rows below one batch; Lightning's own message would state the number of batches."""
     problems = []
     for name, loader in (("limit_val_batches", "val_dataloader"), ("limit_test_batches", "test_dataloader")):
         share = getattr(trainer, name)
@@ -315,12 +324,12 @@ def _shares(trainer: lightning.Trainer, data: Any) -> list[str]:
             continue
         try:
             batches = getattr(data, loader)()
-        except ValueError:  # no held-out rows
+        except ValueError:  # there are no held-out rows
             continue
         if batches and int(len(batches) * share) < 1:
             problems.append(
                 f"{name}={share} is less than one batch of the held-out rows. "
-                f"HINT: {name}=1.0, or a smaller data.init_args.eval_batch_size."
+                f"HINT: use {name}=1.0, or a smaller data.init_args.eval_batch_size."
             )
     return problems
 
@@ -328,7 +337,7 @@ def _shares(trainer: lightning.Trainer, data: Any) -> list[str]:
 def _certificate(
     trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any
 ) -> tuple[list[str], tuple[int, ...]]:
-    """What stands between the model and its noise: a mechanism is made, and not used; and the output's shape."""
+    """Returns the problems of making a mechanism, which is not used, and the shape of the model's output."""
     if plan.clips_examples:
         from ..clipping.samplers import clipping_problems
 

@@ -1,4 +1,4 @@
-"""The ``privacy`` group of a configuration: what a user chooses; the plan is derived from it."""
+"""The ``privacy`` group of a configuration, from which the plan is derived."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ _BUDGET = (
 
 
 class PrivacySettings:
-    """Choose epsilon or noise_multiplier, and epochs or steps; everything else has a default.
+    """The user's choices; epsilon or noise_multiplier and epochs or steps are needed, and the rest has defaults.
 
     Args:
-        epsilon: target of the whole run; the noise is calibrated to it.
-        noise_multiplier: instead of epsilon.
-        delta: default 1/N.
+        epsilon: target of the whole run, to which the noise is calibrated.
+        noise_multiplier: the noise itself; give either this or epsilon.
+        delta: delta of the guarantee; by default 1/N.
         epochs: expected passes over the data.
-        steps: instead of epochs.
+        steps: number of steps; give either this or epochs.
         batch_size: expected number of examples in a step; a constant of the plan.
-        scaling: how an example's gradient is scaled; 'batch_max' is not private.
-        allocation: how the noise is shared among parameter groups.
+        scaling: rule that scales an example's gradient; 'batch_max' is not private.
+        allocation: rule that shares the noise among parameter groups.
         group_weights: pattern -> share of the budget, for allocation 'custom'.
-        projection: what keeps the layers' norms.
+        projection: projection that limits the layers' norms.
         max_norm: largest norm of a layer, or pattern -> norm; null leaves every layer free.
-        free_layers: patterns of layers that no projection touches.
-        standardize: after a step, take the mean out of every kernel of a convolution, or equal norms too.
-        adjacency: whom the guarantee protects: add_remove or replace_one.
-        accountant: pld, prv or rdp; for replace_one pld answers whichever is named: only it has a form for it.
+        free_layers: patterns of layers that are not projected.
+        standardize: after a step, subtract the mean from every kernel of a convolution, or also equalise norms.
+        adjacency: relation of data sets that the guarantee protects: add_remove or replace_one.
+        accountant: pld, prv or rdp; for replace_one, pld always answers, since only it accounts for it exactly.
         loss_clip: clip each example's loss gradient to this norm.
-        cotangent_clip: pattern of modules -> radius; clips the cotangent at their output.
+        cotangent_clip: pattern of modules -> radius; clips the cotangents at their outputs.
         radius: radius of the scalings 'radius', 'exact' and 'exact_layerwise'.
         radius_quantile: track the radius as this private quantile.
         radius_noise_multiplier: noise of the quantile query, which joins the step.
-        scaling_floor: smallest n_ik (or joint norm) an example is divided by.
+        scaling_floor: smallest n_ik (or joint norm) by which an example is divided.
         secure: sum four draws for the noise of every coordinate; their law is normal out to 18.7 deviations.
-        max_examples_per_unit: rows that one protected unit may have; by default what the data module declares.
+        max_examples_per_unit: most rows of one protected unit; by default the number that the data module declares.
         allow_noncertified: needed for scaling 'batch_max'.
-        method: lipschitz, what the other settings say. worst_case and fix_lip (paper 000) replace scaling and
+        method: with lipschitz, the other settings decide. worst_case and fix_lip (paper 000) replace scaling and
             projection; dpsgd_flat, dpsgd_per_layer and dpsgd_ghost clip each example's gradient with opacus and bound
             no layer; nonprivate has neither clipping nor noise, and guarantees nothing.
-        clipping: of the dpsgd methods: local, global or automatic.
-        clip_norm: of the dpsgd methods: the norm that each example's gradient is clipped to.
+        clipping: clipping function of the dpsgd methods: local, global or automatic.
+        clip_norm: norm to which the dpsgd methods clip each example's gradient.
         switch_at: share of the steps after which switch_to is in force.
         switch_to: another clipping function, or another of the scalings worst_case, layerwise and joint.
-        physical_batch_size: largest expected micro-batch per process, in rows: a view is one.
+        physical_batch_size: largest expected micro-batch per process, in rows; a view is a row.
         noise_mode: distributed or replicated.
         deterministic: on a GPU, use algorithms that repeat their bits, so that a run that continues after a crash
-            repeats its steps; without, up to 50 steps count for each crash. A CPU always repeats its bits.
+            repeats its steps; otherwise up to 50 steps count for each crash. A CPU always repeats its bits.
     """
 
     def __init__(
@@ -100,22 +100,22 @@ class PrivacySettings:
 
     @property
     def epsilon(self) -> float | None:
-        """The target that noise is calibrated to; None where the noise is given."""
+        """The target to which noise is calibrated; None if the noise is given."""
         epsilon: float | None = self._chosen["epsilon"]
         return epsilon
 
     def budget(self) -> tuple[Any, ...]:
-        """Return all settings that decide the noise of a target, beside the size of the data set."""
+        """Returns all settings that decide the noise of a target, besides the size of the data set."""
         return tuple(self._chosen[name] for name in _BUDGET)
 
     def with_noise(self, noise_multiplier: float) -> PrivacySettings:
-        """Return the same settings with the noise given in place of the target."""
+        """Returns the same settings with the noise given in place of the target."""
         known = copy.copy(self)
         known._chosen = self._chosen | {"epsilon": None, "noise_multiplier": noise_multiplier}
         return known
 
     def of_unit(self, unit: str, rows: int) -> PrivacySettings:
-        """Return the settings for the unit that a data module declares: `example`, or `group` of up to `rows` rows."""
+        """Returns the settings for the unit that a data module declares: `example`, or `group` of up to `rows` rows."""
         given = self._chosen["max_examples_per_unit"]
         if unit == "example":
             return self  # rows per unit, if given, are the user's own statement about the rows
@@ -134,10 +134,10 @@ class PrivacySettings:
         input_bound: float | None = None,
         preliminary: tuple[tuple[str, float], ...] = (),
     ) -> PrivacyPlan:
-        """Return the frozen plan for a data set of declared size N and the statistics it releases.
+        """Returns the frozen plan for a data set of declared size N and the statistics that it releases.
 
         Raises:
-            ValueError: with every problem at once.
+            ValueError: If the settings have problems; it lists all of them.
         """
         chosen = dict(self._chosen)
         chosen["expected_batch_size"] = chosen.pop("batch_size")

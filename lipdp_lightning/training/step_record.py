@@ -1,4 +1,4 @@
-"""What each step was released from, so that a replay that is not the same release is caught before it happens."""
+"""The record of steps: it names what each step was released from, so that a replay with another release is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..privacy.keys import derive_key
 
 _LINE = re.compile(r"^([0-9a-f]{16}) (\d+) ([0-9a-f]{32})$")
 _DIVERGED = "diverged"
-# what a death in the middle of a line leaves of it; a power failure may leave zeros
+# the part of a line that a killed process may leave; a power failure may leave zeros
 _FRAGMENT = re.compile(r"^(\0*|[0-9a-f]{0,16}|[0-9a-f]{16} \d*|[0-9a-f]{16} \d+ [0-9a-f]{0,32}|[diverg]*)\0*$")
 _DIVERGENCE = re.compile(r"^diverged( [0-9a-f]{0,16}( \d*)?)?\0*$")
 _HALF = 16  # hex digits of a digest, and of its code
@@ -24,12 +24,12 @@ _HALF = 16  # hex digits of a digest, and of its code
 
 @dataclass(frozen=True)
 class RecordState:
-    """What a checkpoint keeps of the record, so that lines which are lost or edited later show.
+    """The state of the record in a checkpoint, by which lines that are lost or edited later are found.
 
-    Args:
-        lines: how many steps were on record when the checkpoint was written, of all branches.
-        last: the code of the last of them; empty where there was none.
-        boot: names the boot of the machine that wrote them; empty where that is not known.
+    Attributes:
+        lines: The number of steps on record, of all branches, when the checkpoint was written.
+        last: The code of the last one; empty if there was none.
+        boot: Names the boot of the machine that wrote them; empty if it is not known.
     """
 
     lines: int
@@ -37,12 +37,12 @@ class RecordState:
     boot: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain values."""
+        """Returns the state as plain values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, saved: Any) -> RecordState:
-        """Return the state that :meth:`to_dict` gave; ValueError if it is none."""
+        """Returns the state of :meth:`to_dict`; raises ValueError for other values."""
         kinds = {"lines": int, "last": str, "boot": str}
         if not isinstance(saved, dict) or {name: type(value) for name, value in saved.items()} != kinds:
             raise ValueError(
@@ -56,35 +56,35 @@ class RecordState:
 class _Entry:
     branch: str
     step: int
-    digest: str  # of what the step was released from, and a code over it and the line before
-    before: str  # the third word of the line before
+    digest: str  # a digest of what the step was released from, and a code over it and the previous line
+    before: str  # the third word of the previous line
 
 
 class StepRecord:
-    """One line per step: branch, step, and 64 bits of a keyed digest of what the step is released from, with a code.
+    """Keeps one line per step: branch, step, and 64 bits of a keyed digest of what it was released from, with a code.
 
-    A replay with the same secret draws the same Poisson sample. It costs nothing only if the release is the
-    same to the last bit; with other noise, the second release on one sample is not what the ledger counts. So
-    :meth:`take` is called before the release, and raises where a step that is on record starts from
-    another state, or has another sum. The branch is then marked: the next start, and every later one, continues from
-    the checkpoint with a new secret.
+    A replay with the same secret draws the same Poisson sample. It costs nothing only if the release has the same
+    bits; with other noise, it is a second release on one sample, which the ledger does not count. Hence
+    :meth:`take` is called before the release, and raises if a step on record starts from another state now, or has
+    another sum. The branch is then marked: the next start, and every later one, continues from the checkpoint with a
+    new secret.
 
-    Norms are kept by cheap updates that depend on when they were last exact; a checkpoint therefore holds what
-    they were last exact at.
+    Norms are kept by cheap updates that depend on when they were last exact, so a checkpoint holds the weights at
+    which they were.
 
-    The lines are a chain: the code of each, under a key of the branch's secret, covers the line before it, so that
-    lines which were edited, exchanged or left out show. How many there were at a checkpoint, and the last code, is in
-    the checkpoint; how many there must be at least beyond it follows from the reservations of the ledger, each of which
-    is written when the steps of the one before have been released.
+    The lines form a chain: the code of each line, under a key of the branch's secret, covers the previous line, so that
+    edited, exchanged and missing lines are found. A checkpoint holds the number of lines and the last code. The least
+    number of lines after it follows from the ledger's reservations, each of which is written when the steps of the
+    previous one have been released.
 
-    Lines are handed to the operating system before the release and survive the process's death. They are flushed to
-    the disk before a checkpoint is written, and not at every step, which would take longer than the step itself. A
-    power cut may therefore lose lines since the last checkpoint. The steps they were about are still reserved in the
-    ledger, on the disk: after a reboot, where reserved steps are not on record, :meth:`may_lack_steps` is true, the run
-    goes on with a new secret, and all of the reserved steps count as released.
+    Lines are passed to the operating system before the release, so they survive the process's death. They are flushed
+    to the disk before a checkpoint is written, and not at every step, which would take longer than the step itself. A
+    power cut may therefore lose lines since the last checkpoint, but the ledger on the disk still reserves their steps.
+    If reserved steps are not on record after a reboot, :meth:`may_lack_steps` returns True, the run continues with a
+    new secret, and all reserved steps count as released.
 
-    The digests are keyed by the secret and tell nothing without it; whoever has the secret can subtract the noise
-    anyway, and write another chain. The file is its owner's alone, like the checkpoint that holds the secret.
+    The digests are keyed by the secret and reveal nothing without it; whoever has the secret can subtract the noise
+    anyway, and write another chain. Only the owner can read the file, like the checkpoint that holds the secret.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -102,7 +102,7 @@ class StepRecord:
             text = read_bytes(path).decode("utf-8")
         except (OSError, ValueError) as error:
             raise _damaged(path, str(error)) from error
-        self._torn = bool(text) and not text.endswith("\n")  # a torn last line: its step was not released
+        self._torn = bool(text) and not text.endswith("\n")  # the step of an incomplete last line was not released
         for number, line in enumerate(text.split("\n"), 1):
             if found := _LINE.match(line):
                 self._append(found[1], int(found[2]), found[3])
@@ -122,20 +122,20 @@ class StepRecord:
     # ---- before the first step
 
     def state(self) -> RecordState:
-        """Return what a checkpoint that is written now keeps."""
+        """Returns the state for a checkpoint that is written now."""
         return RecordState(len(self._entries), self._last, boot_id())
 
     def require(self, branch: str, steps: range, key: bytes = b"", known: RecordState | None = None) -> None:
-        """Refuse a record that lacks steps which a branch has taken, or whose lines are not those that it wrote.
+        """Refuses a record that lacks steps of a branch, or whose lines are not those that the branch wrote.
 
         Args:
-            branch: as :func:`name_on_record` calls it.
-            steps: that the branch has taken, as far as the checkpoint and the ledger prove it.
-            key: of the branch's lines, from :func:`key_of_record`; without it, no code is checked.
-            known: what the checkpoint keeps of this record.
+            branch: The name from :func:`name_on_record`.
+            steps: The steps that the branch has certainly taken, by the checkpoint and the ledger.
+            key: The key of the branch's lines, from :func:`key_of_record`; without it, no code is checked.
+            known: The state of this record in the checkpoint.
 
         Raises:
-            ValueError: the record cannot be relied on.
+            ValueError: If the record cannot be relied on.
         """
         if self._path is None:
             return
@@ -155,31 +155,31 @@ class StepRecord:
             raise _damaged(self._path, reason)
 
     def may_lack_steps(self, branch: str, reserved: int, known: RecordState | None) -> bool:
-        """Return whether steps of a branch may have been released whose lines a power cut has taken.
+        """Returns whether steps of a branch may have been released whose lines a power cut has lost.
 
         Args:
-            branch: as :func:`name_on_record` calls it.
-            reserved: the step up to which the ledger has reserved steps of the branch.
-            known: what the checkpoint keeps of this record.
+            branch: The name from :func:`name_on_record`.
+            reserved: The step up to which the ledger has reserved steps of the branch.
+            known: The state of this record in the checkpoint.
         """
         if self._path is None or known is None or known.boot == boot_id():
-            return False  # what a process has written outlives it
+            return False  # lines survive the death of the process that has written them
         return reserved > max((e.step + 1 for e in self._entries if e.branch == branch), default=0)
 
     # ---- in a step
 
     def take(self, branch: str, step: int, digest: str, key: bytes = b"") -> None:
-        """Put a step on record before its release, or check it against what is there.
+        """Puts a step on record before its release, or compares it with its line if there is one.
 
         Args:
-            branch: as :func:`name_on_record` calls it.
-            step: that is about to be released.
+            branch: The name from :func:`name_on_record`.
+            step: The number of the step that is about to be released.
             digest: 32 hex digits that name what it is released from.
-            key: from :func:`key_of_record`.
+            key: The key from :func:`key_of_record`.
 
         Raises:
-            ValueError: the record has another release of this step.
-            OSError: the line cannot be written.
+            ValueError: If the record has another release of this step.
+            OSError: If the line cannot be written.
         """
         place = self._places.get((branch, step))
         if place is None:
@@ -200,39 +200,39 @@ class StepRecord:
         if self._path is None:
             return
         with naming(self._path, "The step was not taken, and the last checkpoint is whole."):
-            if self._file is None:  # it stays open: opening it takes longer than the rest of a step's record
+            if self._file is None:  # it stays open, since opening it takes longer than the rest
                 self._file = open(self._path, "ab", buffering=0, opener=_owners_alone)  # noqa: SIM115
             left, self._torn = f"{self._torn * chr(10)}{line}\n".encode(), True
-            while left:  # no buffer: what could not be written must not be written by a later attempt
+            while left:  # there is no buffer, so a later attempt cannot write what this one could not
                 left = left[self._file.write(left) :]
             self._torn = False
 
     def flush(self) -> None:
-        """Flush the lines to the disk."""
+        """Flushes the lines to the disk."""
         if self._file is not None and self._path is not None:
             with naming(self._path, "The last checkpoint is whole."):
                 os.fsync(self._file.fileno())
             flush_directory(self._path.parent)
 
     def close(self) -> None:
-        """Close the file; the next line opens it again."""
+        """Closes the file; the next line opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def name_on_record(secret: bytes) -> str:
-    """Return how the steps that were released with a secret are called in the record."""
+    """Returns the name in the record of the branch with a secret."""
     return derive_key(secret, "branch on record")[:8].hex()
 
 
 def key_of_record(secret: bytes) -> bytes:
-    """Return the key of the codes of a branch's lines."""
+    """Returns the key of the codes of a branch's lines."""
     return derive_key(secret, "codes on record")
 
 
 def boot_id() -> str:
-    """Return what names this boot of the machine; empty where the system does not tell."""
+    """Returns a name of the machine's present boot; it is empty if the system does not provide one."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
@@ -241,7 +241,7 @@ def boot_id() -> str:
 
 
 def _authenticated(branch: str, step: int, digest: str, before: str, key: bytes) -> str:
-    """Return half of the digest, and a code over it, its place and the line before."""
+    """Returns half of the digest, and a code over it, its place and the previous line."""
     text = f"{before} {branch} {step} {digest[:_HALF]}"
     return digest[:_HALF] + hmac.digest(key, text.encode(), "sha256").hex()[:_HALF]
 

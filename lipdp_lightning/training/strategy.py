@@ -1,4 +1,4 @@
-"""The Strategy: glue between Lightning's one optimizer funnel and the mechanism, for any number of processes."""
+"""The Strategy, which connects Lightning's optimizer step with the mechanism, for any number of processes."""
 
 from __future__ import annotations
 
@@ -41,22 +41,25 @@ from .withheld import withhold
 class PrivateStrategy(CheckpointStrategy):
     """Trains a PrivateModule under a PrivacyPlan, on one process or many.
 
-    Sampler, mechanism and accountant hold the one ``plan``. Noise enters directly after the backward pass that
-    completes a step, before any hook, clipping or monitor: what user code finds in ``parameter.grad``
-    is private, and between the micro-batches of a step it finds None. Weights are projected directly after
-    the optimizer's step. What user code computes itself from a batch, a loss or an output is
-    not private, and nothing here can make it so.
+    Sampler, mechanism and accountant hold the one ``plan``. Noise is added directly after the backward pass that
+    completes a step, before any hook, clipping or monitor. User code hence finds private values in ``parameter.grad``,
+    and None between the micro-batches of a step. Weights are projected directly after the optimizer's step. Values that
+    user code computes itself from a batch, a loss or an output are not private.
 
     Args:
-        plan: the frozen plan of this run.
-        physical_batch_size: rows of the largest expected micro-batch per process; a pure performance knob.
+        plan: The frozen plan of this run.
+        physical_batch_size: The rows of the largest expected micro-batch per process; it affects memory and speed only.
         noise_mode: 'distributed' (each rank adds its share before the one all-reduce) or 'replicated'.
-        checksum_every_n_steps: how often ranks compare their weights and bounds; None never does.
-        deterministic: whether GPUs must repeat their bits, so that a resume after a crash repeats its steps.
+        checksum_every_n_steps: The number of steps after which ranks compare weights and bounds; None never does.
+        deterministic: Whether GPUs must repeat their bits, so that a resume after a crash repeats its steps.
         fixed_secret: 16 bytes, for tests alone; the report says that it was fixed.
-        branches: the record of what interruptions cost, on disk for a run with a directory.
-        record: what each step was released from, on disk for a run with a directory.
-        statistics: what was released before the first step, on disk for a run with a directory.
+        branches: The ledger of branches, on disk for a run with a directory.
+        record: The record of steps, on disk for a run with a directory.
+        statistics: The statistics released before the first step, on disk for a run with a directory.
+
+    Example::
+
+        Trainer(strategy=PrivateStrategy(plan), max_steps=plan.steps, max_epochs=-1, use_distributed_sampler=False)
     """
 
     strategy_name = "private"
@@ -109,12 +112,12 @@ class PrivateStrategy(CheckpointStrategy):
         deterministic: bool = False,
         public_context: bytes = b"",
     ) -> None:
-        """Take what a configuration decides, in place of what the constructor was given.
+        """Replaces the constructor's arguments by those of a configuration.
 
         Args:
-            plan, physical_batch_size, noise_mode, deterministic: as in the constructor.
-            branches, record, statistics: as in the constructor; None keeps what is there.
-            public_context: names the configuration; a run that is continued under another one starts a new branch.
+            plan, physical_batch_size, noise_mode, deterministic: As in the constructor.
+            branches, record, statistics: As in the constructor; None keeps the present one.
+            public_context: Names the configuration; a run that is continued under another one starts a new branch.
         """
         self.plan, self.physical_batch_size, self.noise_mode = plan, physical_batch_size, noise_mode
         self.branches = branches or self.branches
@@ -125,7 +128,7 @@ class PrivateStrategy(CheckpointStrategy):
 
     @property
     def chunks(self) -> int:
-        """Micro-batches per step and process."""
+        """The number of micro-batches per step and process."""
         if self.physical_batch_size is None:
             return 1
         assert self.plan is not None
@@ -134,25 +137,25 @@ class PrivateStrategy(CheckpointStrategy):
 
     @property
     def rows_per_example(self) -> int:
-        """Rows that the network is given for each example."""
+        """The number of rows that the network receives for each example."""
         return 1 if self.views is None else self.views.number
 
     @property
     def spending(self) -> Spending:
-        """The plan's epsilon over the steps, worked out once for all that show it."""
+        """The plan's epsilon over the steps, which is computed once for all that show it."""
         assert self.plan is not None
         if self._spending is None:
             self._spending = Spending(self.plan)
         return self._spending
 
     def check(self, trainer: lightning.Trainer, module: Any, data: Any) -> None:
-        """Raise one ValueError with every reason to refuse this set-up. Writes nothing."""
+        """Raises one ValueError with every reason to refuse this set-up; it writes nothing."""
         self.views, self.average = views_of(trainer), average_of(trainer)
         check_set_up(trainer, module, self, data)
         self._checked = module
 
     def setup_environment(self) -> None:
-        """Refuse whatever cannot be trained privately, before a logger or a callback has opened a file."""
+        """Refuses whatever cannot be trained privately, before a logger or a callback has opened a file."""
         module, problem = self.lightning_module, None
         if module is not None and module.trainer.state.fn == TrainerFn.FITTING and self._checked is not module:
             try:
@@ -162,7 +165,7 @@ class PrivateStrategy(CheckpointStrategy):
                     raise
                 problem = error
         super().setup_environment()
-        self.ranks.raise_together(problem)  # or the others would wait for this one
+        self.ranks.raise_together(problem)  # otherwise the other ranks would wait for this one
 
     def setup(self, trainer: lightning.Trainer) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
@@ -181,7 +184,7 @@ class PrivateStrategy(CheckpointStrategy):
         self.clipper = make_clipper(module.network, plan)
         self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))
         self.statistics = settle_statistics(self, data)
-        if plan.preliminary:  # only now is it known what becomes of a batch
+        if plan.preliminary:  # the hooks on a batch depend on the statistics
             refuse(transfer_problems(data, DATA_METHODS))
         self._can_repeat = can_repeat(self)
         self._open_branch(context_of(self, trainer, module, data))
@@ -195,7 +198,7 @@ class PrivateStrategy(CheckpointStrategy):
         self._reads_rows = True
 
     def _make_mechanism(self, module: PrivateModule, certifier: Certifier, norms: Follower) -> Mechanism:
-        """Return the mechanism of a run, in the state that its checkpoint has."""
+        """Returns the mechanism of a run, in the state that its checkpoint has."""
         assert self.plan is not None
         mechanism = Mechanism(
             module.network, certifier, self.plan, self._secret,
@@ -210,7 +213,7 @@ class PrivateStrategy(CheckpointStrategy):
         return mechanism
 
     def _open_branch(self, context: bytes) -> None:
-        """Rank 0 decides whether the secret goes on or a new branch starts; all ranks use its secret."""
+        """Continues a branch or starts a new one, as rank 0 decides; all ranks use its secret."""
         assert self.plan is not None
         plan, steps = self.plan.digest().hex(), self.plan.steps
 
@@ -233,18 +236,18 @@ class PrivateStrategy(CheckpointStrategy):
         return planned_draws(self._secret, self.plan, rows, self.global_rank, self.world_size, self.chunks)
 
     def step_key(self, purpose: str, *indices: int) -> int:
-        """Return the key of something that is drawn at the present step, the same on every rank."""
+        """Returns the key of a purpose at the present step, which is the same on every rank."""
         key = derive_key(self._secret, purpose, self._number, *indices)
         return int.from_bytes(key[:8], "big", signed=True)
 
     def dropout_key(self, layer: int) -> int:
-        """Return the key of a layer's masks at the present step."""
+        """Returns the key of a layer's masks at the present step."""
         return self.step_key("dropout", layer)
 
     # ---- the step
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """Hand a batch over; of one to train on, hooks are shown a copy."""
+        """Moves a batch to the device; if it is for training, hooks receive a copy."""
         arrived = super().batch_to_device(batch, device, dataloader_idx)
         module = self.lightning_module
         if module is None or not module.trainer.training:
@@ -252,11 +255,11 @@ class PrivateStrategy(CheckpointStrategy):
         return self.current.hand_over(self.numbered(arrived))
 
     def numbered(self, batch: Any) -> Any:
-        """Return a batch with the ids that views and dropout are drawn by: those that the sampler has drawn."""
+        """Returns a batch with the ids by which views and dropout are drawn; here the sampler's own ids."""
         return batch
 
     def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Begin the step with its first micro-batch, and give the batch that was handed over to the module."""
+        """Begins the step with its first micro-batch, and passes the data module's batch to the module."""
         current = self.current
         drawn = current.opened(batch)
         check_exact_arithmetic()
@@ -293,7 +296,7 @@ class PrivateStrategy(CheckpointStrategy):
             self.ranks.check_in_step(step, mechanism.checksum)
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Lightning's order, with noise between the backward pass and the first hook that sees gradients."""
+        """Runs the backward pass, and adds noise before the first hook that sees gradients."""
         module, current, chunks = self.lightning_module, self.current, self.chunks
         assert module is not None
         before = closure_loss._version, closure_loss.grad_fn
@@ -310,7 +313,7 @@ class PrivateStrategy(CheckpointStrategy):
         return loss
 
     def _release(self) -> None:
-        """Put the step on record, and its release in place of the sum."""
+        """Puts the step on record, and replaces the sum by its release."""
         mechanism, step = self.mechanism, self._number
         assert mechanism is not None
         check_exact_arithmetic()
@@ -320,13 +323,13 @@ class PrivateStrategy(CheckpointStrategy):
         mechanism.privatize_(step, reduce, self._seal if self._can_repeat else None)
 
     def _seal(self, own: bytes) -> bytes:
-        """Return one digest of what all processes are about to release, when it is on record."""
+        """Puts one digest of what all processes are about to release on record, and returns it."""
         digest = self.ranks.agree(own)
         self._put_on_record(self._number, digest)
         return digest
 
     def _put_on_record(self, step: int, digest: bytes) -> None:
-        """Record what the step is about to be released from; where the record has another release, all ranks raise."""
+        """Records what the step is about to be released from; if the record has another release, all ranks raise."""
         assert self.mechanism is not None
         deviations = self.mechanism.deviations().values()
         scales = struct.pack(f"{len(deviations)}d", *deviations)
@@ -334,7 +337,7 @@ class PrivateStrategy(CheckpointStrategy):
         self.ranks.first_does(lambda: self.record.take(self._branch, step, entry, self._record_key))
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """Step on released gradients alone, project, and average."""
+        """Steps on released gradients alone, projects the weights, and averages them."""
         assert self.mechanism is not None
         number, current = self._number, self.current
 
@@ -350,7 +353,7 @@ class PrivateStrategy(CheckpointStrategy):
         return output
 
     def on_exception(self, exception: BaseException) -> None:
-        """Withhold the message of an error after rows have been read: what a run shows tells nothing about them."""
+        """Withholds the message of an error after rows have been read, since it may depend on them."""
         if self._reads_rows:
             withhold(exception)
         super().on_exception(exception)
@@ -359,7 +362,7 @@ class PrivateStrategy(CheckpointStrategy):
 
     @property
     def between_steps(self) -> bool:
-        """Whether a checkpoint taken now holds whole steps."""
+        """Returns whether a checkpoint taken now holds whole steps."""
         return self._current is None or self._current.between_steps
 
     def teardown(self) -> None:
@@ -374,7 +377,7 @@ class PrivateStrategy(CheckpointStrategy):
 
 
 def _check_same_loss(loss: Tensor, given: Tensor, before: tuple[int, Any]) -> None:
-    """Hooks before the backward pass see the loss; what they change in it would reach every gradient."""
+    """Refuses a loss that hooks before the backward pass have changed, since this would change every gradient."""
     if loss is not given or (loss._version, loss.grad_fn) != before or loss._backward_hooks:
         raise ValueError(
             "a hook has changed the loss, or will change its gradient, and the certificate is for the loss as it was. "

@@ -1,4 +1,4 @@
-"""Augmentation multiplicity: K views of every example, each a row of its own, before the input's bound."""
+"""Augmentation multiplicity: K views of every example, each of which is a row, before the input's bound."""
 
 from __future__ import annotations
 
@@ -22,25 +22,30 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 class Views:
     """Turns B rows into K B: K views of each example, next to each other, drawn on the device of the batch.
 
-    What an example's views are is a function of that example, its id and the keys of the step. Their mean is bounded
-    like one of them: every view passes the input's bound, the scaling and all clips as a row of its own, and the
+    An example's views are a function of that example, its id and the keys of the step. Their mean is bounded
+    like one of them: every view passes the input's bound, the scaling and all clips as a row by itself, and the
     mechanism divides the summed gradient by K.
 
     An ``Augmentation`` draws for every row. Any other module is called once per view, on that view of all examples,
-    with torch's generator seeded for the step and the view; ``problems`` tells whether it then works row by row.
+    with torch's generator seeded for the step and the view; ``independence_problems`` checks that it treats each row by
+    itself.
+
+    Args:
+        number: The number K of views.
+        augmentations: The modules that are applied in turn.
     """
 
     def __init__(self, number: int, augmentations: Sequence[nn.Module]) -> None:
         strangers = [a for a in augmentations if not isinstance(a, nn.Module)]
         if not (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
-            raise ValueError(f"views={number!r} is no positive number of views. HINT: 16.")
+            raise ValueError(f"views={number!r} is no positive number of views. HINT: use 16.")
         if strangers:
             raise ValueError(f"augmentations hold {strangers[0]!r}, which is no torch module. HINT: wrap it in one.")
         self.number, self.augmentations = number, tuple(augmentations)
 
     @torch.no_grad()
     def expand(self, x: Tensor, y: Tensor, ids: Tensor, key: StepKey) -> tuple[Tensor, Tensor, Tensor]:
-        """Views, their labels, and a number for each (example, view) in place of the example's id."""
+        """Returns views, their labels, and a number for each (example, view) in place of the example's id."""
         number = self.number
         rows = (ids.unsqueeze(1) * number + torch.arange(number, device=ids.device)).flatten()
         views = x.repeat_interleave(number, 0)
@@ -61,7 +66,7 @@ class Views:
         return _checked(changed, x).to(x.dtype)
 
     def identity(self) -> bytes:
-        """Return a digest of all settings: two runs whose views may differ have different ones."""
+        """Returns a digest of all settings, which differs between runs whose views may differ."""
         digest = hashlib.sha256(str(self.number).encode())
         for augmentation in self.augmentations:
             for path, module in augmentation.named_modules():
@@ -78,7 +83,7 @@ class Views:
 
 def _checked(changed: Any, x: Tensor) -> Tensor:
     if not (isinstance(changed, Tensor) and changed.shape == x.shape and changed.is_floating_point()):
-        # sizes without the number of rows, which is that of a private sample
+        # the message leaves the number of rows out, since it is that of a private sample
         tensor = isinstance(changed, Tensor)
         given = f"rows of shape {tuple(changed.shape[1:])}, {changed.dtype}," if tensor else type(changed).__name__
         raise ValueError(
@@ -89,7 +94,7 @@ def _checked(changed: Any, x: Tensor) -> Tensor:
 
 
 def views_of(trainer: lightning.Trainer) -> Views | None:
-    """Return the views that a callback of the trainer configures; ``view_problems`` refuses a second one."""
+    """Returns the views that a callback of the trainer configures, or None; ``view_problems`` refuses a second one."""
     return next(iter(_all_views(trainer)), None)
 
 
@@ -99,30 +104,30 @@ def _all_views(trainer: lightning.Trainer) -> list[Views]:
 
 
 def view_problems(trainer: lightning.Trainer, strategy: Any, data: Any) -> list[str]:
-    """Return every reason not to train with the trainer's views."""
+    """Returns every reason not to train with the trainer's views."""
     found = _all_views(trainer)
     if not found:
         return []
     if len(found) > 1:
-        return [f"{len(found)} callbacks make views of the examples. HINT: one AugmentationMultiplicity."]
+        return [f"{len(found)} callbacks make views of the examples. HINT: use one AugmentationMultiplicity."]
     views, problems = found[0], []
     size = strategy.physical_batch_size
     if isinstance(size, int) and 1 <= size < views.number:
         problems.append(
             f"physical_batch_size={size} counts rows, and one example has {views.number} of them. "
-            f"HINT: at least {views.number}."
+            f"HINT: use at least {views.number}."
         )
     shape = getattr(data, "input_shape", None)
     return problems if shape is None else problems + independence_problems(views, tuple(shape))
 
 
 _PROBE_ROWS = 5
-_PROBE_KEYS = 24  # an augmentation may do something only now and then
+_PROBE_KEYS = 24  # an augmentation may act only now and then
 _OUTLIERS = (1e6, -1e6, float("nan"))
 
 
 def independence_problems(views: Views, shape: tuple[int, ...]) -> list[str]:
-    """Return what is wrong with augmentations, found on random rows: one row is changed, and one is taken away."""
+    """Returns the problems of augmentations on random rows, one of which is changed or removed."""
     problems = []
     for augmentation in views.augmentations:
         try:
@@ -171,8 +176,8 @@ def _dependence(views: Views, shape: tuple[int, ...]) -> str | None:
             fewer = run(x[others], ids[others], seed)
             if not torch.allclose(fewer, whole[others], rtol=1e-5, atol=1e-6, equal_nan=True):
                 return (
-                    "draws by the row of the batch: without one example, all that follow it get other views. HINT: a "
-                    "subclass of lipdp_lightning.augmentations.Augmentation, which draws by example, or "
+                    "draws by the row of the batch: without one example, all that follow it get other views. "
+                    "HINT: use a subclass of lipdp_lightning.augmentations.Augmentation, which draws by example, or "
                     "lipdp_lightning.augmentations.PerExample around the module."
                 )
     return None

@@ -1,4 +1,4 @@
-"""Errors that are raised while rows are read: their messages may tell about the rows, and are replaced."""
+"""Errors that are raised while rows are read, whose messages may depend on the rows and are replaced."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _COLLECTIVES = f"{Path(torch.__file__).resolve().parent / 'distributed'}/"
 
 
 def withhold(error: BaseException) -> None:
-    """Replaces the message of an error, and of those that it was raised from, unless it is one of this library.
+    """Replaces the message of an error, and drops the errors that caused it, unless this library has raised it.
 
-    torch writes sizes into its messages, which are those of a private sample, and an index or a value that does not
-    fit. The kind of the error and the line of code are the same for every data set, and stay.
+    torch's messages hold sizes, which are those of a private sample, and indices or values that do not fit. The kind of
+    the error and the line of code are kept.
 
     Args:
-        error: changed in place, so that whoever shows it later has nothing else to show.
+        error: The error, which is changed in place, so that nothing else can be shown later.
     """
     if not isinstance(error, Exception) or _is_refusal(error):
         return
@@ -45,7 +45,7 @@ def _hint(error: Exception) -> str:
 
 
 def _empty(error: Exception) -> None:
-    """Some errors keep what they show outside of `args`."""
+    """Clears the values that some errors show and keep outside of `args`."""
     if isinstance(error, UnicodeDecodeError):
         error.object, error.start, error.end = b" ", 0, 0
     elif isinstance(error, UnicodeEncodeError):
@@ -65,7 +65,7 @@ def _is_refusal(error: Exception) -> bool:
     line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno).strip()
     if path.startswith(_COLLECTIVES) and lost_process(error) is not None:
         return True
-    # an assertion may stand over several lines, of which the traceback names one
+    # an assertion may span several lines, of which the traceback names one
     return path.startswith(_PACKAGES) and (isinstance(error, AssertionError) or line.startswith("raise "))
 
 

@@ -207,7 +207,7 @@ REFUSED = {
     "product": (VECTOR, lambda m, x: x * x, "product of two activations"),
     "quotient": (VECTOR, lambda m, x: 1 / x, "division by an activation"),
     "by parameter": (VECTOR, lambda m, x: x / m.frozen, "division by an activation or a parameter"),
-    "by zero": (VECTOR, lambda m, x: x / 0, "division by zero"),
+    "by zero": (VECTOR, lambda m, x: x / 0, "divides by zero"),
     "power": (VECTOR, lambda m, x: x**2, "slope is unbounded"), "exp": (VECTOR, lambda m, x: 2 * x.exp(),
     "slope is unbounded"),
     "matmul": (VECTOR, lambda m, x: x @ x, "product of activations"),

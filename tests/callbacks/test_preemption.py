@@ -202,7 +202,7 @@ def test_the_handlers_of_before_are_back_afterwards(tmp_path: Path, monkeypatch:
 
 
 def test_it_needs_a_resume_checkpoint_before_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="HINT: callbacks="):
+    with pytest.raises(ValueError, match="HINT: use callbacks="):
         fit(make_plan(), Preemption(), directory=tmp_path)
     with pytest.raises(ValueError, match="HINT: put Preemption last"):
         fit(make_plan(), Preemption(), ResumeCheckpoint(tmp_path), directory=tmp_path)

@@ -70,7 +70,7 @@ def test_a_run_and_its_continuation(tmp_path: Path) -> None:
 def test_checkpoints_are_not_uploaded_and_raw_gradients_not_watched(tmp_path: Path) -> None:
     uploads = json.dumps([{"class_path": "WandbLogger", "init_args": {"log_model": "all", "save_dir": str(tmp_path)}}])
     outcome = lipdp("fit", *SMALL, "--run_dir", tmp_path / "run", "--trainer.logger", uploads)
-    assert outcome.code == 2 and "uploads checkpoints" in outcome.err and "HINT: log_model=False" in outcome.err
+    assert outcome.code == 2 and "uploads checkpoints" in outcome.err and "HINT: set log_model=False" in outcome.err
     assert list(tmp_path.iterdir()) == []
 
 

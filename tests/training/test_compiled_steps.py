@@ -61,5 +61,5 @@ def test_a_wrapped_network_is_refused_with_the_ways_that_work() -> None:
     plan = make_plan()
     module = PrivateModule(nn.Sequential(nn.Linear(6, 3)))
     module.network[0] = torch.compile(module.network[0], backend="eager")
-    with pytest.raises(ValueError, match=r"wrapped by torch.compile.*HINT: network.compile\(\)"):
+    with pytest.raises(ValueError, match=r"wrapped by torch.compile.*HINT: use network.compile\(\)"):
         make_trainer(make_strategy(plan)).fit(module, datamodule=Blobs())

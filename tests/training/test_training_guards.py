@@ -91,7 +91,7 @@ def test_a_loss_scaler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scaler = torch.amp.GradScaler("cpu")
     plugin = MixedPrecision("16-mixed", "cpu", scaler)
     message = refusal(tmp_path, monkeypatch, plugins=[plugin])
-    assert "precision='16-mixed' scales the loss" in message and "HINT: 'bf16-mixed'" in message
+    assert "precision='16-mixed' scales the loss" in message and "HINT: use 'bf16-mixed'" in message
 
 
 class Manual(PrivateModule):

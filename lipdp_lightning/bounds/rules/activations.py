@@ -1,6 +1,6 @@
 """Elementwise activations, GroupSort and softmax.
 
-Constants that are not closed forms are the suprema of the derivative's absolute value, rounded up.
+Constants without a closed form are suprema of the derivative's absolute value, rounded up.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ GELU_TANH = 1.128994
 SILU = 1.099840
 MISH = 1.088499
 HARDSWISH = 1.5
-HARDSIGMOID = 0.1666667  # torch multiplies by the float32 number above 1/6, in float64 too
+HARDSIGMOID = 0.1666667  # torch multiplies by the float32 number above 1/6, in float64, too
 
 
 def _zero_at_zero(lipschitz: float, largest: float = math.inf) -> Callable[..., Bound]:
-    """Returns the rule of a pointwise map with f(0) = 0: the output is at most lipschitz * X and sqrt(n) * sup|f|."""
+    """Returns the rule of a pointwise map with f(0) = 0: norms are at most lipschitz * X and sqrt(n) * sup|f|."""
 
     def bound(op: Operation, x: Value, *args: Any, **kwargs: Any) -> Bound:
         return Bound(min(lipschitz * x.norm, math.sqrt(x.numel) * largest), lipschitz)
@@ -61,7 +61,7 @@ for _bound, _targets in _SIMPLE:
 
 
 def _steepest(x: Value, slope: float, inplace: bool) -> Bound:
-    """The slope is 1 on one side of zero and at most ``slope`` on the other, and zero stays zero."""
+    """Bounds a map with slope 1 on one side of zero and at most ``slope`` on the other, which keeps zero."""
     if inplace and public_number(slope) < 0:
         raise Unbounded(f"in place with a negative slope, {slope}, it has no gradient", "drop inplace")
     constant = max(1.0, abs(public_number(slope)))
@@ -82,16 +82,16 @@ def elu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> B
 
 @rule(F.elu_)
 def elu_in_place(op: Operation, x: Value, alpha: float = 1.0) -> Bound:
-    """torch takes a scale and an input scale here, which have no rule."""
+    """Bounds F.elu_, whose further arguments (a scale and an input scale) have no rule."""
     return _steepest(x, alpha, True)
 
 
 @rule(torch.celu, torch.celu_, F.celu, F.celu_)
 @module_rule_of(nn.CELU, options=("alpha",))
 def celu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> Bound:
-    """The slope exp(x / alpha) below zero is at most 1, whatever alpha is."""
+    """Bounds CELU, whose slope exp(x / alpha) below zero is at most 1 for every alpha > 0."""
     if not public_number(alpha) > 0:
-        raise Unbounded(f"CELU with alpha={alpha}", "use a positive alpha")
+        raise Unbounded(f"CELU with alpha={alpha} is not Lipschitz", "use a positive alpha")
     return Bound(x.norm, 1.0)
 
 
@@ -103,7 +103,7 @@ def gelu(op: Operation, x: Value, approximate: str = "none") -> Bound:
 
 @rule(torch.clamp, torch.clip, torch.clamp_, torch.clip_, "clamp", "clamp_", "clip", "clip_")
 def clamp(op: Operation, x: Value, min: float | None = None, max: float | None = None) -> Bound:
-    """The projection onto [min, max] is 1-Lipschitz; at zero it gives the point of the interval nearest to zero."""
+    """Bounds the projection onto [min, max], which is 1-Lipschitz and maps zero to the nearest point."""
     if any(limit is not None and not (isinstance(limit, int | float) and limit == limit) for limit in (min, max)):
         raise Unbounded("its limits are not public numbers", "clamp to numbers")
     low = -math.inf if min is None else float(min)
@@ -132,7 +132,7 @@ def clamp_max(op: Operation, x: Value, max: float) -> Bound:
 
 @rule(nn.Sigmoid, torch.sigmoid, torch.sigmoid_, F.sigmoid, "sigmoid", "sigmoid_")
 def sigmoid(op: Operation, x: Value) -> Bound:
-    """Values lie in (0, 1), and the slope p (1 - p) is at most 1/4."""
+    """Bounds the sigmoid, whose values lie in (0, 1) and whose slope p (1 - p) is at most 1/4."""
     return Bound(math.sqrt(x.numel), 0.25)
 
 
@@ -144,22 +144,22 @@ def hardsigmoid(op: Operation, x: Value, inplace: bool = False) -> Bound:
 @rule(F.softplus)
 @module_rule_of(nn.Softplus, options=("beta",))
 def softplus(op: Operation, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Bound:
-    """At zero it is ln 2 / beta; its slope lies in (0, 1) for every beta > 0."""
+    """Bounds softplus, which is ln 2 / beta at zero and has a slope in (0, 1) for every beta > 0."""
     if not public_number(beta) > 0:
-        raise Unbounded(f"softplus with beta={beta}", "use a positive beta")
+        raise Unbounded(f"softplus with beta={beta} has no bound", "use a positive beta")
     return Bound(x.norm + math.sqrt(x.numel) * math.log(2.0) / beta, 1.0)
 
 
 @rule(nn.LogSigmoid, F.logsigmoid)
 def logsigmoid(op: Operation, x: Value) -> Bound:
-    """It is minus the softplus of -x."""
+    """Bounds logsigmoid, which is minus the softplus of -x."""
     return softplus(op, x)
 
 
 @rule(torch.softmax, F.softmax, "softmax")
 @module_rule_of(nn.Softmax, options=("dim",))
 def softmax(op: Operation, x: Value, dim: int | None = None, **kwargs: Any) -> Bound:
-    """The Jacobian diag(p) - p p^T has norm at most 1/2, and each distribution has norm at most 1."""
+    """Bounds softmax: the Jacobian diag(p) - p p^T has norm at most 1/2, and each distribution norm at most 1."""
     full_precision(*kwargs.values())
     if dim is None:
         raise Unbounded("softmax without a dim guesses one", "give dim=1 or later")
@@ -174,7 +174,7 @@ def identity(op: Operation, x: Value) -> Bound:
 
 @rule(nn.Dropout)
 def dropout(op: Operation, x: Value) -> Bound:
-    """In training, survivors are multiplied by 1 / (1 - p); in evaluation it is the identity."""
+    """Bounds dropout, which multiplies kept entries by 1 / (1 - p) in training and is the identity in evaluation."""
     assert isinstance(op.module, nn.Dropout)
     p = op.module.p
     scale = 1 / (1 - p) if p < 1 else 1.0

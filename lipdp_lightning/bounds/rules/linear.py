@@ -39,8 +39,8 @@ def _affine(op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, p
 
     The output is the linear part, at most s X, plus the bias at every position, at most sqrt(P) ||b||. The gradient of
     weight and bias together is sum_p d_p (patch_p, 1)^T for a cotangent d; by Cauchy and Schwarz its Frobenius norm is
-    at most ||d|| sqrt(||patches(x)||_F^2 + P), and ||patches(x)||_F is at most kappa X. Without a trained bias P falls
-    away, and without a trained weight kappa X does.
+    at most ||d|| sqrt(||patches(x)||_F^2 + P), and ||patches(x)||_F is at most kappa X. P is left out if the bias is
+    not trained, and kappa X if the weight is not.
 
     Args:
         op: The operation.
@@ -48,8 +48,8 @@ def _affine(op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, p
         weight: The weight.
         bias: The bias, or None.
         lipschitz: The operator's norm s.
-        patches: kappa, at least ||patches(x)||_F / ||x||; 1 for a dense layer.
-        positions: P.
+        patches: The number kappa, at least ||patches(x)||_F / ||x||; it is 1 for a dense layer.
+        positions: The number P of output positions.
     """
     bias_norm = 0.0 if bias is None else op.norms.vector_norm(_tensor(bias))
     weights, biases, root = _trained(weight), _trained(bias), math.sqrt(positions)
@@ -60,7 +60,7 @@ def _affine(op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, p
 
 
 def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
-    """The operator of a dense layer is its matrix, applied at every position."""
+    """Bounds a dense layer, whose operator is its matrix, applied at every position."""
     matrix = _tensor(weight)
     if matrix.dim() != 2 or (bias is not None and _tensor(bias).shape != matrix.shape[:1]):
         raise Unbounded(
@@ -94,7 +94,7 @@ def conv_bound(
     groups: int,
     padding_mode: str = "zeros",
 ) -> Bound:
-    """The operator of a convolution is that of its kernel on the input's size, padding included."""
+    """Bounds a convolution, whose operator is that of its kernel on the input's size, padding included."""
     kernel = _tensor(weight)
     rank = kernel.dim() - 2
     if len(x.shape) != rank + 1:
@@ -110,7 +110,7 @@ def conv_bound(
 
 @lru_cache(maxsize=1024)
 def _sides(kernel: tuple[int, ...], stride: Any, dilation: Any, padding: Any) -> tuple[int, ...]:
-    """Returns the widths that torch's convolutions hand to F.pad, the last axis first."""
+    """Returns the widths that torch's convolutions pass to F.pad, the last axis first."""
     axes = convolution_axes(kernel, stride, dilation, padding)
     return tuple(side for axis in reversed(axes) for side in (axis.before, axis.after))
 

@@ -1,4 +1,4 @@
-"""Rules of pooling, by norms of 1-D matrices or by how often a pixel is read, and of padding, by copies."""
+"""Rules of pooling and padding, by norms of 1-D matrices or by the number of times that an entry is read or copied."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import nn
 from ..registry import module_rule_of, rule
 from ..values import Bound, Operation, Unbounded, Value, public_number
 
-MARGIN = 1 + 1e-9  # over the rounding of a float64 SVD
-LARGEST_MATRIX = 2**20  # entries of a 1-D pooling matrix whose SVD is taken
+MARGIN = 1 + 1e-9  # covers the rounding of a float64 SVD
+LARGEST_MATRIX = 2**20  # the most entries of a 1-D pooling matrix whose SVD is computed
 Size = int | Sequence[int] | None
 
 
@@ -26,7 +26,7 @@ def _tuple(value: Size, rank: int) -> tuple[int, ...]:
 
 
 def _step(stride: Size, kernel: tuple[int, ...]) -> tuple[int, ...]:
-    """A missing stride is the kernel; torch also writes it as an empty list."""
+    """Returns the stride; if it is missing, which torch also writes as an empty list, it is the kernel."""
     return _tuple(stride, len(kernel)) if isinstance(stride, int) or stride else kernel
 
 
@@ -36,8 +36,8 @@ def _average_axis(
 ) -> float:
     """Returns the largest singular value of the 1-D pooling matrix, with torch's own rules for the divisor.
 
-    A window that ceil_mode pushes over the padded edge divides by its part inside the padded input, or,
-    with include_pad off, by its part inside the input. torch's 2-D divisor is the product of the axes'.
+    A window that reaches beyond the padded edge under ceil_mode is divided by the size of its part inside the padded
+    input or, without include_pad, inside the input. torch's 2-D divisor is the product of the axes' divisors.
     """
     windows = []
     for i in range(out):
@@ -51,7 +51,7 @@ def _average_axis(
 
 
 def _windows_norm(windows: list[tuple[int, int, float]], size: int) -> float:
-    """Returns the norm of the matrix whose rows hold one value on [low, high), or Schur's bound where it is large."""
+    """Returns the norm of the matrix whose rows hold one value on [low, high), or Schur's bound if it is large."""
     if not windows:
         return 0.0
     if len(windows) * size <= LARGEST_MATRIX:
@@ -89,7 +89,7 @@ def average_pool(
     rank: int, op: Operation, x: Value, kernel_size: Size, stride: Size = None, padding: Size = 0,
     ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Bound:  # fmt: skip
-    """The pooling matrix is a Kronecker product of its axes' matrices, so its norm is the product of theirs."""
+    """Bounds average pooling by the product of its axes' norms: its matrix is a Kronecker product of theirs."""
     kernel = _tuple(kernel_size, rank)
     axes = zip(
         _spatial(x, rank), op.output_shape[1:], kernel, _step(stride, kernel), _tuple(padding, rank), strict=True
@@ -101,7 +101,7 @@ def average_pool(
 
 @lru_cache(maxsize=1024)
 def _window_reads(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Returns how many windows read one input at most; 0 where a window holds padding alone and torch yields -inf."""
+    """Returns the largest number of windows that read one input; 0 if a window of padding alone would yield -inf."""
     taps = np.arange(out)[:, None] * stride - padding + np.arange(kernel)[None, :] * dilation
     inside = (taps >= 0) & (taps < size)
     return int(np.bincount(taps[inside]).max()) if inside.any(1).all() else 0
@@ -111,9 +111,9 @@ def max_pool(
     rank: int, op: Operation, x: Value, kernel_size: Size, stride: Size = None, padding: Size = 0, dilation: Size = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Bound:  # fmt: skip
-    """Each output copies one input, and at most k windows read an input: the norm grows by at most sqrt(k).
+    """Bounds max pooling: each output copies one input, and at most k windows read an input, so the bound is sqrt(k).
 
-    Per axis k is at most ceil(kernel gcd(stride, dilation) / stride), and less in a small image: it is counted.
+    On each axis k is at most ceil(kernel gcd(stride, dilation) / stride), and less in a small image: it is counted.
     """
     _without_indices(return_indices)
     size, pad = _spatial(x, rank), _tuple(padding, rank)
@@ -135,13 +135,13 @@ def _adaptive_sizes(rank: int, op: Operation, x: Value) -> list[tuple[float, int
 
 
 def adaptive_average(rank: int, op: Operation, x: Value, output_size: Any = None) -> Bound:
-    """The product of the axes' norms, as for windows of one size."""
+    """Bounds adaptive average pooling by the product of the axes' norms."""
     lipschitz = math.prod(norm for norm, _ in _adaptive_sizes(rank, op, x))
     return Bound(lipschitz * x.norm, lipschitz)
 
 
 def adaptive_max(rank: int, op: Operation, x: Value, output_size: Any = None, return_indices: bool = False) -> Bound:
-    """The root of how many windows read one input, as for windows of one size."""
+    """Bounds adaptive max pooling by the square root of the largest number of windows that read one input."""
     _without_indices(return_indices)
     lipschitz = math.sqrt(math.prod(reads for _, reads in _adaptive_sizes(rank, op, x)))
     return Bound(lipschitz * x.norm, lipschitz)
@@ -161,7 +161,7 @@ _WINDOW = ("kernel_size", "stride", "padding", "ceil_mode")
 _AVERAGE, _MAX = (*_WINDOW, "count_include_pad"), (*_WINDOW, "dilation", "return_indices")
 _register(average_pool, 1, nn.AvgPool1d, F.avg_pool1d, options=_AVERAGE)
 _register(average_pool, 2, nn.AvgPool2d, F.avg_pool2d, options=(*_AVERAGE, "divisor_override"))
-# tracing sees torch's wrapper of a max pool or the plain function, depending on how the model calls it
+# depending on the model's call, tracing records torch's wrapper of a max pool or the plain function
 _register(max_pool, 1, nn.MaxPool1d, F.max_pool1d, torch.max_pool1d, options=_MAX)
 _register(max_pool, 2, nn.MaxPool2d, F.max_pool2d, torch.max_pool2d, options=_MAX)
 _register(adaptive_average, 1, nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d)
@@ -172,7 +172,7 @@ _register(adaptive_max, 2, nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d, options=
 
 @lru_cache(maxsize=256)
 def pad_copies(shape: tuple[int, ...], pad: tuple[int, ...], mode: str) -> float:
-    """Returns how many copies padding makes of one entry at most; forward makes them, and the gradient sums them."""
+    """Returns the largest number of copies that padding makes of one entry, over which the gradient is a sum."""
     places = torch.arange(math.prod(shape), dtype=torch.float64).reshape(1, *shape)
     copies = torch.bincount(F.pad(places, pad, mode=mode).flatten().long(), minlength=places.numel())
     places.requires_grad_(True)
@@ -187,13 +187,13 @@ def pad_copies(shape: tuple[int, ...], pad: tuple[int, ...], mode: str) -> float
 
 
 def _pad(op: Operation, x: Value, pad: tuple[int, ...], mode: str, value: float | None) -> Bound:
-    """Zeros and constants stand beside what is kept of x; k copies of an entry multiply norms by at most sqrt(k)."""
+    """Bounds padding: constants are added beside x, and k copies of an entry multiply norms by at most sqrt(k)."""
     if len(pad) // 2 > len(x.shape):
         raise Unbounded("it pads the batch dimension", "pad dimensions of one example only")
     if len(pad) % 2 or not all(isinstance(side, int) for side in pad):
         raise Unbounded(f"its widths {pad} are not pairs of public integers", "give two integers per dimension")
     if mode == "constant":
-        # negative padding crops: what is left of x may be less than all of it
+        # negative padding crops, so that less than all of x may be left
         sizes = (*reversed(x.shape),)
         kept = math.prod(
             max(0, n + min(before, 0) + min(after, 0))

@@ -1,4 +1,4 @@
-"""Arithmetic, shapes and views: how bounds flow between operations (the slot rule of the guarantee page)."""
+"""Rules of arithmetic, shapes and views, which combine bounds of several operands (guarantee page, slot rule)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Operand = Value | Constant | nn.Parameter | float | int
 
 
 def _real(constant: torch.Tensor) -> torch.Tensor:
-    """A constant in float64; a complex one would lose its imaginary part."""
+    """Returns a constant in float64, and refuses a complex one, which would lose its imaginary part."""
     if constant.is_complex():
         raise Unbounded(f"it computes with a constant of {constant.dtype}", "compute with real numbers")
     return constant.detach().double()
@@ -45,7 +45,7 @@ def _constant_norm(op: Operation, constant: torch.Tensor) -> float:
 
 
 def _copies(op: Operation, value: Value) -> float:
-    """Returns the root of how often broadcasting copies each entry; ranks must agree, with the batch first."""
+    """Returns the square root of the number of copies that broadcasting makes of each entry; ranks must agree."""
     if len(value.shape) != len(op.output_shape):
         raise Unbounded(
             f"it broadcasts one example of shape {value.shape} to {op.output_shape}, across the batch",
@@ -57,9 +57,9 @@ def _copies(op: Operation, value: Value) -> float:
 def _sum(op: Operation, *terms: tuple[Operand, float]) -> Bound:
     """Bounds a sum of operands, each times a factor.
 
-    Norms add by the triangle inequality, and each operand's Jacobian is its factor times the root of its copies. The
-    gradient of a trained operand sums the cotangent over the copies of each entry, which by Cauchy and Schwarz is at
-    most the root of their number times its norm.
+    Norms add by the triangle inequality, and the norm of an operand's Jacobian is its factor times sqrt(k) if it is
+    copied k times. The gradient of a trained operand sums the cotangent over the k copies of each entry, which by
+    Cauchy and Schwarz is at most sqrt(k) times its norm.
     """
     norm, slots, uses = 0.0, [], []
     for operand, factor in terms:
@@ -96,14 +96,14 @@ def subtract_from(op: Operation, input: Operand, other: Operand, *, alpha: float
 
 @rule(operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply", "__mul__", "__rmul__")
 def multiply(op: Operation, input: Operand, other: Operand) -> Bound:
-    """Each entry is multiplied by at most the largest factor, which bounds the norm and the Jacobian."""
+    """Bounds a product with a constant or a parameter by the largest factor of an entry."""
     if isinstance(input, Value) and isinstance(other, Value):
         raise Unbounded("a product of two activations is not Lipschitz", "gate with a bounded, fixed mask instead")
     x, factor = (input, other) if isinstance(input, Value) else (other, input)
     assert isinstance(x, Value)
     copies = _copies(op, x)
     if isinstance(factor, nn.Parameter) and factor.requires_grad:
-        # the gradient sums d * x over the outputs that share a factor, and these read each entry of x once
+        # the gradient sums d * x over the outputs that share a factor, which read each entry of x only once
         size = float(_real(factor).abs().max()) if factor.numel() else 0.0
         return Bound(size * copies * x.norm, size * copies, (ParameterUse((factor,), x.norm),))
     if isinstance(factor, nn.Parameter):
@@ -120,12 +120,12 @@ def multiply(op: Operation, input: Operand, other: Operand) -> Bound:
     "div", "div_", "divide", "true_divide", "__truediv__",
 )  # fmt: skip
 def divide(op: Operation, input: Operand, other: Operand) -> Bound:
-    """Each entry is divided by at least the smallest divisor."""
+    """Bounds a quotient by the smallest divisor of an entry."""
     if not isinstance(input, Value) or isinstance(other, Value | nn.Parameter):
         raise Unbounded("division by an activation or a parameter is not Lipschitz", "divide by a public constant")
     smallest = float(_real(other.tensor).abs().min()) if isinstance(other, Constant) else abs(public_number(other))
     if smallest == 0:
-        raise Unbounded("division by zero", "divide by a public constant that is not zero")
+        raise Unbounded("it divides by zero", "divide by a public constant that is not zero")
     size = _copies(op, input) / smallest
     return Bound(size * input.norm, size)
 
@@ -135,20 +135,20 @@ def divide(op: Operation, input: Operand, other: Operand) -> Bound:
     "neg", "neg_", "negative", "contiguous", "clone", "float", "double", "to",
 )  # fmt: skip
 def copy(op: Operation, x: Value, *args: Any, **kwargs: Any) -> Bound:
-    """The output has the entries of x, perhaps with another sign."""
+    """Bounds an operation whose output has the entries of x, up to their signs."""
     full_precision(*args, *kwargs.values())
     return Bound(x.norm, 1.0)
 
 
 @rule("detach", torch.detach)
 def detach(op: Operation, x: Value) -> Bound:
-    """The output is x, and passes no gradient on."""
+    """Bounds detach, which passes no gradient on."""
     return Bound(x.norm, 0.0)
 
 
 @rule(torch.cat, torch.concat, torch.concatenate)
 def cat(op: Operation, tensors: Sequence[Value], dim: int = 0) -> Bound:
-    """The inputs fill disjoint parts of the output, so norms and slots combine by root of squares."""
+    """Bounds cat: the inputs fill disjoint parts of the output, so norms and slots combine by root of squares."""
     values = list(tensors)
     if not all(isinstance(v, Value) for v in values):
         raise Unbounded("cat of activations with constants has no rule", "add constants, or pad with zeros")
@@ -168,7 +168,7 @@ def unbind(op: Operation, x: Value, dim: int = 0) -> Bound:
 
 @rule(torch.chunk, torch.split, "chunk", "split", "tensor_split", torch.tensor_split)
 def split(op: Operation, x: Value, how: Any = None, dim: int = 0, **named: Any) -> Bound:
-    """The outputs are disjoint parts of x: each is at most x, and their cotangents combine by root of squares."""
+    """Bounds the disjoint parts of x, each of which is at most x; their cotangents combine by root of squares."""
     if how is not None and not all(isinstance(size, int) for size in (how if isinstance(how, Sequence) else (how,))):
         raise Unbounded(
             f"it splits at {how!r}, which are not public integers", "give the sizes or positions as integers"
@@ -181,14 +181,14 @@ def split(op: Operation, x: Value, how: Any = None, dim: int = 0, **named: Any) 
 
 @rule("view", "reshape", torch.reshape, takes_batch_size=True)
 def reshape(op: Operation, x: Value, *sizes: Any, **kwargs: Any) -> Bound:
-    """The output has the entries of x in another shape."""
+    """Bounds view and reshape, which keep the entries of x."""
     _batch_first(*sizes, *kwargs.values())
     return regroup(op, x, *sizes, **kwargs)
 
 
 @rule(nn.Unflatten, "unflatten", "unsqueeze", torch.unsqueeze)
 def regroup(op: Operation, x: Value, *sizes: Any, **kwargs: Any) -> Bound:
-    """The output has the entries of x in another shape; two batch sizes show that each example keeps its own."""
+    """Bounds a change of shape; shapes at two batch sizes show that each example keeps its own entries."""
     if any(isinstance(size, torch.dtype) for size in (*sizes, *kwargs.values())):
         raise Unbounded("it reads the same bits as another dtype", "keep the dtype")
     if op.output_numel != x.numel:
@@ -219,14 +219,14 @@ def squeeze(op: Operation, x: Value, dim: Any = None) -> Bound:
 
 @rule("expand", takes_batch_size=True)
 def expand(op: Operation, x: Value, *sizes: Any) -> Bound:
-    """Every entry is copied equally often, along dimensions of size 1."""
+    """Bounds expand, which copies every entry equally often, along dimensions of size 1."""
     _batch_first(*sizes)
     return repeat(op, x, *sizes)
 
 
 @rule("repeat")
 def repeat(op: Operation, x: Value, *sizes: Any) -> Bound:
-    """Every entry is copied equally often, k times: norms grow by sqrt(k), and the gradient sums k cotangents."""
+    """Bounds k copies of every entry: norms grow by sqrt(k), and the gradient sums k cotangents."""
     copies = _copies(op, x)
     return Bound(copies * x.norm, copies)
 
@@ -263,14 +263,14 @@ def movedim(op: Operation, x: Value, source: Any, destination: Any) -> Bound:
 
 @rule("amax", "amin", torch.amax, torch.amin)
 def extreme(op: Operation, x: Value, dim: Any = (), keepdim: bool = False) -> Bound:
-    """Each output is one entry; torch divides the gradient evenly among ties, which shortens it."""
+    """Bounds amax and amin, which select entries; torch divides the gradient evenly among ties, which shortens it."""
     op.inner_dims(dim, len(x.shape))
     return Bound(x.norm, 1.0)
 
 
 @rule("mean", torch.mean)
 def mean(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
-    """By Cauchy and Schwarz, the mean of n entries is at most their norm over sqrt(n)."""
+    """Bounds the mean of n entries, which by Cauchy and Schwarz is at most their norm over sqrt(n)."""
     dim = kwargs.pop("axis", dim)
     full_precision(*kwargs.values())
     averaged = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
@@ -279,7 +279,7 @@ def mean(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwar
 
 @rule("sum", torch.sum)
 def total(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
-    """By Cauchy and Schwarz, the sum of n entries is at most sqrt(n) times their norm."""
+    """Bounds the sum of n entries, which by Cauchy and Schwarz is at most sqrt(n) times their norm."""
     dim = kwargs.pop("axis", dim)
     full_precision(*kwargs.values())
     summed = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
@@ -295,7 +295,7 @@ def flip(op: Operation, x: Value, *axes: Any, dims: Any = ()) -> Bound:
 
 @rule(torch.roll, "roll")
 def roll(op: Operation, x: Value, shifts: Any, dims: Any = None) -> Bound:
-    """A permutation along the named dimensions; along none, torch rolls the whole batch as one list of numbers."""
+    """Bounds a roll along named dimensions; without a dimension, torch rolls the whole batch as one list of numbers."""
     op.inner_dims(dims, len(x.shape))
     if not all(isinstance(shift, int) for shift in (shifts if isinstance(shifts, Sequence) else (shifts,))):
         raise Unbounded(f"it rolls by {shifts!r}, which is not a public integer", "roll by a constant")
@@ -304,7 +304,7 @@ def roll(op: Operation, x: Value, shifts: Any, dims: Any = None) -> Bound:
 
 @rule(operator.getitem)
 def getitem(op: Operation, x: Value, index: Any) -> Bound:
-    """A slice that leaves the batch alone selects part of each example."""
+    """Bounds a slice that keeps the whole batch and so selects a part of each example."""
     parts = index if isinstance(index, tuple) else (index,)
     whole = slice(None)
     if not parts or parts[0] not in (whole, Ellipsis) or not all(map(_selects, parts)):
@@ -318,7 +318,7 @@ def getitem(op: Operation, x: Value, index: Any) -> Bound:
 
 
 def _selects(part: Any) -> bool:
-    """Whether a part of an index is a public integer, slice, None or Ellipsis."""
+    """Returns whether a part of an index is a public integer, slice, None or Ellipsis."""
     if isinstance(part, slice):
         return all(p is None or isinstance(p, int) for p in (part.start, part.stop, part.step))
     return part is None or part is Ellipsis or (isinstance(part, int) and not isinstance(part, bool))
