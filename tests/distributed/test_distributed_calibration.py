@@ -6,6 +6,7 @@ import pytest
 from worlds import Worlds
 
 
+@pytest.mark.slow
 def test_two_processes_measure_what_one_does(worlds: Worlds) -> None:
     (one,) = worlds.run("calibration", 1)
     two = worlds.run("calibration", 2)

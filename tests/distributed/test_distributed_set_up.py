@@ -58,6 +58,7 @@ def test_bf16_runs_and_keeps_the_sum_in_fp32(worlds: Worlds) -> None:
         assert np.abs(np.array(run["first"]) - total).max() <= 2 * 60 * 2.0**-24 * 60 * np.abs(total).max()
 
 
+@pytest.mark.slow
 def test_held_out_metrics_and_the_released_loss_are_those_of_one_process(worlds: Worlds) -> None:
     one = worlds.run("metrics", 1)[0]
     assert {"fit nonprivate/loss", "fit validation/accuracy", "validation/loss"} <= set(one)

@@ -162,6 +162,7 @@ def test_another_world_size_is_a_new_branch_and_agrees(worlds: Worlds, tmp_path:
     assert crashed[0]["crashed"]
 
 
+@pytest.mark.slow
 def test_another_world_size_after_a_clean_stop_costs_nothing(worlds: Worlds, tmp_path: Path) -> None:
     run = {"folder": str(tmp_path / "run"), "expected": ROWS}
     stopped = worlds.run("final_weights", 2, steps=6, **run)[0]
