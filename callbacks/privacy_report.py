@@ -176,7 +176,7 @@ class PrivacyReport(Callback):
             averaged_groups=[] if (averaging := averaging_of(trainer)) is None else averaging.certificate(),
             metrics=metrics,
             metric_sources=dict.fromkeys(metrics, "validation"),
-            primary_metric=next((k for k in metrics if k.endswith(("accuracy", "mae"))), None),
+            primary_metric=next((k for k in metrics if k.endswith(("/accuracy", "/mae"))), None),
             nonprivate_released=_released(module, plan),
             versions=_versions(),
             history=self._merged_history(trainer),
