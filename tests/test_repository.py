@@ -160,6 +160,7 @@ def test_the_critical_rooms_load_no_trainer() -> None:
 
 # Which rooms a room may import, also inside functions; modules beside the rooms, such as files.py, count as rooms.
 KNOWS = {
+    "alive": "",
     "bound_text": "",
     "files": "",
     "kernels": "",
@@ -178,7 +179,9 @@ KNOWS = {
     "mechanism": "bounds kernels layers norms privacy",
     "clipping": "bounds layers privacy",
     "data_modules": "features privacy",
-    "training": "accounting augmentations bounds clipping files kernels layers mechanism norms privacy run_names slurm",
+    "training": (
+        "accounting alive augmentations bounds clipping files kernels layers mechanism norms privacy run_names slurm"
+    ),
     "curves": "bound_text files privacy report",
     "calibration": "curves",
     "callbacks": (
@@ -194,7 +197,7 @@ KNOWS = {
     ),
     "doctor": "bounds kernels layers mechanism norms privacy",
     "commands": (
-        "accounting audit bench bound_text bounds callbacks curves data_modules doctor experiment files "
+        "accounting alive audit bench bound_text bounds callbacks curves data_modules doctor experiment files "
         "mechanism norms privacy report run_names slurm studies training tuning"
     ),
     "cli": "commands experiment report",

@@ -37,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     own, rest = _split(arguments)
     from ..experiment.experiment import parse_experiment
     from ..experiment.quiet import quiet
+    from ..report.majority import Majority
     from ..report.show import show
     from ..report.words import SOURCES
     from ..training.run_directory import RunDirectory
@@ -65,6 +66,10 @@ def main(arguments: Sequence[str]) -> int:
         if experiment.model.output_temperature != 1.0:
             show(f"{'temperature':<22}{experiment.model.output_temperature:.4f}\n")
         show(f"{'computed on':<22}{SOURCES['validation']}\n")
+        for name in metrics:
+            majority = Majority.of(metrics, name)
+            if majority is not None and not majority.is_beaten:
+                show(f"{'caution':<22}{majority.caution()}\n")
     return 0
 
 

@@ -6,6 +6,7 @@ import base64
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -304,7 +305,15 @@ def test_help_comes_without_torch() -> None:
 
 def test_help_of_fit_and_the_complete_configuration() -> None:
     outcome = lipdp("fit", "--help")
-    assert outcome.code == 0 and "--run_dir" in outcome.out and "--privacy.epsilon" in outcome.out
+    assert outcome.code == 0 and outcome.err == ""
+    places = [outcome.out.index(key) for key in ("--run_dir", "--privacy.epsilon", "--model.network ", "--data ")]
+    assert places == sorted(places) and outcome.out.index("--optimizer ") > places[-1]
+    assert "--trainer.max_steps" not in outcome.out and "known subclasses" not in outcome.out
+    assert outcome.out.count("\n") < 300
+    complete = lipdp("fit", "--help-all")
+    assert complete.code == 0 and "--trainer.max_steps" in complete.out and "known subclasses" in complete.out
+    options = {key for key in re.findall(r"^  (--[\w.]+)", complete.out, re.MULTILINE) if "trainer" not in key}
+    assert options <= set(re.findall(r"^  (--[\w.]+)", outcome.out, re.MULTILINE)), "no option got lost"
     outcome = lipdp("fit", "--config", QUICKSTART, "--print_config")
     assert outcome.code == 0 and yaml.safe_load(outcome.out)["privacy"]["epsilon"] == 3.0
 
