@@ -22,9 +22,9 @@ from private_step import Harness, make_plan, random_batch
 from torch import nn
 
 import lipdp_lightning.layers
-from callbacks import PrivacyAccountant
 from lipdp_lightning.bounds import registry
 from lipdp_lightning.bounds.losses import LOSSES
+from lipdp_lightning.callbacks import PrivacyAccountant
 from lipdp_lightning.cli import COMMANDS, main
 from lipdp_lightning.experiment.experiment import Experiment, parse_experiment
 from lipdp_lightning.layers import MaxMin

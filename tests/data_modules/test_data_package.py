@@ -8,7 +8,7 @@ import sys
 import jsonargparse
 import pytest
 
-import data_modules
+from lipdp_lightning import data_modules
 
 
 def test_importing_the_package_imports_neither_torch_nor_lightning() -> None:
