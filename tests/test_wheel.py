@@ -54,7 +54,7 @@ def test_an_installed_library_trains_beside_a_projects_own_folders(wheel: Path, 
         "import sys, lipdp_lightning; print(lipdp_lightning.__file__)\n"
         "from lipdp_lightning.cli import main\n"
         "import callbacks; callbacks.Mine\n"
-        "sys.exit(main(sys.argv[1:]))"
+        "sys.exit(main([*sys.argv[1:], '--run_dir', 'run', '--wandb', 'off']))"
     )
     words = [
         "fit",
