@@ -36,12 +36,12 @@ def main(arguments: Sequence[str]) -> int:
     """Returns 0; the run directory is not changed."""
     own, rest = _split(arguments)
     from ..experiment.experiment import parse_experiment
+    from ..experiment.foreign_code import check_named_code
     from ..experiment.quiet import quiet
     from ..report.majority import Majority
     from ..report.show import show
     from ..report.words import SOURCES
     from ..training.run_directory import RunDirectory
-    from .foreign_code import check_named_code
 
     directory = RunDirectory(own.run_dir)
     record = directory.require()
@@ -76,8 +76,7 @@ def main(arguments: Sequence[str]) -> int:
 def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int, dict[str, float], str]:
     import lightning
 
-    from callbacks import CalibrationMetrics
-
+    from ..callbacks import CalibrationMetrics
     from ..experiment.held_out import held_out_metrics
     from ..training.averaging import evaluated_state
     from ..training.checkpoint_files import read_checkpoint

@@ -47,7 +47,7 @@ class Majority:
 
     @property
     def is_beaten(self) -> bool:
-        """Whether the accuracy is above the rate by more than two standard errors."""
+        """Says whether the accuracy is above the rate by more than two standard errors."""
         return self.accuracy - self.rate > STANDARD_ERRORS * self.standard_error
 
     def beside(self) -> str:
