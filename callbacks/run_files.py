@@ -29,6 +29,7 @@ class RunFiles(Callback):
     def __init__(self, directory: RunDirectory, config: str = "") -> None:
         self.directory, self.config = directory, config
         self._noted: tuple[float, float | None] = (-math.inf, None)
+        self._began: float | None = None
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         strategy = _strategy(trainer)
@@ -45,6 +46,9 @@ class RunFiles(Callback):
         hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._began = time.monotonic()
 
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
@@ -75,4 +79,7 @@ class RunFiles(Callback):
         plan = _strategy(trainer).plan
         assert plan is not None
         if trainer.is_global_zero:
-            self.directory.mark(status, plan.digest().hex(), steps=trainer.global_step)
+            before, now = (self.directory.record() or {}).get("seconds", 0.0), time.monotonic()
+            lasted = 0.0 if self._began is None else now - self._began
+            self._began = now
+            self.directory.mark(status, plan.digest().hex(), steps=trainer.global_step, seconds=before + lasted)

@@ -11,6 +11,7 @@ from types import ModuleType
 COMMANDS = {
     "fit": "train a private model from a configuration",
     "test": "evaluate the model of a run directory on held-out data",
+    "predict": "write the outputs of a run or a released model for held-out rows",
     "certify": "print the certificate of a configuration's model, and attack it",
     "audit": "attack what a configuration claims, and measure how much of its epsilon is real",
     "budget": "print the epsilon that a noise multiplier spends, or the noise that an epsilon needs",
@@ -20,6 +21,7 @@ COMMANDS = {
     "reproduce": "reproduce the papers' tables and figures, with certified epsilons",
     "submit": "write the batch script of a training job for Slurm, and submit it",
     "export": "write a release checkpoint of a run, without anything secret",
+    "compare": "compare several runs: accuracy against epsilon, settings that differ, costs",
     "status": "list the runs of a folder with state, step, epsilon and accuracy",
     "report": "write the reports of a run directory again",
     "configs": "list the configurations that come with the library, and copy them",

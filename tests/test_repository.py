@@ -192,6 +192,7 @@ KNOWS = {
     ),
     "audit": "accounting bound_text bounds clipping data_modules layers mechanism norms privacy report training",
     "experiment": "accounting bounds callbacks data_modules files privacy report schedules training",
+    "release": "experiment files training",
     "tuning": "accounting bound_text experiment files privacy report training",
     "bench": "bounds data_modules files kernels layers mechanism models norms privacy report training",
     "studies": (
@@ -200,8 +201,8 @@ KNOWS = {
     ),
     "doctor": "bounds kernels layers mechanism norms privacy",
     "commands": (
-        "accounting alive audit bench bound_text bounds callbacks curves data_modules doctor experiment files "
-        "mechanism norms privacy report run_names slurm studies training tuning"
+        "accounting alive audit bench bound_text bounds calibration callbacks curves data_modules doctor experiment "
+        "files mechanism norms privacy release report run_names slurm studies training tuning"
     ),
     "cli": "commands experiment report",
 }

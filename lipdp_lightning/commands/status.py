@@ -94,6 +94,7 @@ def describe(directory: Path) -> dict[str, Any]:
         "majority": None if majority is None else majority.rate,
         "balanced accuracy": None if majority is None else majority.balanced_accuracy,
         "AUROC": None if majority is None else majority.auroc,
+        "seconds": _finite(record.get("seconds")),
         "caution": None if majority is None else majority.caution(),
     }
 

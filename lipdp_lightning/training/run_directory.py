@@ -223,10 +223,11 @@ class RunDirectory:
         return continued
 
     def mark(self, status: str, plan_digest: str, **facts: Any) -> None:
-        """Writes the status of the run into run.json."""
+        """Writes the status of the run into run.json; the seconds of training so far stay if none are given."""
         before = self.record() or {}
         place = before.get("place", "") if before else place_of(self.path)
-        record = {"format": FORMAT, "status": status, "plan": plan_digest, "id": self.id, "place": place, **facts}
+        record = {"format": FORMAT, "status": status, "plan": plan_digest, "id": self.id, "place": place}
+        record |= {"seconds": before.get("seconds", 0.0), **facts}
         write_bytes_atomically(self.path / RUN_FILE, json.dumps(record, indent=1).encode())
 
     def note_progress(self, progress: dict[str, Any]) -> None:

@@ -86,7 +86,8 @@ def test_a_run_directory_holds_the_report_the_configuration_and_the_ledger(finis
 
 def test_rows_that_serve_for_validation_and_test_are_reported_once(finished: tuple[Path, Outcome]) -> None:
     metrics = report_of(finished[0])["metrics"]
-    assert set(metrics) == {"validation/loss", "validation/accuracy"}
+    beside = ("majority_rate", "standard_error", "balanced_accuracy", "auroc")
+    assert set(metrics) == {f"validation/{name}" for name in ("loss", "accuracy", *beside)}
 
 
 def test_different_test_rows_are_reported_beside_validation(tmp_path: Path) -> None:
