@@ -8,12 +8,16 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..files import read_bytes
 from ..report.show import show
 from ..run_names import CONFIG_FILE, REPORT_FILE
 from .status import describe, run_directories
+
+if TYPE_CHECKING:
+    from ..report.comparison import ComparedRun
+    from ..report.model import RunFacts
 
 LARGEST_CONFIG = 1 << 20  # bytes
 LARGEST_REPORT = 1 << 26
@@ -56,22 +60,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _epsilon(run: Any) -> float:
-    return run.facts.epsilon if run.facts is not None and run.facts.certified else math.inf
+def _epsilon(run: ComparedRun) -> float:
+    return math.inf if run.facts is None or run.facts.epsilon is None else run.facts.epsilon
 
 
-def read_run(directory: Path) -> Any:
+def read_run(directory: Path) -> ComparedRun:
     """Returns a run to compare; a file that cannot be read leaves its columns empty."""
-    from ..report.comparison import ComparedRun
+    from ..report.comparison import ComparedRun, Comparison
     from ..report.model import RunFacts
 
-    row = describe(directory)
+    row, settings = describe(directory), read_settings(directory)
+
+    def compared(facts: RunFacts | None) -> ComparedRun:
+        return ComparedRun(str(directory), str(row["state"]), facts, settings, row["seconds"])
+
     try:
-        facts = RunFacts.from_dict(json.loads(read_bytes(directory / REPORT_FILE, LARGEST_REPORT)))
-        facts = facts.public()
+        facts = RunFacts.from_dict(json.loads(read_bytes(directory / REPORT_FILE, LARGEST_REPORT))).public()
+        alone = Comparison((compared(facts),))
+        alone.results(), alone.costs(), alone.cautions()  # a report whose values have other types fails here
     except (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError):
-        facts = None
-    return ComparedRun(str(directory), str(row["state"]), facts, read_settings(directory), row["seconds"])
+        return compared(None)
+    return compared(facts)
 
 
 def read_settings(directory: Path) -> dict[str, Any]:

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from lipdp_lightning.report.contents import Table, make_table
 from lipdp_lightning.report.drawn import Drawn
 from lipdp_lightning.report.figure_style import COLOURS, empty_figure, label_axes, new_figure, note, shorten
-from lipdp_lightning.report.formats import clean_text, format_bound, is_number
+from lipdp_lightning.report.formats import clean_text, finite, format_bound
 from lipdp_lightning.report.majority import Majority
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.pages import render_page
-from lipdp_lightning.report.words import adjacency_words, find_primary_metric, format_metric, metric_label
+from lipdp_lightning.report.render_markdown import CONFIG_NOTE
+from lipdp_lightning.report.words import adjacency_words, find_primary_metric, format_metric, is_fraction, metric_label
 
 __all__ = ["ComparedRun", "Comparison"]
 
@@ -51,9 +53,7 @@ class Comparison:
 
     def value(self, run: ComparedRun) -> float | None:
         """Returns the metric of a run, or None if it has none."""
-        found = None if run.facts is None or self.metric is None else run.facts.metrics.get(self.metric)
-        number = float(found) if found is not None and is_number(found) else math.nan
-        return number if math.isfinite(number) else None
+        return None if run.facts is None or self.metric is None else finite(run.facts.metrics.get(self.metric))
 
     def results(self) -> Table:
         """Returns one line per run: number, state, metric and what belongs beside it, and the guarantee."""
@@ -89,7 +89,7 @@ class Comparison:
         rows = []
         for number, run in enumerate(self.runs, 1):
             facts = run.facts
-            hours = None if run.seconds is None else run.seconds / 3600
+            hours = None if not run.seconds else run.seconds / 3600
             counts = [None] * 4 if facts is None else [
                 facts.steps_taken, facts.steps_planned, facts.expected_batch_size,
                 sum(int(group.get("parameters") or 0) for group in facts.groups) or None,
@@ -104,8 +104,8 @@ class Comparison:
         found = []
         if len({(each.adjacency, each.unit, each.delta) for each in facts}) > 1:
             found.append("The runs have different relations, units or deltas: their epsilons must not be compared.")
-        if len(facts) > 1:
-            epsilon, delta = sum(each.epsilon or 0.0 for each in facts), sum(each.delta or 0.0 for each in facts)
+        elif len(facts) > 1:
+            epsilon, delta = (math.fsum(getattr(each, name) or 0.0 for each in facts) for name in ("epsilon", "delta"))
             found.append(
                 f"Each epsilon is that of one run by itself. Who sees all {len(facts)} certified models of the same "
                 f"records faces up to epsilon = {format_bound(epsilon)} at delta = {format_bound(delta)} (basic "
@@ -137,6 +137,8 @@ class Comparison:
             axes.plot([epsilon], [value], "o", color=COLOURS.first, markersize=7, alpha=0.85, label=shorten(name, 40))
             if len(shown) <= NAMED_POINTS:
                 note(axes, epsilon, value, shorten(name, 18), offset=(7, 5), fontsize=8)
+        if is_fraction(str(self.metric), [value for *_, value in shown]):
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
         axes.margins(x=0.18, y=0.18)
         axes.set_xlim(left=0)
         label_axes(axes, "epsilon", label)
@@ -153,6 +155,7 @@ class Comparison:
             plot=Drawn.of(self.plot(), "comparison", alt, caption, "wide"),
             results=self.results(),
             settings=self.settings(),
+            config_note=CONFIG_NOTE,
             costs=self.costs(),
         )
 

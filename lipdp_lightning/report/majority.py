@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lipdp_lightning.report.formats import is_number, plain_value
+from lipdp_lightning.report.formats import finite
 
 __all__ = ["Majority"]
 
@@ -37,10 +36,7 @@ class Majority:
             return None
         head, _, tail = name.rpartition("accuracy")
         parts = ("accuracy", "majority_rate", "standard_error", "balanced_accuracy", "auroc")
-        found = [plain_value(metrics.get(f"{head}{part}{tail}")) for part in parts]
-        accuracy, rate, error, balanced, auroc = (
-            float(value) if is_number(value) and math.isfinite(value) else None for value in found
-        )
+        accuracy, rate, error, balanced, auroc = (finite(metrics.get(f"{head}{part}{tail}")) for part in parts)
         if accuracy is None or rate is None or error is None:
             return None
         return cls(accuracy, rate, error, balanced, auroc)

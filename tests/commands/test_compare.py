@@ -74,6 +74,23 @@ def test_files_that_cannot_be_read_hide_no_other_run(runs: Path, tmp_path: Path,
     assert found["done"]["epsilon"] == "-" and float(found["halted"]["epsilon"]) > 0
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metrics": [1]}, {"groups": [3]}, {"groups": [{"parameters": "x"}]}, {"groups": {"a": 1}}, {"unit": {"a": []}},
+        {"epsilon": 10**400}, {"delta": "1e-5"}, {"steps_taken": None}, {"metrics": {"validation/accuracy": 10**400}},
+        {"history": 3}, {"primary_metric": ["a"]}, {"secret_fixed": "no"}, {"adjacency": 1},
+    ],
+)  # fmt: skip
+def test_reports_of_other_types_are_left_out_or_shown_as_text(
+    runs: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    edit(runs / "done" / "privacy_report.json", **changes)
+    found = {Path(row["run"]).name: row for row in compare(runs, "--output", tmp_path / "c.html")["results"]}
+    assert float(found["halted"]["epsilon"]) > 0 and Page((tmp_path / "c.html").read_text()).problems == []
+    assert lipdp("status", runs).code == 0
+
+
 def test_hostile_settings_are_text_and_few(runs: Path, tmp_path: Path) -> None:
     attack = "</td><script>1</script>\x1b[2J"
     shutil.copytree(runs / "done", runs / attack.replace("/", "_"))
