@@ -26,9 +26,9 @@ class ClassScores(torchmetrics.Metric):
 
     def update(self, predicted: Tensor, labels: Tensor) -> None:
         """Adds rows: logits of each class, or one probability per row of the second of two classes."""
+        exact = predicted.detach().double()  # in float32, small logits of a barely trained network become ties
         two = predicted.dim() == 1
-        shares = torch.stack([1 - predicted, predicted], dim=1) if two else predicted.softmax(dim=1)
-        self.probabilities.append(shares.detach().float())
+        self.probabilities.append(torch.stack([1 - exact, exact], dim=1) if two else exact.softmax(dim=1))
         self.labels.append(labels.detach())
 
     def compute(self) -> dict[str, Tensor]:

@@ -33,6 +33,18 @@ def test_scores_of_many_classes_are_those_of_scikit_learn(parts: int) -> None:
     assert found["auroc"] == pytest.approx(roc_auc_score(labels, logits.softmax(1), multi_class="ovr"), abs=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e4])
+def test_the_predicted_class_is_that_of_the_accuracy_at_any_scale(scale: float) -> None:
+    """A network that has barely moved has logits of 1e-8, whose probabilities are equal in float32."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(300) % 3
+    logits = torch.randn(300, 3, generator=generator) + nn.functional.one_hot(labels, 3)
+    accuracy = float((logits.argmax(1) == labels).double().mean())
+    found = scores(scale * logits, labels)
+    assert found["balanced_accuracy"] == pytest.approx(accuracy) and accuracy > 0.5
+    assert found["auroc"] > 0.7
+
+
 def test_scores_of_two_classes_are_those_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(2)
     labels = (torch.rand(200, generator=generator) < 0.2).long()
