@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,12 +41,14 @@ def run(args: argparse.Namespace) -> int:
     problems += [f"{folder} does not exist. HINT: lipdp status runs" for folder in folders if not folder.exists()]
     if Path(args.output).suffix != ".html":
         problems.append(f"--output {args.output} is not an HTML page. HINT: --output compare.html")
-    directories = list(dict.fromkeys(found for folder in folders for found in run_directories(folder)))
+    directories = list(dict.fromkeys(place for folder in folders for place in run_directories(folder)))
     if not problems and not directories:
         problems.append(f"there is no run in {', '.join(args.runs)}. HINT: name what lipdp fit has written.")
     if problems:
         raise ValueError("\n".join(problems))
-    compared = sorted(map(read_run, directories), key=lambda each: (_epsilon(each), each.name))
+    above = Path(os.path.commonpath([directory.absolute().parent for directory in directories]))
+    found = [read_run(directory, str(directory.absolute().relative_to(above))) for directory in directories]
+    compared = sorted(found, key=lambda each: (_epsilon(each), each.name))
     comparison = Comparison(tuple(compared))
     write_atomically(args.output, comparison.page())
     if args.json:
@@ -64,15 +67,15 @@ def _epsilon(run: ComparedRun) -> float:
     return math.inf if run.facts is None or run.facts.epsilon is None else run.facts.epsilon
 
 
-def read_run(directory: Path) -> ComparedRun:
-    """Returns a run to compare; a file that cannot be read leaves its columns empty."""
+def read_run(directory: Path, name: str) -> ComparedRun:
+    """Returns a run to compare under a name; a file that cannot be read leaves its columns empty."""
     from ..report.comparison import ComparedRun, Comparison
     from ..report.model import RunFacts
 
     row, settings = describe(directory), read_settings(directory)
 
     def compared(facts: RunFacts | None) -> ComparedRun:
-        return ComparedRun(str(directory), str(row["state"]), facts, settings, row["seconds"])
+        return ComparedRun(name, str(row["state"]), facts, settings, row["seconds"])
 
     try:
         facts = RunFacts.from_dict(json.loads(read_bytes(directory / REPORT_FILE, LARGEST_REPORT))).public()

@@ -19,7 +19,7 @@ from lipdp_lightning.report.majority import Majority
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.pages import render_page
 from lipdp_lightning.report.render_markdown import CONFIG_NOTE
-from lipdp_lightning.report.words import adjacency_words, find_primary_metric, format_metric, is_fraction, metric_label
+from lipdp_lightning.report.words import find_primary_metric, format_metric, is_fraction, metric_label
 
 __all__ = ["ComparedRun", "Comparison"]
 
@@ -58,7 +58,7 @@ class Comparison:
     def results(self) -> Table:
         """Returns one line per run: number, state, metric and what belongs beside it, and the guarantee."""
         name = "metric" if self.metric is None else self.metric
-        heads = ("", "run", "state", name, "majority", "balanced", "AUROC", "epsilon", "delta", "for")
+        heads = ("", "run", "state", name, "majority", "balanced", "AUROC", "epsilon", "delta", "relation")
         rows = []
         for number, run in enumerate(self.runs, 1):
             facts, value = run.facts, self.value(run)
@@ -70,7 +70,7 @@ class Comparison:
                 *("-" if share is None else f"{100 * share:.3g} %" for share in shares),
                 None if majority is None or majority.auroc is None else f"{majority.auroc:.3f}",
                 _epsilon(facts), format_bound(facts.delta) if certified and facts is not None else None,
-                adjacency_words(facts) if certified and facts is not None else None,
+                f"{facts.adjacency}, {facts.unit}" if certified and facts is not None else None,
             ))  # fmt: skip
         table = make_table(heads, rows)
         return Table(table.headers, table.rows, (True, False, False, *[True] * 6, False))
