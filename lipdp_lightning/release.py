@@ -24,7 +24,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Release:
-    """What a run has released: its weights, what they are an average of, and what is known of their privacy.
+    """The published part of a run: its weights, what they are an average of, and what is known of their privacy.
 
     ``config`` is the text of the run's configuration, ``privacy_report`` the content of its JSON report, and
     ``statistics`` are those with which the inputs were prepared in training. Class scores are divided by

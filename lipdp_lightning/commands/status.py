@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any, TypeGuard
 from ..alive import is_alive
 from ..bound_text import upper_text
 from ..files import read_bytes, read_json
-from ..report.formats import is_number
+from ..report.formats import finite, is_number
 from ..report.majority import Majority
 from ..report.show import show
 from ..run_names import FORMAT, LEDGER_FILE, PLAN_FILE, PROGRESS_FILE, REPORT_FILE, RUN_FILE, STEPS_FILE
@@ -86,15 +85,15 @@ def describe(directory: Path) -> dict[str, Any]:
         "state": state,
         "step": record["steps"] if _is_count(record.get("steps")) else reached,
         "planned": plan["steps"] if _is_count(plan.get("steps")) else None,
-        "epsilon": _finite(facts.get("epsilon")),
-        "so far": _finite(facts.get("epsilon_taken")),
-        "delta": _finite(plan.get("delta")),
+        "epsilon": finite(facts.get("epsilon")),
+        "so far": finite(facts.get("epsilon_taken")),
+        "delta": finite(plan.get("delta")),
         "metric": name,
         "value": value,
         "majority": None if majority is None else majority.rate,
         "balanced accuracy": None if majority is None else majority.balanced_accuracy,
         "AUROC": None if majority is None else majority.auroc,
-        "seconds": _finite(record.get("seconds")),
+        "seconds": finite(record.get("seconds")),
         "caution": None if majority is None else majority.caution(),
     }
 
@@ -127,10 +126,6 @@ def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _finite(value: Any) -> float | None:
-    return value if type(value) in (int, float) and abs(value) < math.inf else None
-
-
 def _released(directory: Path) -> int | None:
     """Returns the steps that a running run has taken; the ledger reserves more."""
     try:
@@ -146,7 +141,7 @@ def _metric(report: dict[str, Any]) -> tuple[str | None, float | None]:
     metrics = report.get("metrics")
     for name in ("test/accuracy", "validation/accuracy", "test/mae", "validation/mae"):
         if isinstance(metrics, dict) and name in metrics:
-            return name, _finite(metrics[name])
+            return name, finite(metrics[name])
     return None, None
 
 
