@@ -90,7 +90,8 @@ def _run(arguments: Sequence[str]) -> int:
 
         sys.stdout.write(_HELP + fit_help("--help-all" in asked))
         return 0
-    if not any(a.split("=")[0] in ("--config", "-c", "--print_config") for a in rest):
+    asked_for = [word.split("=")[0] for word in rest]
+    if not any(word in ("--config", "-c", "--print_config") or word.endswith(".help") for word in asked_for):
         raise ValueError("no --config was given. HINT: lipdp fit --config configs/quickstart.yaml")
     from ..experiment.experiment import parse_experiment
     from ..experiment.quiet import quiet

@@ -327,6 +327,8 @@ def test_help_of_fit_and_the_complete_configuration() -> None:
     complete = lipdp("fit", "--help-all")
     assert complete.code == 0 and "--trainer.max_steps" in complete.out and "known subclasses" in complete.out
     options = {key for key in re.findall(r"^  (--[\w.]+)", complete.out, re.MULTILINE) if "trainer" not in key}
+    one = lipdp("fit", "--model.network.help", "lipdp_lightning.models.MLP")
+    assert one.code == 0 and "input_shape" in one.out
     assert options <= set(re.findall(r"^  (--[\w.]+)", outcome.out, re.MULTILINE)), "no option got lost"
     outcome = lipdp("fit", "--config", QUICKSTART, "--print_config")
     assert outcome.code == 0 and yaml.safe_load(outcome.out)["privacy"]["epsilon"] == 3.0
