@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_modules.base import GroupedRows, PrivateDataModule, Rows
+from data_modules.cells import stripped
 from data_modules.encoding import RawTable, encode, group_names, match_columns
 from data_modules.found_files import kind_of, read_text, refusal
 from data_modules.schema import ClassLabel, TableSchema
@@ -19,7 +20,7 @@ from data_modules.splits import Split
 
 def read_csv(path: Path, schema: TableSchema) -> RawTable:
     """Returns the file's columns as text. Blank and comment lines hold no record; a ragged row is an error."""
-    lines: Iterator[str] = io.StringIO(read_text(path), newline="")
+    lines: Iterator[str] = io.StringIO(read_text(path, schema.encoding), newline="")
     if schema.comment is not None:
         marker = schema.comment
         # an empty line keeps the reader's line count equal to the file's
@@ -52,12 +53,14 @@ def read_csv(path: Path, schema: TableSchema) -> RawTable:
             "check the delimiter, and quote fields that contain it",
         )
     values = zip(*(row for _, row in numbered), strict=True)
-    columns = {name: [value.strip() for value in column] for name, column in zip(names, values, strict=True)}
+    columns: dict[str, Sequence[Any]] = {
+        name: [value.strip() for value in column] for name, column in zip(names, values, strict=True)
+    }
     return RawTable(path, columns, [line for line, _ in numbered])
 
 
 def read_parquet(path: Path, schema: TableSchema) -> RawTable:
-    """Returns the columns of a Parquet file as text, if pyarrow is installed; rows are numbered from 1."""
+    """Returns the columns of a Parquet file, if pyarrow is installed; rows are numbered from 1."""
     if not path.is_file():
         raise refusal(f"there is no file {path}", "check the path")
     with path.open("rb") as file:
@@ -72,14 +75,17 @@ def read_parquet(path: Path, schema: TableSchema) -> RawTable:
     try:
         parquet = import_module("pyarrow.parquet")
     except ImportError:
-        raise refusal(f"{path} needs the package pyarrow", "install pyarrow, or export the table as CSV") from None
+        raise refusal(
+            f"{path} needs the package pyarrow",
+            "install the extra lipdp-lightning[parquet], or export the table as CSV",
+        ) from None
     try:
         table = parquet.read_table(path)
     except (ValueError, OSError, NotImplementedError):  # pyarrow's own errors derive from these
         raise refusal(f"{path} is a damaged Parquet file", "write it again") from None
     names = match_columns(path, list(table.column_names), schema)
-    text = [["" if value is None else str(value).strip() for value in column.to_pylist()] for column in table.columns]
-    return RawTable(path, dict(zip(names, text, strict=True)), list(range(1, table.num_rows + 1)))
+    columns = dict(zip(names, map(stripped, (column.to_pylist() for column in table.columns)), strict=True))
+    return RawTable(path, columns, range(1, table.num_rows + 1))
 
 
 def read_table(path: Path, schema: TableSchema) -> RawTable:

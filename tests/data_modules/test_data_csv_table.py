@@ -93,7 +93,7 @@ BAD_TABLES = {
     "delimiter": ([line.replace(",", ";") for line in (HEADER, *ROWS)], "declared column 'age' is missing"),
     "quotes": (swapped(4, '4,"4"4,F,no'), "row 6"),
     "open quote": (swapped(4, '4,"4,F,no'), "row 6: "),
-    "size": ([HEADER, *ROWS[:30]], "40 rows are declared and 30 exist"),
+    "size": ([HEADER, *ROWS[:30]], "40 rows are declared and fewer exist"),
 }
 
 

@@ -11,16 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_modules.cells import ColumnProblem, parse_numbers
 from data_modules.encoding import RawTable, encode
 from data_modules.schema import (
     Categorical,
     ClassLabel,
-    ColumnProblem,
     NumberLabel,
     Numeric,
     TableSchema,
     expanded,
-    parse_numbers,
     scale_declared,
 )
 
