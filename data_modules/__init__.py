@@ -23,17 +23,22 @@ if TYPE_CHECKING:
     from data_modules.cifar import CIFAR10 as CIFAR10
     from data_modules.csv_table import CSVTable as CSVTable
     from data_modules.csv_table import SchemaTable as SchemaTable
+    from data_modules.declaration import Declaration as Declaration
+    from data_modules.declared_arrays import DeclaredArrays as DeclaredArrays
+    from data_modules.declared_arrays import TarShards as TarShards
     from data_modules.embedded import Digits as Digits
     from data_modules.embedded import EmbeddedBreastCancer as EmbeddedBreastCancer
     from data_modules.embedded import EmbeddedDiabetes as EmbeddedDiabetes
     from data_modules.embedded import EmbeddedIris as EmbeddedIris
     from data_modules.embedded import EmbeddedWine as EmbeddedWine
     from data_modules.features import Features as Features
+    from data_modules.frame_table import FrameTable as FrameTable
     from data_modules.hospitals import DiabetesHospitals as DiabetesHospitals
     from data_modules.idx_images import MNIST as MNIST
     from data_modules.idx_images import FashionMNIST as FashionMNIST
     from data_modules.image_folder import ImageFolder as ImageFolder
     from data_modules.mapped import MappedArrays as MappedArrays
+    from data_modules.private_data import PrivateData as PrivateData
     from data_modules.schema import TableSchema as TableSchema
     from data_modules.text import SNLI as SNLI
     from data_modules.text import HashedWords as HashedWords
@@ -47,12 +52,16 @@ _HOME = {
     "base": ("PrivateDataModule",),
     "cifar": ("CIFAR10",),
     "csv_table": ("CSVTable", "SchemaTable"),
+    "declaration": ("Declaration",),
+    "declared_arrays": ("DeclaredArrays", "TarShards"),
     "embedded": ("Digits", "EmbeddedBreastCancer", "EmbeddedDiabetes", "EmbeddedIris", "EmbeddedWine"),
     "features": ("Features",),
+    "frame_table": ("FrameTable",),
     "hospitals": ("DiabetesHospitals",),
     "idx_images": ("FashionMNIST", "MNIST"),
     "image_folder": ("ImageFolder",),
     "mapped": ("MappedArrays",),
+    "private_data": ("PrivateData",),
     "schema": ("TableSchema",),
     "text": ("HashedWords", "MovieSnippets", "SNLI", "SentenceEmbeddings", "WordVectors"),
     "benchmark_tables": (

@@ -164,7 +164,8 @@ class PrivateDataModule(lightning.LightningDataModule):
                 "by the given per-record split" if self.split else "by a public hash of each record's content"
             )
         lines = [
-            f"{type(self).__name__}: {kind}, {self.declared_size} rows declared, N = {self.dataset_size}",
+            f"{type(self).__name__}: {kind}, {self.declared_size} {'groups' if self.samples_groups else 'rows'} declared, "
+            f"N = {self.dataset_size}",
             f"input: shape {tuple(self.input_shape)}, norm bound {bound}",
             f"bytes become x * {self.scale:g} + {self.offset:g}; floats are used as they are",
             held_out + (f"; before that {self.test_fraction:g} for the test, likewise" if self.test_fraction else ""),

@@ -11,10 +11,10 @@ from typing import Any
 
 from data_modules.base import GroupedRows, PrivateDataModule, Rows
 from data_modules.cells import stripped
+from data_modules.declaration import Declaration
 from data_modules.encoding import RawTable, encode, group_names, match_columns
 from data_modules.found_files import kind_of, read_text, refusal
 from data_modules.schema import ClassLabel, TableSchema
-from data_modules.schema_yaml import load_schema
 from data_modules.splits import Split
 
 
@@ -144,7 +144,7 @@ class CSVTable(SchemaTable):
     def __init__(
         self,
         path: str,
-        schema: str | dict[str, Any],
+        schema: Declaration | str,
         heldout_path: str | None = None,
         test_fraction: float = 0.0,
         validation_fraction: float | None = None,
@@ -157,7 +157,7 @@ class CSVTable(SchemaTable):
         super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
         self.test_fraction = test_fraction
         self.path, self.heldout_path = Path(path), None if heldout_path is None else Path(heldout_path)
-        declared, self.declared_size = load_schema(schema)
+        declared, self.declared_size = Declaration.of(schema).table_schema()
         self.adopt(declared)
 
     def where(self, part: str) -> str:

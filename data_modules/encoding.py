@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,17 @@ class RawTable:
     """
 
     path: Path | str
-    columns: dict[str, Sequence[Any]]
+    columns: Mapping[str, Sequence[Any]]
     lines: Sequence[int]
     shows_values: bool = True
+
+
+def header_problems(names: Sequence[str], declared: Sequence[str], ignored: Sequence[str]) -> list[str]:
+    """Returns every way in which the names of columns disagree with the declaration."""
+    problems = [f"column {name!r} appears twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    problems += [f"declared column {name!r} is missing" for name in declared if name not in names]
+    known = {*declared, *ignored}
+    return problems + [f"column {name!r} is not declared" for name in dict.fromkeys(names) if name not in known]
 
 
 def match_columns(path: Path | str, names: list[str], schema: TableSchema) -> list[str]:
@@ -39,11 +47,7 @@ def match_columns(path: Path | str, names: list[str], schema: TableSchema) -> li
     declared = [column.name for column in schema.columns] + [schema.label.name]
     if schema.grouping is not None and schema.grouping.column not in declared:
         declared.append(schema.grouping.column)
-    problems = [f"column {name!r} appears twice" for name in sorted({n for n in names if names.count(n) > 1})]
-    problems += [f"declared column {name!r} is missing" for name in declared if name not in names]
-    known = {*declared, *schema.ignore}
-    problems += [f"column {name!r} is not declared" for name in dict.fromkeys(names) if name not in known]
-    if problems:
+    if problems := header_problems(names, declared, schema.ignore):
         raise refusal(
             f"{path}, header: "
             + "; ".join(problems[:8])

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def _filled(cells: Sequence[Any], missing: np.ndarray, middle: float, read: Read
         return read(cells)
     numbers, kept = np.full(len(cells), middle), np.flatnonzero(~missing)
     try:
-        numbers[kept] = read([cells[index] for index in kept])
+        numbers[kept] = read([cells[index] for index in kept.tolist()])
     except ColumnProblem as found:
         raise ColumnProblem(int(kept[found.index]), found.what, found.value, found.noun) from None
     return numbers
@@ -78,6 +78,7 @@ class Numeric:
     log: bool = False
     bins: int = 0
     written: NumberFormat = PLAIN
+    noun: ClassVar[str] = "a number"
 
     def problems(self) -> list[str]:
         problems = self.written.problems()
@@ -119,6 +120,15 @@ class Numeric:
         cut = f", {self.bins} equal parts" if self.bins else ""
         return f"{self.name} in {self.limits()}" + (", log" if self.log else "") + cut
 
+    def sentence(self, missing_bucket: bool) -> str:
+        """Returns what becomes of the column, in words."""
+        places = (
+            f"{self.width(missing_bucket)} numbers of a row: its place in the range, and which of {self.bins} parts"
+        )
+        becomes = places if self.bins else "one number of a row: its place in the range"
+        how = ", on a logarithmic scale" if self.log else ""
+        return f"{self.name!r} is {self.noun}, clipped to {self.limits()}; it becomes {becomes}{how}."
+
 
 @dataclass(frozen=True)
 class Date(Numeric):
@@ -129,6 +139,7 @@ class Date(Numeric):
     """
 
     form: str = "%Y-%m-%d"
+    noun: ClassVar[str] = "a date"
 
     def numbers(self, cells: Sequence[Any]) -> np.ndarray:
         return parse_days(cells, self.form)
@@ -176,6 +187,12 @@ class Categorical:
     def describe(self) -> str:
         return f"{self.name}: {len(self.categories)} categories" + (" and other" if self.other else "")
 
+    def sentence(self, missing_bucket: bool) -> str:
+        """Returns what becomes of the column, in words."""
+        rest = "others fall into one more" if self.other else "another value is refused"
+        becomes = f"it becomes {self.width(missing_bucket)} numbers of a row"
+        return f"{self.name!r} is one of {len(self.categories)} categories, and {rest}; {becomes}."
+
 
 @dataclass(frozen=True)
 class ClassLabel:
@@ -196,6 +213,10 @@ class ClassLabel:
             index = int(np.argmax(codes < 0))
             raise ColumnProblem(index, "is not one of the declared classes", values[index], "label")
         return codes
+
+    def sentence(self) -> str:
+        """Returns what is predicted, in words."""
+        return f"{self.name!r} is predicted, as one of {len(self.values)} classes; another value is refused."
 
 
 @dataclass(frozen=True)
@@ -218,6 +239,11 @@ class NumberLabel:
             limits = f"[{self.low:g}, {self.high:g}]"
             raise ColumnProblem(index, f"is outside the declared {limits}", float(numbers[index]), "target")
         return scale_declared(numbers, self.low, self.high, "symmetric").astype(np.float32)
+
+    def sentence(self) -> str:
+        """Returns what is predicted, in words."""
+        limits = f"[{self.low:g}, {self.high:g}]"
+        return f"{self.name!r} is predicted, as a number in {limits}; a value outside is refused."
 
 
 @dataclass(frozen=True)
