@@ -36,10 +36,13 @@ from ..training.step_record import StepRecord
 from ..training.strategy import PrivateStrategy
 from .class_paths import Constructors, failed_import, import_problem, optimizer_problem
 from .config_file import check_config_file, config_files
+from .declared_shapes import fill_shapes
 from .known_keys import known_keys
 from .parser_errors import parser_error
 from .quiet import quiet
+from .saved_yaml import use_saved_yaml
 from .trainer_options import make_trainer, refuse_trainer_options
+from .unfilled import refuse_unfilled
 
 DEFAULTS = {
     "num_sanity_val_steps": 0,
@@ -53,6 +56,7 @@ SAVES_PER_RUN = 100
 
 # losses are dataclasses, whose subclasses jsonargparse accepts only when told so
 set_parsing_settings(subclasses_enabled=[Loss])
+use_saved_yaml()
 
 
 class Experiment(LightningCLI):
@@ -112,6 +116,7 @@ class Experiment(LightningCLI):
             raise ValueError(f"seed_everything: {error}. HINT: a number from 0 to 4294967295.") from error
 
     def instantiate_classes(self) -> None:
+        fill_shapes(self.config)
         make = Constructors(self)
         self.parser.add_instantiator(make, object, subclasses=True, prepend=True)
         self.config_init = make.make_all()
@@ -268,6 +273,7 @@ def make_experiment(
 
     for file in config_files(arguments):
         check_config_file(file)
+    refuse_unfilled(arguments)
     try:
         return kind(arguments, directory, wandb)
     except ArgumentError as error:

@@ -1,0 +1,28 @@
+"""Writes YAML that the parser of configurations reads as what was written."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from jsonargparse import set_dumper
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that the parser, but not YAML 1.1, takes for a number, such as 1e3."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9._]+(?:[eE][-+]?[0-9]+)?$"), list("-+.0123456789")
+)
+
+
+def saved_yaml(content: Any) -> str:
+    """Returns a configuration as YAML, in the order of its keys."""
+    return yaml.dump(content, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+
+
+def use_saved_yaml() -> None:
+    """Lets the parser write its configurations in this form."""
+    set_dumper("yaml", saved_yaml)

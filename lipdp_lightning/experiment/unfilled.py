@@ -1,0 +1,36 @@
+"""Refuses a configuration with entries that are left to fill in, in it or in the schema that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data_modules.placeholders import unfilled
+from data_modules.schema_yaml import schema_content
+
+from .config_file import config_files
+
+
+def refuse_unfilled(arguments: Sequence[str]) -> None:
+    """Raises one ValueError with a line for each placeholder that no option replaces."""
+    given = {word.removeprefix("--").partition("=")[0] for word in arguments if word.startswith("--")}
+    lines: list[str] = []
+    for file in config_files(arguments):
+        with open(file, encoding="utf-8-sig") as stream:
+            content = yaml.safe_load(stream)
+        lines += unfilled(content, file, given)
+        schema = _schema_of(content)
+        if schema is not None and "data.init_args.schema" not in given:
+            lines += unfilled(schema_content(schema), str(schema))
+    if lines:
+        raise ValueError("\n".join(lines))
+
+
+def _schema_of(content: Any) -> Path | None:
+    """Returns the file that a configuration names as its schema, if there is one."""
+    for key in ("data", "init_args", "schema"):
+        content = content.get(key) if isinstance(content, dict) else None
+    return Path(content) if isinstance(content, str) and Path(content).is_file() else None
