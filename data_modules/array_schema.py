@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from data_modules.found_files import refusal
-from data_modules.placeholders import refuse_placeholders
-from data_modules.schema import ClassLabel, NumberLabel, scale_declared
-from data_modules.schema_yaml import Reader, schema_content
-from data_modules.units import Grouping
+from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.placeholders import refuse_placeholders
+from lipdp_lightning.data_modules.schema import ClassLabel, NumberLabel, scale_declared
+from lipdp_lightning.data_modules.schema_yaml import Reader, schema_content
+from lipdp_lightning.data_modules.units import Grouping
 
 _KEYS = {"rows", "shape", "low", "high", "features", "label", "group", "resize"}
 

@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 from jsonargparse.typing import register_type
 
-from data_modules.array_schema import ArraySchema, load_array_schema
-from data_modules.found_files import refusal
-from data_modules.placeholders import FILL_IN, unfilled
-from data_modules.schema import TableSchema
-from data_modules.schema_yaml import load_schema, schema_content
+from lipdp_lightning.data_modules.array_schema import ArraySchema, load_array_schema
+from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.placeholders import FILL_IN, unfilled
+from lipdp_lightning.data_modules.schema import TableSchema
+from lipdp_lightning.data_modules.schema_yaml import load_schema, schema_content
 
 _HEAD = """\
 # What is public about these rows. It comes from the questionnaire, the code book or common knowledge, and never from
@@ -112,7 +112,7 @@ class Declaration:
             group: the column that names the group of a row.
             max_rows: the number of rows of one group that may count.
         """
-        from data_modules.suggestions import suggest
+        from lipdp_lightning.data_modules.suggestions import suggest
 
         columns, notes, label_entry = suggest(public, label, group)
         content: dict[str, Any] = {"rows": FILL_IN, "columns": columns, "label": label_entry}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from data_modules.array_rows import first_twice, read_rows
-from data_modules.base import GroupedRows, PrivateDataModule, Rows, box_norm
-from data_modules.declaration import Declaration
-from data_modules.found_files import refusal
-from data_modules.schema import ClassLabel
-from data_modules.splits import Split
-from data_modules.tar_shards import TarRecords
+from lipdp_lightning.data_modules.array_rows import first_twice, read_rows
+from lipdp_lightning.data_modules.base import GroupedRows, PrivateDataModule, Rows, box_norm
+from lipdp_lightning.data_modules.declaration import Declaration
+from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.schema import ClassLabel
+from lipdp_lightning.data_modules.splits import Split
+from lipdp_lightning.data_modules.tar_shards import TarRecords
 
 
 class DeclaredArrays(PrivateDataModule):

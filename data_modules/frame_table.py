@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from data_modules.base import GroupedRows, Rows
-from data_modules.csv_table import SchemaTable
-from data_modules.declaration import Declaration
-from data_modules.encoding import RawTable, encode, group_names, match_columns
-from data_modules.frames import column_names, read_columns
-from data_modules.schema import TableSchema
-from data_modules.splits import Split
+from lipdp_lightning.data_modules.base import GroupedRows, Rows
+from lipdp_lightning.data_modules.csv_table import SchemaTable
+from lipdp_lightning.data_modules.declaration import Declaration
+from lipdp_lightning.data_modules.encoding import RawTable, encode, group_names, match_columns
+from lipdp_lightning.data_modules.frames import column_names, read_columns
+from lipdp_lightning.data_modules.schema import TableSchema
+from lipdp_lightning.data_modules.splits import Split
 
 
 def table_in_memory(frame: Any, name: str, schema: TableSchema) -> RawTable:

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from data_modules.base import PrivateDataModule
-from data_modules.csv_table import CSVTable
-from data_modules.declaration import Declaration
-from data_modules.declared_arrays import DeclaredArrays, TarShards
-from data_modules.encoding import header_problems
-from data_modules.found_files import refusal
-from data_modules.frame_table import FrameTable
-from data_modules.frames import column_names, is_table
-from data_modules.placeholders import FILL_IN
-from data_modules.splits import Split
+from lipdp_lightning.data_modules.base import PrivateDataModule
+from lipdp_lightning.data_modules.csv_table import CSVTable
+from lipdp_lightning.data_modules.declaration import Declaration
+from lipdp_lightning.data_modules.declared_arrays import DeclaredArrays, TarShards
+from lipdp_lightning.data_modules.encoding import header_problems
+from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.frame_table import FrameTable
+from lipdp_lightning.data_modules.frames import column_names, is_table
+from lipdp_lightning.data_modules.placeholders import FILL_IN
+from lipdp_lightning.data_modules.splits import Split
 
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".parquet")
 SHARDS = (".tar", ".tar.gz", ".tgz")

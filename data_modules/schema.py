@@ -15,8 +15,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from data_modules.cells import PLAIN, ColumnProblem, NumberFormat, day_text, parse_days, parse_numbers, texts
-from data_modules.units import Grouping
+from lipdp_lightning.data_modules.cells import (
+    PLAIN,
+    ColumnProblem,
+    NumberFormat,
+    day_text,
+    parse_days,
+    parse_numbers,
+    texts,
+)
+from lipdp_lightning.data_modules.units import Grouping
 
 SCALES = {"unit": (0.0, 1.0), "symmetric": (-1.0, 1.0)}
 MISSING_POLICIES = ("error", "bucket", "drop")

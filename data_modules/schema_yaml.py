@@ -31,11 +31,11 @@ from typing import Any
 
 import yaml
 
-from data_modules.cells import PLAIN, NumberFormat, days_of
-from data_modules.found_files import read_text, refusal
-from data_modules.placeholders import refuse_placeholders
-from data_modules.schema import Categorical, ClassLabel, Date, NumberLabel, Numeric, TableSchema
-from data_modules.units import Grouping
+from lipdp_lightning.data_modules.cells import PLAIN, NumberFormat, days_of
+from lipdp_lightning.data_modules.found_files import read_text, refusal
+from lipdp_lightning.data_modules.placeholders import refuse_placeholders
+from lipdp_lightning.data_modules.schema import Categorical, ClassLabel, Date, NumberLabel, Numeric, TableSchema
+from lipdp_lightning.data_modules.units import Grouping
 
 _TOP = {
     "rows", "delimiter", "names", "comment", "missing", "scale", "ignore", "aliases",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from data_modules.found_files import refusal
+from lipdp_lightning.data_modules.found_files import refusal
 
 _IMAGES = ("jpg", "jpeg", "png", "ppm", "pgm", "webp")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from data_modules.base import PrivateDataModule
+from lipdp_lightning.data_modules.base import PrivateDataModule
 
 _DECLARED = {"input_shape": lambda data: list(data.input_shape), "outputs": lambda data: data.num_outputs}
 

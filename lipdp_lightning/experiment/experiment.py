@@ -9,7 +9,8 @@ import lightning
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from callbacks import (
+from ..bounds.losses import Loss
+from ..callbacks import (
     GradientNoiseMonitor,
     Preemption,
     PrivacyAccountant,
@@ -18,9 +19,7 @@ from callbacks import (
     ResumeCheckpoint,
     RunFiles,
 )
-from data_modules.base import PrivateDataModule
-
-from ..bounds.losses import Loss
+from ..data_modules.base import PrivateDataModule
 from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
@@ -41,6 +40,7 @@ from .known_keys import known_keys
 from .parser_errors import parser_error
 from .quiet import quiet
 from .saved_yaml import use_saved_yaml
+from .short_names import PARSER_MODE, with_full_words
 from .trainer_options import make_trainer, refuse_trainer_options
 from .unfilled import refuse_unfilled
 
@@ -56,7 +56,7 @@ SAVES_PER_RUN = 100
 
 # losses are dataclasses, whose subclasses jsonargparse accepts only when told so
 set_parsing_settings(subclasses_enabled=[Loss])
-use_saved_yaml()
+use_saved_yaml(PARSER_MODE)
 
 
 class Experiment(LightningCLI):
@@ -75,8 +75,8 @@ class Experiment(LightningCLI):
             seed_everything_default=0,
             trainer_defaults=DEFAULTS,
             run=False,
-            args=list(arguments),
-            parser_kwargs={"exit_on_error": False, "allow_abbrev": False},
+            args=with_full_words(arguments),
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "parser_mode": PARSER_MODE},
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

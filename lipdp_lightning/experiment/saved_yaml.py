@@ -23,6 +23,6 @@ def saved_yaml(content: Any) -> str:
     return yaml.dump(content, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
-def use_saved_yaml() -> None:
-    """Lets the parser write its configurations in this form."""
-    set_dumper("yaml", saved_yaml)
+def use_saved_yaml(parser_mode: str) -> None:
+    """Lets parsers of a mode write their configurations in this form."""
+    set_dumper(parser_mode, saved_yaml)

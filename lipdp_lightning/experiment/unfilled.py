@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from data_modules.placeholders import unfilled
-from data_modules.schema_yaml import schema_content
+from lipdp_lightning.data_modules.placeholders import unfilled
+from lipdp_lightning.data_modules.schema_yaml import schema_content
 
 from .config_file import config_files
 
