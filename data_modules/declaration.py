@@ -34,7 +34,7 @@ _ROWS = (
 )
 _SHAPE = "# The shape of one row; low and high are the declared range of its numbers, mapped onto [-1, 1].\n"
 _LABEL = """\
-# What is predicted: {name: bought, values: ["no", "yes"]} with the classes in order, or {name: price, low: 0, high: 500}.
+# What is predicted: {name: bought, values: ["no", "yes"]}, classes in order, or {name: price, low: 0, high: 500}.
 """
 _GROUP = "# All rows of one group are protected together; at most max_rows of them count.\n"
 # words that YAML does not read as text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 FILL_IN = "FILL_IN"
@@ -52,6 +52,14 @@ _ENTRIES = {
         "how much may be learnt about one person is a decision, and no default fits all data",
         "1 is strong, 3 common and 8 weak; `lipdp budget` says what it costs",
     ),
+    "loss": (
+        "the loss follows from what is predicted",
+        "two classes: lipdp_lightning.bounds.losses.BinaryCrossEntropy; more: cross_entropy; a number: huber",
+    ),
+    "batch_size": (
+        "the expected number of rows of a step is a constant of the plan, as the number of rows is",
+        "about a tenth of the rows, such as batch_size: 200 for 2000",
+    ),
     "delta": (
         "the probability that the guarantee fails must be far below one over the number of rows",
         "such as 1.0e-6 for 10,000 rows, and never above 1 / rows",
@@ -74,19 +82,17 @@ def placeholders(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
         yield path, "label" if path[-2:] == ("label", "kind") else own[-1] if own else ""
 
 
-def unfilled(content: Any, where: str, given: Collection[str] = ()) -> list[str]:
+def unfilled(content: Any, where: str) -> list[str]:
     """Returns a line for every placeholder: where it is, why the entry cannot be guessed, and an example.
 
     Args:
         content: the content of a schema or of a configuration.
         where: what holds it, such as a file.
-        given: dotted keys whose values are given elsewhere.
     """
     lines = []
     for path, entry in placeholders(content):
-        if ".".join(path) not in given:
-            why, hint = _ENTRIES.get(entry, _OTHER)
-            lines.append(f"{where}: {_shown(path)} is to be filled in: {why}\nHINT: {hint}")
+        why, hint = _ENTRIES.get(entry, _OTHER)
+        lines.append(f"{where}: {_shown(path)} is to be filled in: {why}\nHINT: {hint}")
     return lines
 
 

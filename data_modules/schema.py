@@ -301,7 +301,7 @@ class TableSchema:
             problems.append(f"scale is {self.scale!r}, not one of {', '.join(SCALES)}")
         if self.missing_policy not in MISSING_POLICIES:
             problems.append(f"missing_policy is {self.missing_policy!r}, not one of {', '.join(MISSING_POLICIES)}")
-        problems += _encoding_problems(self.encoding)
+        problems += encoding_problems(self.encoding)
         if len(self.delimiter) != 1:
             problems.append(f"delimiter is {self.delimiter!r}, not one character")
         if problems:
@@ -350,7 +350,8 @@ class TableSchema:
         return math.sqrt(sum(column.squared_norm() for column in self.columns) + len(self.crosses))
 
 
-def _encoding_problems(encoding: str) -> list[str]:
+def encoding_problems(encoding: str) -> list[str]:
+    """Returns what is wrong with the name of an encoding."""
     try:
         "a".encode(codecs.lookup(encoding).name)
     except (LookupError, ValueError):

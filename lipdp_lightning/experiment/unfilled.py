@@ -15,15 +15,14 @@ from .config_file import config_files
 
 
 def refuse_unfilled(arguments: Sequence[str]) -> None:
-    """Raises one ValueError with a line for each placeholder that no option replaces."""
-    given = {word.removeprefix("--").partition("=")[0] for word in arguments if word.startswith("--")}
+    """Raises one ValueError with a line for each placeholder."""
     lines: list[str] = []
     for file in config_files(arguments):
         with open(file, encoding="utf-8-sig") as stream:
             content = yaml.safe_load(stream)
-        lines += unfilled(content, file, given)
+        lines += unfilled(content, file)
         schema = _schema_of(content)
-        if schema is not None and "data.init_args.schema" not in given:
+        if schema is not None:
             lines += unfilled(schema_content(schema), str(schema))
     if lines:
         raise ValueError("\n".join(lines))
