@@ -110,10 +110,12 @@ def text_of(cell: Any) -> str:
     of them is missing, and no row may change how another is read.
 
     Raises:
-        ValueError: if a float is too large to tell whole numbers apart.
+        ValueError: if there is no value, or a float is too large to tell whole numbers apart.
     """
     if isinstance(cell, str):
         return cell
+    if is_missing(cell, {""}):
+        raise ValueError("is missing")
     if isinstance(cell, np.generic):
         cell = cell.item()
     if isinstance(cell, bool):

@@ -60,15 +60,17 @@ def scale_declared(
     return np.asarray(first + (last - first) * share)
 
 
-def _filled(cells: Sequence[Any], missing: np.ndarray, middle: float, read: Reader) -> np.ndarray:
+def _filled(cells: Sequence[Any], missing: np.ndarray, constant: float, read: Reader) -> np.ndarray:
     """Returns the numbers of a column, with a public constant where one is missing, which reveals no other row."""
     if not missing.any():
         return read(cells)
-    numbers, kept = np.full(len(cells), middle), np.flatnonzero(~missing)
+    kept = np.flatnonzero(~missing)
     try:
-        numbers[kept] = read([cells[index] for index in kept.tolist()])
+        present = read([cells[index] for index in kept.tolist()])
     except ColumnProblem as found:
         raise ColumnProblem(int(kept[found.index]), found.what, found.value, found.noun) from None
+    numbers = np.full(len(cells), constant, dtype=present.dtype)
+    numbers[kept] = present
     return numbers
 
 
@@ -185,8 +187,9 @@ class Categorical:
         return encoded
 
     def encode(self, values: Sequence[Any], missing: np.ndarray, scale: str, missing_bucket: bool) -> np.ndarray:
-        codes = _codes(values, self.categories, len(self.categories) if self.other else -1)
-        codes[missing] = self.width(missing_bucket) - 1
+        unknown = len(self.categories) if self.other else -1
+        last = self.width(missing_bucket) - 1
+        codes = _filled(values, missing, last, lambda cells: _codes(cells, self.categories, unknown))
         if (codes < 0).any():
             index = int(np.argmax(codes < 0))
             raise ColumnProblem(index, "is not a declared category", values[index])

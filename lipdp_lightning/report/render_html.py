@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import Any
 
 from lipdp_lightning.report.calibration_summary import calibration_words, result_table
