@@ -74,9 +74,7 @@ class Declaration:
             return cls(value)
         content = schema_content(Path(value))
         if not isinstance(content, dict):
-            raise refusal(
-                f"{value} is {content!r}, not a mapping", "start with `lipdp init`, or Declaration.of_columns"
-            )
+            raise refusal(f"{value} does not hold a mapping", "start with `lipdp init`, or Declaration.of_columns")
         return cls(content, str(value))
 
     @classmethod

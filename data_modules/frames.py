@@ -31,12 +31,16 @@ def optional(name: str, purpose: str, extra: str) -> ModuleType:
 def is_table(value: object) -> bool:
     """Returns whether a value holds named columns."""
     if isinstance(value, Mapping):
-        return bool(value) and all(isinstance(column, Sequence | np.ndarray) for column in value.values())
+        return bool(value) and all(map(_is_column, value.values()))
     if isinstance(value, list):
         return bool(value) and all(isinstance(record, Mapping) for record in value)
     if isinstance(value, np.ndarray):
         return value.dtype.names is not None
     return any(hasattr(type(value), name) for name in ("columns", "column_names", "collect_schema"))
+
+
+def _is_column(value: object) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
 
 
 def column_names(table: Any) -> list[str]:

@@ -51,7 +51,7 @@ def _as_written(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
     text = str(loader.construct_scalar(node))
     for kind in (int, float):
         with suppress(ValueError):
-            if str(kind(text)) == text:
+            if text in (str(kind(text)), yaml.safe_dump(kind(text)).split()[0]):
                 return kind(text)
     return text
 

@@ -10,8 +10,15 @@ from jsonargparse import set_dumper
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that the parser, but not YAML 1.1, takes for a number, such as 1e3."""
+    """Quotes text that the parser, but not YAML 1.1, takes for a number, such as 1e3, and escapes rare line breaks."""
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Returns text, with double quotes if it holds a line break that single quotes would turn into a blank."""
+        style = '"' if set(text) & set("\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 _Dumper.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9._]+(?:[eE][-+]?[0-9]+)?$"), list("-+.0123456789")
