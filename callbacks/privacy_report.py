@@ -206,7 +206,7 @@ class PrivacyReport(Callback):
 
 def _declared(trainer: lightning.Trainer) -> list[str]:
     """Returns what the data module declares, a line for each fact; nothing of it was read from private rows."""
-    data = getattr(trainer, "datamodule", None)
+    data: Any = getattr(trainer, "datamodule", None)
     return data.describe().splitlines() if hasattr(data, "describe") else []
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from lipdp_lightning.data_modules.base import PrivateDataModule
 
-_DECLARED = {"input_shape": lambda data: list(data.input_shape), "outputs": lambda data: data.num_outputs}
+_DECLARED: dict[str, Callable[[PrivateDataModule], Any]] = {
+    "input_shape": lambda data: list(data.input_shape),
+    "outputs": lambda data: data.num_outputs,
+}
 
 
 def fill_shapes(config: Any) -> None:

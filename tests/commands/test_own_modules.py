@@ -92,7 +92,10 @@ def test_a_run_without_held_out_rows_says_so_before_it_spends(project: Path) -> 
     assert "accuracy" not in done.stdout
 
 
-@pytest.mark.parametrize("command", [["certify"], ["submit", "--dry-run"], ["audit", "--out", "out"]])
+@pytest.mark.parametrize(
+    "command",
+    [["certify"], ["submit", "--dry-run"], pytest.param(["audit", "--out", "out"], marks=pytest.mark.slow)],
+)
 def test_the_other_commands_find_it_too(project: Path, command: list[str]) -> None:
     done = run(project, *command, "--config", "study.yaml")
     assert done.returncode == 0, done.stderr

@@ -98,7 +98,7 @@ def test_a_schema_in_a_file_is_saved_with_the_run(tmp_path: Path, monkeypatch: p
 def test_numbers_that_are_read_as_others_are_refused(tmp_path: Path) -> None:
     for text in ("007", "12:30", "1:00:00"):
         (tmp_path / "c.yaml").write_text(f"data: {{schema: [{text}, x]}}\n")
-        with pytest.raises(ValueError, match="line 1: .* is read as another number; put quotes around it"):
+        with pytest.raises(ValueError, match=r"line 1: .* is read as another number; put quotes around it"):
             check_config_file(tmp_path / "c.yaml")
     (tmp_path / "c.yaml").write_text("a: ['007', 1_000, 0, -5, 10, 1e3]\n")
     check_config_file(tmp_path / "c.yaml")
