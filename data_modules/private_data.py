@@ -99,6 +99,8 @@ def _kind(x: Any) -> str:
         return "arrays"
     if is_table(x):
         return "table"
+    if isinstance(x, Mapping):
+        raise refusal(f"{_name(x)} holds several tables, or no columns", "give one of them, such as dataset['train']")
     if isinstance(x, np.ndarray | Tensor):
         raise refusal("an array of features comes without labels", "PrivateData.of((x, y), ...)")
     if hasattr(x, "__getitem__") or hasattr(x, "__iter__"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,23 @@ from .config_file import config_files
 def refuse_unfilled(arguments: Sequence[str]) -> None:
     """Raises one ValueError with a line for each placeholder."""
     lines: list[str] = []
-    for file in config_files(arguments):
-        with open(file, encoding="utf-8-sig") as stream:
-            content = yaml.safe_load(stream)
-        lines += unfilled(content, file)
+    for where, text in _texts(arguments):
+        content = yaml.safe_load(text)
+        lines += unfilled(content, where)
         schema = _schema_of(content)
         if schema is not None:
             lines += unfilled(schema_content(schema), str(schema))
     if lines:
         raise ValueError("\n".join(lines))
+
+
+def _texts(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields the configurations in files, and those that are arguments themselves."""
+    for file in config_files(arguments):
+        yield file, Path(file).read_text("utf-8-sig")
+    for option, value in itertools.pairwise(arguments):
+        if option == "--config" and "\n" in value:
+            yield "the configuration", value
 
 
 def _schema_of(content: Any) -> Path | None:

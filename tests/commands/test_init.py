@@ -78,7 +78,7 @@ def test_a_broken_variant_that_reads_a_type_from_the_rows_fails(folder: Path, mo
 def test_nothing_trains_before_all_is_filled_in(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "t.csv"]) == 0
     capsys.readouterr()
-    for command in (["fit", "--wandb", "off"], ["certify"], ["audit"]):
+    for command in (["fit", "--wandb", "off"], ["certify"], ["audit"], ["tune", "--trials", "1", "--out", "runs/s"]):
         assert main([command[0], "--config", "t.yaml", *command[1:]]) == 2
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 4 + 1 + 4 + 1 and all(" HINT: " in line for line in lines)

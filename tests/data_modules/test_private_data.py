@@ -165,6 +165,22 @@ def test_a_torchvision_dataset_with_images(tmp_path: Path) -> None:
     assert PrivateData.of(data, IMAGES | {"shape": [1, 8, 8], "resize": True}).load_train()[0].shape == (24, 1, 8, 8)
 
 
+def test_a_hugging_face_dataset_of_images() -> None:
+    datasets = pytest.importorskip("datasets")
+    from PIL import Image
+
+    pictures = [Image.open(io.BytesIO(picture(n))) for n in range(24)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(3)})
+    data = datasets.Dataset.from_dict({"image": pictures, "label": [n % 3 for n in range(24)]}, features=features)
+    declared = IMAGES | {"features": "image", "label": {"name": "label", "classes": 3}}
+    x, y = encoded(PrivateData.of(data, declared))
+    assert [row[0][0][0] for row in x] == list(range(24)) and y == [n % 3 for n in range(24)]
+    with pytest.raises(ValueError, match=r"row 0 has no field 'img'\nHINT"):
+        PrivateData.of(data, declared | {"features": "img"}).setup()
+    with pytest.raises(ValueError, match="holds several tables"):
+        PrivateData.of(datasets.DatasetDict({"train": data}), DECLARED)
+
+
 def test_a_dataset_that_draws_at_random_is_refused() -> None:
     class Random(torch.utils.data.Dataset):
         def __len__(self) -> int:
