@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lipdp_lightning.data_modules.array_schema import ArraySchema
 from lipdp_lightning.data_modules.base import GroupedRows, Rows
-from lipdp_lightning.data_modules.cells import ColumnProblem, is_missing, text_of
 from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.table_cells import ColumnProblem, is_missing, text_of
 
 _CORRECT = "correct the row, or what is declared; nothing is repaired silently"
 _MODES = {1: "L", 3: "RGB"}

@@ -42,7 +42,7 @@ class ArraySchema:
 
     @property
     def holds_bytes(self) -> bool:
-        """Whether rows are bytes. The declaration decides it and no row does, since a row's bytes choose its side."""
+        """True if rows are bytes. The declaration decides it and no row does, since a row's bits choose its side."""
         return bool((self.low == 0).all() and (self.high == 255).all())
 
     def encode(self, x: np.ndarray) -> np.ndarray:

@@ -275,7 +275,7 @@ class PrivateDataModule(lightning.LightningDataModule):
 
     @property
     def holds_rows_out(self) -> bool:
-        """Whether there are rows for metrics: held out, or published as such."""
+        """True if there are rows for metrics: held out, or published as such."""
         self._ready()
         return self._validation is not None or self._test is not None
 

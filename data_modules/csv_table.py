@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lipdp_lightning.data_modules.base import GroupedRows, PrivateDataModule, Rows
-from lipdp_lightning.data_modules.cells import stripped
 from lipdp_lightning.data_modules.declaration import Declaration
 from lipdp_lightning.data_modules.encoding import RawTable, encode, group_names, match_columns
 from lipdp_lightning.data_modules.found_files import kind_of, read_text, refusal
 from lipdp_lightning.data_modules.schema import ClassLabel, TableSchema
 from lipdp_lightning.data_modules.splits import Split
+from lipdp_lightning.data_modules.table_cells import stripped
 
 
 def read_csv(path: Path, schema: TableSchema) -> RawTable:

@@ -21,6 +21,8 @@ class DeclaredArrays(PrivateDataModule):
         declaration: what is public about a row.
         heldout: rows published as held out; without them a fifth of the rows is held out.
         test_fraction: the share of the rows to set aside for the test; settings are then chosen on the validation rows.
+        validation_fraction: the share of the rows to hold out; 0 if rows were published as held out.
+        options: those of every data module.
     """
 
     heldout_share = 0.2
@@ -32,13 +34,10 @@ class DeclaredArrays(PrivateDataModule):
         heldout: Any = None,
         test_fraction: float = 0.0,
         validation_fraction: float | None = None,
-        split: Split | None = None,
-        eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        **options: Any,
     ) -> None:
-        if validation_fraction is None and heldout is not None:
-            validation_fraction = 0.0
-        super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        published = validation_fraction is None and heldout is not None
+        super().__init__(0.0 if published else validation_fraction, **options)
         self.source, self.heldout, self.test_fraction = source, heldout, test_fraction
         self.schema, self.declared_size = declaration.array_schema()
         self.grouping, self.input_shape = self.schema.grouping, self.schema.shape
@@ -94,10 +93,10 @@ class TarShards(DeclaredArrays):
         pin_memory: bool = False,
     ) -> None:
         heldout = None if heldout_path is None else TarRecords(heldout_path)
+        options = {"split": split, "eval_batch_size": eval_batch_size, "pin_memory": pin_memory}
         super().__init__(
-            TarRecords(path), Declaration.of(schema), heldout, test_fraction, validation_fraction, split,
-            eval_batch_size, pin_memory,
-        )  # fmt: skip
+            TarRecords(path), Declaration.of(schema), heldout, test_fraction, validation_fraction, **options
+        )
         self.path, self.heldout_path = path, heldout_path
 
     def where(self, part: str) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lipdp_lightning.data_modules.cells import ColumnProblem, is_missing, texts
 from lipdp_lightning.data_modules.found_files import refusal
 from lipdp_lightning.data_modules.schema import TableSchema
+from lipdp_lightning.data_modules.table_cells import ColumnProblem, is_missing, texts
 
 
 @dataclass(frozen=True)

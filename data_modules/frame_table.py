@@ -10,7 +10,6 @@ from lipdp_lightning.data_modules.declaration import Declaration
 from lipdp_lightning.data_modules.encoding import RawTable, encode, group_names, match_columns
 from lipdp_lightning.data_modules.frames import column_names, read_columns
 from lipdp_lightning.data_modules.schema import TableSchema
-from lipdp_lightning.data_modules.splits import Split
 
 
 def table_in_memory(frame: Any, name: str, schema: TableSchema) -> RawTable:
@@ -28,6 +27,8 @@ class FrameTable(SchemaTable):
         declaration: what is public about them.
         heldout: a second table, of rows published as held out; without it a fifth of the rows is held out.
         test_fraction: the share of the rows to set aside for the test; settings are then chosen on the validation rows.
+        validation_fraction: the share of the rows to hold out; 0 if rows were published as held out.
+        options: those of every data module.
     """
 
     def __init__(
@@ -37,13 +38,10 @@ class FrameTable(SchemaTable):
         heldout: Any = None,
         test_fraction: float = 0.0,
         validation_fraction: float | None = None,
-        split: Split | None = None,
-        eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        **options: Any,
     ) -> None:
-        if validation_fraction is None and heldout is not None:
-            validation_fraction = 0.0
-        super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        published = validation_fraction is None and heldout is not None
+        super().__init__(0.0 if published else validation_fraction, **options)
         self.frame, self.heldout, self.test_fraction = frame, heldout, test_fraction
         schema, self.declared_size = declaration.table_schema()
         match_columns(self.where("training"), column_names(frame), schema)

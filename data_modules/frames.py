@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lipdp_lightning.data_modules.cells import stripped
 from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.table_cells import stripped
 
 
 def library_of(value: object) -> str:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lipdp_lightning.data_modules.cells import (
+from lipdp_lightning.data_modules.table_cells import (
     PLAIN,
     ColumnProblem,
     NumberFormat,

@@ -31,10 +31,10 @@ from typing import Any
 
 import yaml
 
-from lipdp_lightning.data_modules.cells import PLAIN, NumberFormat, days_of
 from lipdp_lightning.data_modules.found_files import read_text, refusal
 from lipdp_lightning.data_modules.placeholders import refuse_placeholders
 from lipdp_lightning.data_modules.schema import Categorical, ClassLabel, Date, NumberLabel, Numeric, TableSchema
+from lipdp_lightning.data_modules.table_cells import PLAIN, NumberFormat, days_of
 from lipdp_lightning.data_modules.units import Grouping
 
 _TOP = {

@@ -9,10 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lipdp_lightning.data_modules.cells import ColumnProblem, day_text, is_missing, parse_days, parse_numbers, texts
 from lipdp_lightning.data_modules.found_files import read_text, refusal
 from lipdp_lightning.data_modules.frames import column_names, is_table, library_of, optional, read_columns
 from lipdp_lightning.data_modules.placeholders import FILL_IN
+from lipdp_lightning.data_modules.table_cells import (
+    ColumnProblem,
+    day_text,
+    is_missing,
+    parse_days,
+    parse_numbers,
+    texts,
+)
 
 MOST_CATEGORIES = 50
 MOST_CLASSES = 20

@@ -202,7 +202,7 @@ KNOWS = {
         "accounting audit bench bound_text bounds callbacks curves data_modules doctor experiment files "
         "mechanism norms privacy report run_names slurm studies training tuning"
     ),
-    "cli": "commands experiment report",
+    "cli": "commands experiment own_folders report",
 }
 
 

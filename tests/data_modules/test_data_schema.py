@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipdp_lightning.data_modules.cells import ColumnProblem, parse_numbers
 from lipdp_lightning.data_modules.encoding import RawTable, encode
 from lipdp_lightning.data_modules.schema import (
     Categorical,
@@ -22,6 +21,7 @@ from lipdp_lightning.data_modules.schema import (
     expanded,
     scale_declared,
 )
+from lipdp_lightning.data_modules.table_cells import ColumnProblem, parse_numbers
 
 COLUMNS = (Numeric("age", 20, 60), Categorical("sex", ("F", "M")))
 LABEL = ClassLabel("y", (("no",), ("yes", "yes.")))

@@ -15,7 +15,7 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from lipdp_lightning.data_modules import Declaration, PrivateData, PrivateDataModule, cells
+from lipdp_lightning.data_modules import Declaration, PrivateData, PrivateDataModule, table_cells
 from lipdp_lightning.data_modules.suggestions import suggest
 
 Row = dict[str, Any]
@@ -172,7 +172,7 @@ def test_broken_variants_that_read_the_rows_fail_the_same_check(make: Make, odd:
 
 def test_a_text_of_its_own_for_each_type_fails_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """As str does: 1.0 and 1 are two categories, so a missing value in one row moves all others."""
-    monkeypatch.setattr(cells, "text_of", str)
+    monkeypatch.setattr(table_cells, "text_of", str)
     assert moved(declared, [*ROWS, ODD["missing job"]], 60, ORDER) == "encoding"
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lipdp_lightning.data_modules import CSVTable
-from lipdp_lightning.data_modules.cells import (
+from lipdp_lightning.data_modules.table_cells import (
     ColumnProblem,
     NumberFormat,
     is_missing,
