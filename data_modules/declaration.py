@@ -16,6 +16,7 @@ from lipdp_lightning.data_modules.found_files import refusal
 from lipdp_lightning.data_modules.placeholders import FILL_IN, unfilled
 from lipdp_lightning.data_modules.schema import TableSchema
 from lipdp_lightning.data_modules.schema_yaml import load_schema, schema_content
+from lipdp_lightning.files import write_bytes_atomically
 
 _HEAD = """\
 # What is public about these rows. It comes from the questionnaire, the code book or common knowledge, and never from
@@ -196,12 +197,9 @@ class Declaration:
     def save(self, path: str | Path) -> Path:
         """Writes the commented YAML, and refuses to replace a file."""
         target = Path(path)
-        try:
-            with target.open("x", encoding="utf-8") as file:
-                file.write(self.text())
-        except FileExistsError:
-            raise refusal(f"{target} exists, and may hold what you have filled in", "name another file") from None
-        return target
+        if target.exists():
+            raise refusal(f"{target} exists, and may hold what you have filled in", "name another file")
+        return write_bytes_atomically(target, self.text().encode())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Declaration) and self.content == other.content

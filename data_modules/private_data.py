@@ -17,6 +17,7 @@ from lipdp_lightning.data_modules.encoding import header_problems
 from lipdp_lightning.data_modules.found_files import refusal
 from lipdp_lightning.data_modules.frame_table import FrameTable
 from lipdp_lightning.data_modules.frames import column_names, is_table
+from lipdp_lightning.data_modules.headers import table_header
 from lipdp_lightning.data_modules.placeholders import FILL_IN
 from lipdp_lightning.data_modules.splits import Split
 
@@ -133,7 +134,7 @@ def _started(x: Any, kind: str) -> Declaration:
     if kind == "table":
         return Declaration.of_columns(column_names(x))
     if kind == "table file":
-        return Declaration.of_columns(["name of a column"])
+        return Declaration.of_columns(table_header(Path(x)).names)
     if kind == "arrays" and hasattr(x[0], "shape"):
         return Declaration.of_arrays(x[0].shape[1:] or (1,))  # the shape of a row, like a column's name, is no value
     return Declaration.of_arrays()

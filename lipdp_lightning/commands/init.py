@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..report.atomic import write_all_atomically
 from ..report.show import show
 
 _BINARY = "{class_path: lipdp_lightning.bounds.losses.BinaryCrossEntropy, init_args: {temperature: 0.1}}"
@@ -30,8 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import yaml
+
     from ..data_modules.declaration import Declaration
     from ..data_modules.headers import table_header
+    from ..data_modules.placeholders import unfilled
 
     table, config = Path(args.table), Path(args.output or f"{_stem(Path(args.table))}.yaml")
     schema = config.with_name(f"{config.stem}.schema.yaml")
@@ -49,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     entries |= {} if header.delimiter == "," else {"delimiter": header.delimiter}
     entries |= {} if args.encoding == "utf-8" else {"encoding": args.encoding}
     declaration = declaration.declare(**entries)
-    declaration.save(schema)
-    config.write_text(configuration(table, schema, config, declaration.content.get("label"), args.rows), "utf-8")
-    left = len(declaration.missing()) + len(_config_placeholders(config))
+    text = configuration(table, schema, config, declaration.content.get("label"), args.rows)
+    left = len(declaration.missing()) + len(unfilled(yaml.safe_load(text), str(config)))
+    write_all_atomically(config.parent, {schema.name: declaration.text(), config.name: text})
     show(
         f"{schema}: what is public about the columns of {table.name}, of which only the names were read\n"
         f"{config}: the configuration of a first run\n"
@@ -96,14 +100,6 @@ def _of_these_columns(declaration: Any, names: list[str]) -> Any:
     others = [entry.get(key) for entry, key in ((label, "name"), (group, "column")) if isinstance(entry, dict)]
     columns = [found.get(name, {"name": name, "kind": FILL_IN}) for name in names if name not in others]
     return type(declaration)({**declaration.content, "columns": columns}, declaration.origin, declaration.notes)
-
-
-def _config_placeholders(config: Path) -> list[str]:
-    import yaml
-
-    from ..data_modules.placeholders import unfilled
-
-    return unfilled(yaml.safe_load(config.read_text("utf-8")), str(config))
 
 
 def _loss(label: Any) -> str:

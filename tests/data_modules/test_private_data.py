@@ -108,6 +108,8 @@ def test_files_are_recognised_by_their_ends(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("age,born,job,y\n" + "1,1950-01-01,2,no\n" * ROWS)
     module = PrivateData.of(tmp_path / "t.csv", DECLARED)
     assert isinstance(module, CSVTable) and len(encoded(module)[0]) == ROWS
+    with pytest.raises(ValueError, match=r"column .born. is to be filled in"):
+        PrivateData.of(tmp_path / "t.csv")
     for given_, message in [
         ("t.xlsx", "no ending of a known file"),
         (5, "int holds no rows"),
