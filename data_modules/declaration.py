@@ -38,6 +38,10 @@ _LABEL = """\
 # What is predicted: {name: bought, values: ["no", "yes"]}, classes in order, or {name: price, low: 0, high: 500}.
 """
 _GROUP = "# All rows of one group are protected together; at most max_rows of them count.\n"
+_UNIT = """\
+# The guarantee is for one row. If several rows belong to one person, protect them together:
+# group: {column: patient, max_rows: 3, sampling: groups}
+"""
 # words that YAML does not read as text
 _TAKEN = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
 
@@ -187,6 +191,8 @@ class Declaration:
                 parts.append(f"{comment}{key}: {flow(value)}\n")
         if "columns" in self.content and "ignore" not in self.content:
             parts.append("# Columns of the file that are not used:\n# ignore: [id]\n")
+        if "group" not in self.content:
+            parts.append(_UNIT)
         return "\n".join(parts)
 
     def _column(self, entry: Any) -> str:
@@ -247,7 +253,7 @@ def _from_parser(value: Any) -> Declaration:
     if isinstance(value, Mapping):
         return Declaration(value)
     if not isinstance(value, str | Path):
-        raise ValueError(f"{type(value).__name__} is no schema: name its file, or give all of it in place")
+        raise ValueError("an option cannot replace a part of a schema. HINT: change the schema, or give all of it")
     return Declaration.of(value)
 
 

@@ -9,13 +9,15 @@ from jsonargparse import ArgumentParser
 
 from lipdp_lightning.data_modules.base import PrivateDataModule
 
+from .class_paths import Constructors
+
 _DECLARED: dict[str, Callable[[PrivateDataModule], Any]] = {
     "input_shape": lambda data: list(data.input_shape),
     "outputs": lambda data: data.num_outputs,
 }
 
 
-def fill_shapes(config: Any) -> None:
+def fill_shapes(config: Any, make: Constructors) -> None:
     """Replaces null for `input_shape` and `outputs` of the network by what the data module declares.
 
     The data module is made once more for it, which reads no row.
@@ -25,6 +27,6 @@ def fill_shapes(config: Any) -> None:
     if empty:
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(PrivateDataModule, "data")
-        data = parser.instantiate_classes(type(config)(data=config.data.clone())).data
+        data = make.make(parser, type(config)(data=config.data.clone())).data
         for name in empty:
             options[name] = _DECLARED[name](data)

@@ -116,9 +116,8 @@ class Experiment(LightningCLI):
             raise ValueError(f"seed_everything: {error}. HINT: a number from 0 to 4294967295.") from error
 
     def instantiate_classes(self) -> None:
-        fill_shapes(self.config)
         make = Constructors(self)
-        self.parser.add_instantiator(make, object, subclasses=True, prepend=True)
+        fill_shapes(self.config, make)
         self.config_init = make.make_all()
         self.datamodule = self._get(self.config_init, "data")
         self.model = self._get(self.config_init, "model")

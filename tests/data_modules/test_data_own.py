@@ -101,6 +101,24 @@ def test_a_wrong_input_shape_names_the_right_one(folder: Path, capsys: pytest.Ca
     assert "(batch, 5)" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data.init_args.schema", "none.yaml"], "data: there is no file none.yaml HINT: "),
+        (["--data.init_args.schema.rows", "7"], "an option cannot replace a part of a schema. HINT: "),
+        (["--data.init_args.path", "none.csv"], "there is no file none.csv HINT: "),
+    ],
+)
+def test_what_a_network_waits_for_is_refused_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    """The network takes its shapes from the data, which cannot be made."""
+    assert main(command(1, "--wandb", "off", *words)) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Namespace(" not in error and not (folder / "runs").exists()
+
+
 def test_every_class_the_page_names_exists() -> None:
     from lipdp_lightning import data_modules
 
