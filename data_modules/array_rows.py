@@ -148,7 +148,7 @@ def _group(name: Any) -> str:
         raise ValueError(f"has a group that {error}") from None
 
 
-def first_twice(source: Any) -> bool:
+def gives_a_row_again(source: Any) -> bool:
     """Returns whether a dataset with positions gives the same first row when it is read twice."""
     if not (isinstance(source, Sequence) or (hasattr(source, "__getitem__") and hasattr(source, "__len__"))):
         return True

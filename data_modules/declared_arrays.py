@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lipdp_lightning.data_modules.array_rows import first_twice, read_rows
+from lipdp_lightning.data_modules.array_rows import gives_a_row_again, read_rows
 from lipdp_lightning.data_modules.base import GroupedRows, PrivateDataModule, Rows, box_norm
 from lipdp_lightning.data_modules.declaration import Declaration
 from lipdp_lightning.data_modules.found_files import refusal
@@ -53,7 +53,7 @@ class DeclaredArrays(PrivateDataModule):
         return f"{type(self.source).__name__}, {part} rows"
 
     def load_train(self) -> Rows | GroupedRows:
-        if not first_twice(self.source):
+        if not gives_a_row_again(self.source):
             raise refusal(
                 f"{self.where('training')}: a row is another one when it is read again",
                 "leave random transforms out; views are drawn by callbacks.AugmentationMultiplicity",

@@ -16,7 +16,7 @@ from lipdp_lightning.data_modules.declared_arrays import DeclaredArrays, TarShar
 from lipdp_lightning.data_modules.encoding import header_problems
 from lipdp_lightning.data_modules.found_files import refusal
 from lipdp_lightning.data_modules.frame_table import FrameTable
-from lipdp_lightning.data_modules.frames import column_names, is_table
+from lipdp_lightning.data_modules.frames import column_names, is_table, library_of
 from lipdp_lightning.data_modules.headers import table_header
 from lipdp_lightning.data_modules.placeholders import FILL_IN
 from lipdp_lightning.data_modules.splits import Split
@@ -81,8 +81,12 @@ class PrivateData:
             return CSVTable(str(x), declaration, None if heldout is None else str(heldout), **options)
         if kind == "shards":
             return TarShards(str(x), declaration, None if heldout is None else str(heldout), **options)
-        make = FrameTable if kind == "table" and not declaration.is_of_arrays else DeclaredArrays
-        return make(x, declaration, heldout, **options)
+        if kind == "table" and not declaration.is_of_arrays:
+            return FrameTable(x, declaration, heldout, **options)
+        # a list of records and a dataset have columns as well as items
+        if kind == "table" and not (isinstance(x, list) or library_of(x) == "datasets"):
+            raise refusal(f"{_name(x)} has columns, and a shape is declared", "declare rows, columns and label")
+        return DeclaredArrays(x, declaration, heldout, **options)
 
 
 def _kind(x: Any) -> str:

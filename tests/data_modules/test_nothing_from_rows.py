@@ -151,6 +151,18 @@ def test_no_row_changes_a_declaration_or_another_row(make: Make, odd: str) -> No
     assert moved(make, [*ROWS, ODD[odd]], 60, ORDER) is None
 
 
+@pytest.mark.parametrize("odd", ODD)
+def test_no_row_changes_a_declaration_or_another_row_of_a_dataframe(odd: str) -> None:
+    """Run where pandas is installed; what it does to the types of a column is its own."""
+    pandas = pytest.importorskip("pandas")
+
+    def make(rows: Sequence[Row]) -> PrivateDataModule:
+        frame = pandas.DataFrame({name: [r[name] for r in rows] for name in rows[0]})
+        return PrivateData.of(frame, DECLARED | {"ignore": ["patient"]})
+
+    assert moved(make, [*ROWS, ODD[odd]], 60, ORDER) is None
+
+
 def test_no_row_changes_how_others_are_stored() -> None:
     """Bytes and floats are stored alike, since the bits of a row choose its side."""
     for odd in ("text as job", "usual"):

@@ -112,6 +112,7 @@ def test_files_are_recognised_by_their_ends(tmp_path: Path) -> None:
         PrivateData.of(tmp_path / "t.csv")
     for given_, message in [
         ("t.xlsx", "no ending of a known file"),
+        ({"a": 1}, "holds several tables, or no columns"),
         (5, "int holds no rows"),
         (np.ones(3), "without labels"),
     ]:
@@ -144,6 +145,13 @@ def test_arrays_and_datasets_are_the_same_rows() -> None:
     moved = module.transform_batch(batch)
     assert batch.dtype == torch.uint8 and moved.min() >= -1 and moved.max() <= 1
     assert moved.flatten(1).norm(dim=1).max() <= module.input_bound == pytest.approx(60**0.5)
+
+
+def test_columns_are_not_declared_by_a_shape() -> None:
+    with pytest.raises(ValueError, match=r"has columns, and a shape is declared\nHINT"):
+        PrivateData.of(columns(), IMAGES)
+    with pytest.raises(ValueError, match="'shape' is missing"):
+        PrivateData.of((np.ones((3, 2)), np.ones(3)), DECLARED)
 
 
 def test_a_range_of_its_own_for_every_number_and_a_number_as_target() -> None:
