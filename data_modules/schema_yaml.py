@@ -231,8 +231,9 @@ def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, in
 
 def schema_content(path: Path) -> Any:
     """Returns what a YAML file holds; a number that is not written as Python would write it stays text, such as 007."""
+    loader = _Loader(read_text(path))  # a SafeLoader, used as yaml.safe_load uses its own
     try:
-        return yaml.load(read_text(path), Loader=_Loader)
+        return loader.get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         row = f", row {mark.line + 1}" if mark else ""

@@ -80,11 +80,12 @@ def test_nothing_trains_before_all_is_filled_in(folder: Path, capsys: pytest.Cap
     capsys.readouterr()
     for command in (["fit", "--wandb", "off"], ["certify"], ["audit"], ["tune", "--trials", "1", "--out", "runs/s"]):
         assert main([command[0], "--config", "t.yaml", *command[1:]]) == 2
+        where = "the configuration" if command[0] == "tune" else "t.yaml"
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 4 + 1 + 4 + 1 and all(" HINT: " in line for line in lines)
         for part in (
-            "t.yaml: privacy.epsilon",
-            "t.yaml: model.loss",
+            f"{where}: privacy.epsilon",
+            f"{where}: model.loss",
             "t.schema.yaml: rows",
             "column '# meds'",
             "label",
