@@ -231,9 +231,9 @@ def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, in
 
 def schema_content(path: Path) -> Any:
     """Returns what a YAML file holds; a number that is not written as Python would write it stays text, such as 007."""
-    loader = _Loader(read_text(path))  # a SafeLoader, used as yaml.safe_load uses its own
+    text = read_text(path)
     try:
-        return loader.get_single_data()
+        return _Loader(text).get_single_data()  # a SafeLoader, used as yaml.safe_load uses its own
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         row = f", row {mark.line + 1}" if mark else ""
