@@ -131,13 +131,10 @@ class Declaration:
             entries: top-level keys such as `rows`, `label` or `group`.
         """
         content = {**self.content, **entries}
-        given = dict(columns or {})
-        content["columns"] = [
-            {"name": entry["name"], **given.pop(entry["name"])} if entry.get("name") in given else entry
-            for entry in content.get("columns", [])
-        ] + [{"name": name, **entry} for name, entry in given.items()]
-        if not content["columns"]:
-            del content["columns"]
+        if columns:
+            given = {name: {"name": name, **entry} for name, entry in columns.items()}
+            kept = [given.pop(str(_name(entry)), entry) for entry in content.get("columns", [])]
+            content["columns"] = [*kept, *given.values()]
         return Declaration(content, self.origin, self.notes, self.suggested_by)
 
     # ---- what it says
@@ -196,7 +193,7 @@ class Declaration:
         return "\n".join(parts)
 
     def _column(self, entry: Any) -> str:
-        name = entry.get("name") if isinstance(entry, dict) else None
+        name = _name(entry)
         note = self.notes.get(name) if isinstance(name, str) else None
         return f"  - {flow(entry)}\n" if note is None else f"  # {flow(name)}: {note}\n  - {flow(entry)}\n"
 
@@ -214,6 +211,10 @@ class Declaration:
 
     def __repr__(self) -> str:
         return f"Declaration({self.content!r})"
+
+
+def _name(entry: Any) -> Any:
+    return entry.get("name") if isinstance(entry, dict) else None
 
 
 def _of_group(schema: TableSchema | ArraySchema) -> list[str]:

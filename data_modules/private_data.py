@@ -147,7 +147,7 @@ def _started(x: Any, kind: str) -> Declaration:
 def _refuse_incomplete(x: Any, kind: str, declaration: Declaration) -> None:
     """Raises one ValueError with every entry to fill in and every column without a declaration."""
     problems = declaration.missing()
-    if problems and kind == "table" and not declaration.is_of_arrays:
+    if problems and kind == "table" and isinstance(declaration.content.get("columns"), list):
         problems += [f"{_name(x)}: {problem}\nHINT: {_COLUMN_HINT}" for problem in _of_header(x, declaration)]
     if problems:
         raise ValueError("\n".join(problems))
@@ -155,11 +155,13 @@ def _refuse_incomplete(x: Any, kind: str, declaration: Declaration) -> None:
 
 def _of_header(x: Any, declaration: Declaration) -> list[str]:
     content = declaration.content
-    entries = [*content.get("columns", []), content.get("label"), {"name": (content.get("group") or {}).get("column")}]
-    declared = [entry.get("name") for entry in entries if isinstance(entry, dict)]
+    entries = [*content["columns"], content.get("label"), content.get("group")]
+    declared = [entry.get("name", entry.get("column")) for entry in entries if isinstance(entry, dict)]
     named = dict.fromkeys(name for name in declared if isinstance(name, str) and name != FILL_IN)
-    names = [content.get("aliases", {}).get(name, name) for name in column_names(x)]
-    return header_problems(names, list(named), content.get("ignore", []))
+    aliases, ignored = content.get("aliases"), content.get("ignore")
+    names = [aliases.get(name, name) if isinstance(aliases, dict) else name for name in column_names(x)]
+    left_out = [name for name in ignored if isinstance(name, str)] if isinstance(ignored, list) else []
+    return header_problems(names, list(named), left_out)
 
 
 def _name(x: Any) -> str:

@@ -200,7 +200,9 @@ def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, in
     columns = [reader.column(index, value, written) for index, value in enumerate(listed)]
     label = reader.label(top["label"], written) if "label" in top else None
     missing = reader.keys("missing", top.get("missing", {}), {"markers", "policy"}, set())
-    aliases = reader.keys("aliases", top.get("aliases", {}), set(top.get("aliases") or ()), set())
+    listed_aliases = top.get("aliases", {})
+    known = set(listed_aliases) if isinstance(listed_aliases, dict) else set()
+    aliases = reader.keys("aliases", listed_aliases, known, set())
     options: dict[str, Any] = {
         "names": reader.texts("names", top["names"]) if "names" in top else None,
         "ignore": reader.texts("ignore", top.get("ignore", [])),
@@ -213,7 +215,7 @@ def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, in
     }
     for key, value in (("delimiter", ","), ("comment", None), ("scale", "unit"), ("encoding", "utf-8")):
         given = top.get(key, value)
-        options[key] = given if given is None else reader.text(key, given)
+        options[key] = None if given is None and key == "comment" else reader.text(key, given)
     if reader.problems:
         raise refusal(f"{path}: " + "; ".join(reader.problems), "the keys are listed in data_modules/schema_yaml.py")
     assert label is not None

@@ -82,7 +82,7 @@ BAD = {
     "categories": (GOOD.replace("[Female, Male, 3]", "Female"), "is 'Female', not a list"),
     "yaml": (GOOD + "columns: [unclosed\n", "schema.yaml, row "),
     "list": ("- a\n- b\n", "not a mapping"),
-    "control character": (GOOD + "# \x07\n", "special characters are not allowed"),
+    "control character": (GOOD + "# \x07\n", "not YAML"),
     "nothing": ("# only a comment\n", "not a mapping"),
     "empty": ("", "is empty"),
 }

@@ -365,6 +365,28 @@ def test_bad_arrays_are_one_teaching_line_without_a_value_or_a_size(case: str) -
     assert re.fullmatch(r"[^\n]*\nHINT: [^\n]*", str(caught.value)) and "17" not in str(caught.value)
 
 
+ANYTHING = st.sampled_from(
+    [None, 3, "x", FILL_IN, [], [1], [{}], [{"name": [1]}], [{"name": "a", "low": {}}], {"name": {}}, {"a": 1}, 1.5,
+     True, {"name": "y", "values": 3}, {"column": "p"}, [["a"]], [[]]]
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["rows", "columns", "label", "group", "ignore", "aliases", "missing", "numbers", "crosses",
+                         "encoding", "scale", "names", "delimiter", "shape", "low", "high", "x"]), ANYTHING, min_size=1,
+    ),
+    st.booleans(),
+)  # fmt: skip
+def test_a_declaration_that_is_none_is_refused_and_teaches(broken: dict[str, Any], grouped: bool) -> None:
+    for base, source in ((DECLARED, columns()), (IMAGES, (np.zeros((24, 3, 4, 5)), np.zeros(24)))):
+        try:
+            PrivateData.of(source, base | broken, group="p" if grouped else None)
+        except ValueError as error:
+            assert "HINT: " in str(error), error
+
+
 def test_what_a_dataset_raises_is_told_without_its_words() -> None:
     class Failing:
         def __len__(self) -> int:
