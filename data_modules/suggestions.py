@@ -37,8 +37,9 @@ Suggested = tuple[list[dict[str, Any]], dict[str, str], dict[str, Any] | str]
 def suggest(public: Any, label: str | None, group: str | None) -> Suggested:
     """Returns entries of the columns, remarks on them, and the entry of the label."""
     public = _opened(public)
-    if isinstance(public, Mapping) and isinstance(public.get("fields"), list):
-        found = {str(field["name"]): _of_field(field) for field in public["fields"]}
+    fields = public.get("fields") if isinstance(public, Mapping) else None
+    if isinstance(fields, list) and fields and all(isinstance(field, Mapping) and "name" in field for field in fields):
+        found = {str(field["name"]): _of_field(field) for field in fields}
     elif (types := _types(public)) is not None:
         found = {name: (_of_type(kind), f"the schema says {kind}") for name, kind in types.items()}
     else:

@@ -130,6 +130,7 @@ def test_schemas_without_rows_suggest_kinds() -> None:
     }
     declaration = Declaration.from_public(frictionless, label="y").declare(rows=10)
     assert not declaration.missing() and declaration.table_schema()[0].width == 3
+    assert Declaration.from_public({"fields": ["a", "b"]}).content["columns"][0]["categories"] == ["a", "b"]
     with pytest.raises(ValueError, match="neither a public sample nor a schema"):
         Declaration.from_public(3)
 
