@@ -160,8 +160,9 @@ class PrivateDataModule(lightning.LightningDataModule):
         if not share:
             held_out = "held out: the published rows, if any"
         else:
+            hashed = "each record's content" if self.grouping is None else "each group's name"
             held_out = f"held out: {share:g} of the training rows, " + (
-                "by the given per-record split" if self.split else "by a public hash of each record's content"
+                "by the given per-record split" if self.split else f"by a public hash of {hashed}"
             )
         drawn = "groups" if self.samples_groups else "rows"
         lines = [

@@ -278,6 +278,7 @@ def test_groups_are_declared_by_one_argument() -> None:
     module = PrivateData.of(with_group(), DECLARED | {"rows": 35}, group="patient", max_rows=3)
     module.setup()
     assert (module.unit, module.max_examples_per_unit, module.samples_groups) == ("group", 1, True)
+    assert "35 groups declared" in module.describe() and "by a public hash of each group's name" in module.describe()
     by_rows = PrivateData.of(
         with_group(), DECLARED | {"rows": 103}, group="patient", max_rows=3, sampling="rows", validation_fraction=0.0
     )
