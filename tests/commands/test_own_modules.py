@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lipdp_lightning.commands.foreign_code import check_named_code
 from lipdp_lightning.own_folders import importable_folder
 
 ROOT = Path(__file__).parents[2]
@@ -110,3 +111,15 @@ def test_the_folder_comes_last_and_leaves_again(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "path", [str(tmp_path), "first"])
     with importable_folder():
         assert sys.path == [str(tmp_path), "first"]
+
+
+def test_a_copied_run_that_names_a_module_of_the_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is on the path when a stored configuration is judged, so that what it could import is foreign."""
+    (tmp_path / "lies_here.py").write_text("raise RuntimeError('run')\n")
+    monkeypatch.chdir(tmp_path)
+    text = "model: {network: {class_path: lies_here.Net}}\n"
+    with importable_folder(), pytest.raises(ValueError, match=r"names code outside this package: lies_here\.Net"):
+        check_named_code(text, "config.yaml")
+    check_named_code(text, "config.yaml")  # what cannot be imported runs nothing
