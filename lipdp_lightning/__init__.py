@@ -1,18 +1,24 @@
 """Trains networks with differential privacy, using Lipschitz bounds instead of per-sample clipping."""
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lipdp_lightning.release import load_release as load_release
+    from .data_modules.declaration import Declaration as Declaration
+    from .data_modules.private_data import PrivateData as PrivateData
+    from .release import load_release as load_release
 
 __version__ = "0.2.0"
 
-# what the package offers at its top, each imported when it is first asked for, since torch takes seconds
-_OFFERED = {"load_release": "lipdp_lightning.release"}
+# imported when they are first used, since torch takes seconds
+_HOME = {
+    "Declaration": "data_modules.declaration", "PrivateData": "data_modules.private_data", "load_release": "release",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OFFERED:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_OFFERED[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
