@@ -90,9 +90,10 @@ def prepared(folder: Path) -> Path:
     table = {
         "age": generator.integers(18, 90, 200), "income": generator.integers(0, 90_000, 200),
         "score": generator.random(200).round(3), "probability": generator.random(200).round(3),
-        "outcome": generator.choice(["yes", "no"], 200),
+        "outcome": generator.choice(["yes", "no"], 200), "bought": generator.choice(["yes", "no"], 200),
+        "patient": np.arange(200) // 2,
     }  # fmt: skip
-    for name in ("table.csv", "people.csv", "scores.csv"):
+    for name in ("table.csv", "people.csv", "scores.csv", "visits.csv"):
         with open(folder / name, "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(table)
