@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .data_modules.declaration import Declaration as Declaration
     from .data_modules.private_data import PrivateData as PrivateData
+    from .release import load_release as load_release
 
 __version__ = "0.2.0"
 
 # imported when they are first used, since torch takes seconds
-_HOME = {"Declaration": "data_modules.declaration", "PrivateData": "data_modules.private_data"}
+_HOME = {
+    "Declaration": "data_modules.declaration", "PrivateData": "data_modules.private_data", "load_release": "release",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
