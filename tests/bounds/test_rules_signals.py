@@ -36,7 +36,8 @@ LINEAR = {
     "einsum": (VECTOR, lambda m, x: torch.einsum("bi,ij->bj", x, m.table), None),
     "einsum second": (IMAGE, lambda m, x: torch.einsum("wo, bchw -> bcho", m.table, x), None),
     "einsum gate": (VECTOR, lambda m, x: torch.einsum("bi,i->bi", x, m.frozen), None),
-    "einsum three": (IMAGE, lambda m, x: torch.einsum("bchw,wo,w->bocw", x, m.table, m.frozen), None),
+    "einsum outer": (VECTOR, lambda m, x: torch.einsum("bi,wo->bowi", x, m.table), None),
+    "einsum diagonal": ((3, 3), lambda m, x: torch.einsum("bii->bi", x), 1.0),
     "einsum trace": ((3, 3), lambda m, x: torch.einsum("bii->b", x), math.sqrt(3)),
     "einsum permute": (IMAGE, lambda m, x: torch.einsum("bchw->bwch", x), 1.0),
     "einsum mean": (IMAGE, lambda m, x: torch.einsum("bchw->bc", x), math.sqrt(20)),
@@ -166,7 +167,7 @@ def test_prelu(slopes, trained):
 def test_upsampling_in_float32_keeps_the_norm_of_float64(mode):
     """torch places a point among n in float32; the norm that is certified is computed in float64."""
     for n, size in ((7, 61), (129, 300), (333, 1000), (1000, 1001), (1500, 700)):
-        certified, rows = signals._interpolation(n, size, None, mode, None, None)
+        certified, rows, _ = signals._interpolation(n, size, None, mode, None, None)
         matrix = F.interpolate(torch.eye(n)[:, None], size=size, mode=mode)[:, 0].double()
         measured = float(torch.linalg.matrix_norm(matrix, 2))
         assert rows == size
@@ -174,9 +175,9 @@ def test_upsampling_in_float32_keeps_the_norm_of_float64(mode):
 
 
 def test_a_norm_of_a_large_axis_is_bounded_without_its_matrix(monkeypatch):
-    exact, _ = signals._interpolation.__wrapped__(30, 47, None, "linear", False, None)
+    exact, *_ = signals._interpolation.__wrapped__(30, 47, None, "linear", False, None)
     monkeypatch.setattr(signals, "LARGEST_MATRIX", 10)
-    bounded, _ = signals._interpolation.__wrapped__(30, 47, None, "linear", False, None)
+    bounded, *_ = signals._interpolation.__wrapped__(30, 47, None, "linear", False, None)
     assert exact <= bounded <= 1.2 * exact
 
 
@@ -193,6 +194,8 @@ REFUSED = {
     "area": (lambda m, x: F.interpolate(x[:, None], size=9, mode="area"), "adaptive"),
     "einsum activations": (lambda m, x: torch.einsum("bi,bi->bi", x, x), "product of activations"),
     "einsum batch": (lambda m, x: torch.einsum("bi,bj->bj", x, m.frozen.detach()[None]), "name the"),
+    "einsum three": (lambda m, x: torch.einsum("bi,ij,i->bj", x, m.table, m.frozen), "several constants"),
+    "einsum sum": (lambda m, x: torch.einsum("bi,ij->bi", x, m.table), "by itself"),
     "einsum short": (lambda m, x: torch.einsum("bi,ij", x, m.table), "in full"),
     "einsum dots": (lambda m, x: torch.einsum("...i,ij->...j", x, m.table), "in full"),
     "prelu of no number": (lambda m, x: F.prelu(x, m.frozen.detach() / 0), "finite"),
@@ -219,3 +222,27 @@ def test_a_write_on_what_a_selection_shows_is_refused(view):
 
     with pytest.raises(CertificationError, match="in place"):
         certify(Forward(forward).double(), VECTOR, 1.0, "binary_cross_entropy")
+
+
+@pytest.mark.parametrize(
+    ("function", "reads"),
+    [(lambda m, x: x[:, [0] * 64], 64), (lambda m, x: F.interpolate(x[:, None], scale_factor=64), 64)],
+)
+def test_sums_that_bfloat16_rounds_up_are_covered(function, reads):
+    """Each of the additions in a gradient may round up by 2^-8 of the sum."""
+    at = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        certificate = certify(Forward(function), VECTOR, 1.0, "binary_cross_entropy", compute_dtype=dtype)
+        at[dtype] = certificate.nodes[0].cotangent / certificate.loss_lipschitz
+    assert at[torch.bfloat16] >= at[torch.float32] * (1 + 2**-8) ** (reads - 1)
+
+
+def test_a_constant_that_bfloat16_rounds_is_covered():
+    """Entries that cancel are rounded each by itself, by up to 2^-9 of them, as those of a weight are."""
+    table = torch.nn.Parameter(torch.tensor([[1.0, -1.0]] * 3 + [[1.003, -1.003]]), requires_grad=False)
+    model = Forward(lambda m, x: torch.einsum("bi,ij->bj", x, m.table))
+    model.table = table
+    certificate = certify(model, VECTOR, 1.0, "binary_cross_entropy", compute_dtype=torch.bfloat16)
+    certified = certificate.nodes[0].cotangent / certificate.loss_lipschitz
+    rounding = 2**-8 * float(table.norm())
+    assert certified >= float(torch.linalg.matrix_norm(table.double(), 2)) + rounding

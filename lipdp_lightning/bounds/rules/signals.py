@@ -15,7 +15,7 @@ from torch import nn
 from ..registry import module_rule_of, rule
 from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value, full_precision, public_number
 from .pooling import LARGEST_MATRIX, MARGIN
-from .structure import Operand, _real, add
+from .structure import Operand, _real, add, rounded_sum
 
 ERF = 1.128380  # 2 / sqrt(pi), the slope at zero, rounded up
 
@@ -98,8 +98,8 @@ _AXES = {"nearest": "nearest", "nearest-exact": "nearest-exact", "linear": "line
 @lru_cache(maxsize=256)
 def _interpolation(
     n: int, size: int | None, scale: float | None, mode: str, corners: bool | None, recompute: bool | None
-) -> tuple[float, int]:
-    """Returns the norm of the matrix that interpolates one axis of n entries, and its number of rows.
+) -> tuple[float, int, int]:
+    """Returns the norm of the matrix that interpolates one axis of n entries, its rows, and reads of one entry at most.
 
     Rows are non-negative and sum to 1, so the norm is at most the root of the largest column sum (Schur), which is
     attained where each row reads one entry. Else it is the largest singular value, unless the matrix is large. In
@@ -113,13 +113,15 @@ def _interpolation(
     with torch.enable_grad():
         out = F.interpolate(line, **options)
         columns = torch.autograd.grad(out.sum(), line)[0]
-    rows, norm = out.shape[-1], math.sqrt(float(columns.max()))
+    rows, largest = out.shape[-1], float(columns.max())
+    norm = math.sqrt(largest)
     if mode != "linear":
-        return norm, rows
+        return norm, rows, round(largest)
     if n * rows <= LARGEST_MATRIX:
         matrix = F.interpolate(torch.eye(n, dtype=torch.float64)[:, None], **options)[:, 0]
         norm = min(norm, float(np.linalg.norm(matrix.numpy(), 2)))
-    return norm * MARGIN * (1 + n * 2.0**-21), rows
+    # a hat of sum s is sampled at 2 s + 1 points at most, up to rounding
+    return norm * MARGIN * (1 + n * 2.0**-21), rows, 2 * math.ceil(largest) + 2
 
 
 @rule(F.interpolate)
@@ -143,10 +145,10 @@ def interpolate(
         _interpolation(n, s, None if f is None else float(f), _AXES[mode], align_corners, recompute_scale_factor)
         for n, s, f in zip(x.shape[1:], sizes, scales, strict=True)
     ]
-    if tuple(rows for _, rows in found) != op.output_shape[1:]:
+    if tuple(rows for _, rows, _ in found) != op.output_shape[1:]:
         raise Unbounded("its axes have other sizes one by one than together", "name the size of the output")
-    lipschitz = math.prod(norm for norm, _ in found)
-    return Bound(lipschitz * x.norm, lipschitz)
+    lipschitz, reads = math.prod(norm for norm, _, _ in found), math.prod(count for _, _, count in found)
+    return Bound(lipschitz * x.norm, lipschitz * rounded_sum(op, reads))
 
 
 @lru_cache(maxsize=16)
@@ -156,13 +158,16 @@ def _spectral_norm(entries: bytes, rows: int) -> float:
 
 @rule(torch.einsum)
 def contraction(op: Operation, equation: str, *operands: Any) -> Bound:
-    """Bounds an einsum of one activation with constants, which is linear, by the norm of its matrix.
+    """Bounds an einsum of one activation with a constant, which is linear, by the norm of its matrix.
 
-    A label of the activation that is in the output and in no constant only repeats the matrix, so the matrix is built
-    with one entry along it.
+    The matrix holds entries of the constant, so that rounding the constant changes it as it changes a weight. A label
+    of the activation that is in the output and not in the constant only repeats the matrix, so the matrix is built with
+    one entry along it.
     """
     if sum(isinstance(v, Value) for v in operands) > 1:
-        raise Unbounded("a product of activations is not Lipschitz", "contract one activation with constants")
+        raise Unbounded("a product of activations is not Lipschitz", "contract one activation with a constant")
+    if len(operands) > 2:
+        raise Unbounded("it contracts several constants", "contract the constants first")
     if any(isinstance(v, nn.Parameter) and v.requires_grad for v in operands):
         raise Unbounded("it has no rule for a trained weight", "use nn.Linear, or torch.nn.functional.linear")
     terms, arrow, output = equation.replace(" ", "").partition("->")
@@ -175,14 +180,17 @@ def contraction(op: Operation, equation: str, *operands: Any) -> Bound:
             "alone",
             "write the equation in full with ->, without '...', as in 'bi,ij->bj'",
         )
-    constants = [_real(v.tensor if isinstance(v, Constant) else v) for v in operands if not isinstance(v, Value)]
-    repeats = {label for label in output if label not in others and own.count(label) == 1}
+    if not set(others) <= set(own + output):
+        raise Unbounded(f"{equation!r} sums the constant by itself", "sum the constant first")
+    constants = [_real(v.tensor if isinstance(v, Constant) else v).cpu() for v in operands if not isinstance(v, Value)]
+    repeats = set(output) - set(others)
     sizes = [1 if label in repeats else n for label, n in zip(own[1:], x.shape, strict=True)]
     columns = math.prod(sizes)
-    repeated = x.numel // max(1, columns)
+    repeated = math.prod(n for label, n in dict(zip(own[1:], x.shape, strict=True)).items() if label in repeats)
     if columns * op.output_numel > LARGEST_MATRIX * repeated:
         raise Unbounded("its matrix is too large for a norm", "use nn.Linear, or smaller constants")
     basis = torch.eye(columns, dtype=torch.float64).reshape(columns, *sizes)
     matrix = torch.einsum(equation, *constants[:place], basis, *constants[place:]).reshape(columns, -1)
-    lipschitz = _spectral_norm(matrix.cpu().contiguous().numpy().tobytes(), columns)
+    rounding = max(0.0, op.norms.vector_norm(matrix) - float(torch.linalg.vector_norm(matrix)))
+    lipschitz = _spectral_norm(matrix.contiguous().numpy().tobytes(), columns) + rounding
     return Bound(lipschitz * x.norm, lipschitz)

@@ -319,7 +319,7 @@ def getitem(op: Operation, x: Value, index: Any) -> Bound:
         raise Unbounded(f"indexing with {index!r} reaches the batch dimension", "start the index with ':'")
     if all(map(_selects, parts)):
         return Bound(x.norm, 1.0)
-    return _read(x, lambda places: places[tuple(p.tensor.cpu() if isinstance(p, Constant) else p for p in parts)])
+    return _read(op, x, lambda places: places[tuple(p.tensor.cpu() if isinstance(p, Constant) else p for p in parts)])
 
 
 def _selects(part: Any) -> bool:
@@ -340,11 +340,20 @@ def _lists(part: Any) -> bool:
     return isinstance(part, list) and all(_is_integer(p) or _lists(p) for p in part)
 
 
-def _read(x: Value, reads: Callable[[torch.Tensor], torch.Tensor]) -> Bound:
-    """Bounds an operation that reads entries of x, by the largest number of times that it reads one of them."""
+def _read(op: Operation, x: Value, reads: Callable[[torch.Tensor], torch.Tensor]) -> Bound:
+    """Bounds an operation that reads entries of x, by the largest number of times that it reads one of them.
+
+    Torch adds the cotangents of an entry's copies one by one in the precision of the network, and rounds each sum.
+    """
     read = reads(torch.arange(x.numel).reshape(1, *x.shape))
-    root = math.sqrt(int(torch.bincount(read.flatten(), minlength=1).max()))
-    return Bound(root * x.norm, root)
+    count = int(torch.bincount(read.flatten(), minlength=1).max())
+    root = math.sqrt(count)
+    return Bound(root * x.norm, root * rounded_sum(op, count))
+
+
+def rounded_sum(op: Operation, count: int) -> float:
+    """Returns the factor by which a sum of some numbers grows if each addition is rounded as weights are."""
+    return op.norms.vector_norm(torch.ones(1)) ** max(0, count - 1)
 
 
 @rule("select", torch.select)
@@ -367,7 +376,7 @@ def index_select(op: Operation, x: Value, dim: int, index: Constant) -> Bound:
     op.inner_dims(dim, len(x.shape))
     if not isinstance(index, Constant):
         raise Unbounded("it selects by what is no public tensor of integers", "select by a constant or a buffer")
-    return _read(x, lambda places: places.index_select(dim, index.tensor.cpu()))
+    return _read(op, x, lambda places: places.index_select(dim, index.tensor.cpu()))
 
 
 @rule(nn.PixelUnshuffle, nn.PixelShuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle)
