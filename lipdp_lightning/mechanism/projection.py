@@ -59,11 +59,6 @@ class Projection(ABC):
     def apply_(self, weight: Tensor, operator: Operator) -> float:
         """Projects the weight in place; returns an upper bound on the operator's norm afterwards."""
 
-    def follow_(self, follower: Follower, name: str) -> None:
-        """Projects a weight that is followed, and tells the follower its norm."""
-        operators = follower.operators_of(name)
-        operator = operators[0] if len(operators) == 1 else _Uses(operators, operators[0].groups)
-        follower.settle(name, self.apply_(follower.weight_of(name), operator))
 
 
 class Clip(Projection):
@@ -77,9 +72,6 @@ class Clip(Projection):
     def apply_(self, weight: Tensor, operator: Operator) -> float:
         norm = operator.norm(weight)
         return norm if norm <= self.max_norm else _scaled_to(weight, norm, self.max_norm, operator)
-
-    def follow_(self, follower: Follower, name: str) -> None:
-        follower.clip_(name, self.max_norm)
 
 
 class Fixed(Projection):
@@ -304,6 +296,9 @@ class Projector:
         if (balls := constraint.balls) is not None:
             limit = balls.max_norm if isinstance(balls.max_norm, int | float) else dict(balls.max_norm)
             self._rules = resolve_projection(list(self._names), balls.projection, limit, constraint.free_layers)
+        ruled = {self._names[layer]: rule for layer, rule in self._rules.items() if rule is not None}
+        self._clipped = {name: rule.max_norm for name, rule in ruled.items() if isinstance(rule, Clip)}
+        self._certified = {name: rule for name, rule in ruled.items() if name not in self._clipped}
         free = frozenset(n for n in self._names if any(fnmatchcase(n, pattern) for pattern in constraint.free_layers))
         weights = {layer: parameters[name] for layer, name in self._names.items()}
         self._standardized = standardized_layers(weights, constraint.standardize, free)
@@ -314,9 +309,11 @@ class Projector:
         for weight in self._standardized.values():
             standardize(weight, self._with_variance)
         self._follower.measure()
-        for layer, rule in self._rules.items():
-            if rule is not None:
-                rule.follow_(self._follower, self._names[layer])
+        self._follower.clip_(self._clipped)
+        for name, rule in self._certified.items():
+            operators = self._follower.operators_of(name)
+            operator = operators[0] if len(operators) == 1 else _Uses(operators, operators[0].groups)
+            self._follower.settle(name, rule.apply_(self._follower.weight_of(name), operator))
 
     def norms(self) -> dict[str, tuple[float, float | None]]:
         """Returns the certified norm and the maximum (None: free) of every layer, for reports."""

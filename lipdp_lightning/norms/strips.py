@@ -5,6 +5,9 @@ s(D)^2 <= sum_i s(D_i)^2, and s(D_i)^2 is the largest eigenvalue of the 16 x 16 
 the sixteenth root of ||G_i^16||_F. This costs little more than to read W and W0. For noise of 512 x 3136 the bound is
 3.7 times closer than ||D||_F; for a matrix of rank one it is exact, and but for rounding it is never above ||D||_F.
 
+On a GPU, one strip has all rows, and s(D)^2 is at most the Frobenius norm of D D^T itself: this is closer than strips of
+sixteen rows, and takes one product for each weight.
+
 Rounding, with u the unit roundoff of the precision in which D is computed, and n columns:
 
 * D^, as computed, is within u ||D^||_F + (2 u + u^2) f ||W0||_F of D: the subtraction rounds once, and f and the
@@ -12,12 +15,14 @@ Rounding, with u the unit roundoff of the precision in which D is computed, and 
 * ||G^_i - G_i|| <= gamma ||D^_i||_F^2 with gamma = n u / (1 - n u), whatever the order of summation (Higham 2002,
   section 3.5), and ||D^_i||_F^2 <= trace(G^_i) / (1 - gamma).
 * From G^_i on, which is made symmetric, all is float64. The largest eigenvalue of G^_i / trace(G^_i) is at least 1 / h
-  for strips of h rows, so that its sixteenth power does not vanish; what four squarings err is below h^2 2^-50 of it.
+  for strips of h rows, so that its sixteenth power does not vanish; what four squarings, or one norm, err is below
+  h^2 2^-50 of it. The trace is at most the root of h times ||G^_i||_F.
 * What underflow takes from an entry or a product is below the smallest normal number.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +34,7 @@ from torch import Tensor
 from .dense import float32_products_are_exact_to_rounding
 
 STRIP, TALL_STRIP = 16, 128
-"""Rows of a strip. Tall strips give a closer bound and cost several times as much."""
+"""Rows of a strip on a CPU. Tall strips give a closer bound and cost several times as much."""
 
 _MODERATE = 2.0**40
 _SINGLE_COLUMNS = 2**20
@@ -62,22 +67,80 @@ class Change:
     frobenius: float
 
 
+Pair = tuple[Tensor, Reference]
+
+
 @torch.no_grad()
-def changes(pairs: Sequence[tuple[Tensor, Reference]], height: int = STRIP) -> list[Change]:
-    """Returns how far weights are from references that fit them; NaN propagates. The host waits once per device."""
+def changes(
+    pairs: Sequence[Pair], height: int = STRIP, vectors: Sequence[Tensor] = ()
+) -> tuple[list[Change], list[float]]:
+    """Returns how far weights are from references that fit them, and upper bounds on the norms of vectors.
+
+    All are measured at once, and the host waits once for each device. NaN propagates.
+    """
+    members: dict[tuple[torch.device, int], list[int]] = {}
+    for index, (weight, _) in enumerate(pairs):
+        members.setdefault((weight.device, _height_for(weight, height)), []).append(index)
+    batches = [_Batch([pairs[index] for index in own], *key) for key, own in members.items()]
+    norms = torch._foreach_norm([v.detach() for v in vectors], 2, dtype=torch.float64) if vectors else ()
+    values = to_host([*(batch.sums() for batch in batches), *norms])
     found: dict[int, Change] = {}
-    for device in {weight.device for weight, _ in pairs}:
-        there = [index for index, (weight, _) in enumerate(pairs) if weight.device == device]
+    for own, batch, sums in zip(members.values(), batches, values, strict=False):
+        found.update(zip(own, batch.bounds(sums), strict=True))
+    lengths = [n * (1.0 + (v.numel() + 16) * 2.0**-52) for (n,), v in zip(values[len(batches) :], vectors, strict=True)]
+    return [found[index] for index in range(len(pairs))], lengths
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[list[float]]:
+    """Returns the entries of each tensor; they are brought to the host together, by one copy from each device."""
+    found: dict[int, list[float]] = {}
+    for device in {tensor.device for tensor in tensors}:
+        own = [index for index, tensor in enumerate(tensors) if tensor.device == device]
+        entries = iter(torch.cat([tensors[index].flatten() for index in own]).tolist())
+        found.update({index: list(itertools.islice(entries, tensors[index].numel())) for index in own})
+    return [found[index] for index in range(len(tensors))]
+
+
+def _height_for(weight: Tensor, height: int) -> int:
+    """Returns the rows of a strip; 0 stands for all rows, and one norm without squarings."""
+    if weight.device.type != "cuda":
+        return height if height <= STRIP else min(height, len(weight))
+    return 0 if height <= STRIP else len(weight)
+
+
+class _Batch:
+    """Weights on one device, whose changes are measured by strips of one height."""
+
+    def __init__(self, pairs: Sequence[Pair], device: torch.device, height: int) -> None:
         trusted = float32_products_are_exact_to_rounding(device)
-        dtypes = [_working_dtype(pairs[index][0], trusted) for index in there]
-        with torch.autocast(device.type, enabled=False):
-            grams = [_grams(*pairs[index], height, dtype) for index, dtype in zip(there, dtypes, strict=True)]
-            tops, traces = _eigenvalues(torch.cat(grams).double())
-        start = 0
-        for index, dtype, gram in zip(there, dtypes, grams, strict=True):
-            own = slice(start, start := start + len(gram))
-            found[index] = _bounds(_total(tops[own]), _total(traces[own]), *pairs[index], height, dtype)
-    return [found[index] for index in range(len(pairs))]
+        self._pairs, self._device, self._height = pairs, device, height
+        self._dtypes = [_working_dtype(weight, trusted) for weight, _ in pairs]
+
+    def sums(self) -> Tensor:
+        """Returns, for all strips of all weights, bounds on the largest eigenvalues, and then the traces.
+
+        For strips of all rows, it returns one norm for each weight.
+        """
+        with torch.autocast(self._device.type, enabled=False):
+            if self._height == 0:
+                return torch.stack(torch._foreach_norm(_whole_grams(self._pairs, self._dtypes), 2, dtype=torch.float64))
+            pairs = zip(self._pairs, self._dtypes, strict=True)
+            return _eigenvalues(torch.cat([_grams(*pair, self._height, dtype) for pair, dtype in pairs]).double())
+
+    def bounds(self, sums: Sequence[float]) -> list[Change]:
+        """Returns what follows from the sums for each weight."""
+        found, start, half = [], 0, len(sums) // 2
+        for pair, dtype in zip(self._pairs, self._dtypes, strict=True):
+            rows = len(pair[0])
+            if self._height == 0:
+                top = sums[len(found)]
+                found.append(_bounds(top, math.sqrt(rows) * top, *pair, rows, dtype))
+                continue
+            end = start + -(-rows // self._height)
+            tops, traces = _total(sums[start:end]), _total(sums[half + start : half + end])
+            found.append(_bounds(tops, traces, *pair, self._height, dtype))
+            start = end
+        return found
 
 
 def _total(values: Sequence[float]) -> float:
@@ -88,6 +151,16 @@ def _working_dtype(weight: Tensor, trusted: bool) -> torch.dtype:
     """Returns the precision in which the change of a weight is computed."""
     single = weight.dtype != torch.float64 and weight[0].numel() <= _SINGLE_COLUMNS
     return torch.float32 if single and trusted else torch.float64
+
+
+def _whole_grams(pairs: Sequence[Pair], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+    """Returns D D^T for every change; all differences are taken together."""
+    own = [weight.detach().to(dtype) for (weight, _), dtype in zip(pairs, dtypes, strict=True)]
+    earlier = [reference.values.to(dtype) for (_, reference), dtype in zip(pairs, dtypes, strict=True)]
+    factors = [reference.factor for _, reference in pairs]
+    scaled = earlier if factors == [1.0] * len(pairs) else torch._foreach_mul(earlier, factors)
+    rows = [change.reshape(len(change), -1) for change in torch._foreach_sub(own, scaled)]
+    return [change @ change.mT for change in rows]
 
 
 def _grams(weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Tensor:
@@ -101,16 +174,17 @@ def _grams(weight: Tensor, reference: Reference, height: int, dtype: torch.dtype
     return torch.bmm(strips, strips.mT)
 
 
-def _eigenvalues(grams: Tensor) -> tuple[list[float], list[float]]:
-    """Returns an upper bound on the largest eigenvalue of each matrix, and its trace, both as they are computed."""
+def _eigenvalues(grams: Tensor) -> Tensor:
+    """Returns an upper bound on the largest eigenvalue of each matrix, and its trace, both as they are computed.
+
+    The bits of each do not depend on the other matrices: roots are rounded alike everywhere, and powers are not.
+    """
     grams = (grams + grams.mT) / 2.0
     traces = grams.diagonal(dim1=1, dim2=2).sum(1)
     powers = grams / traces.clamp_min(_SMALLEST_TRACE)[:, None, None]
     for _ in range(4):
         powers = torch.bmm(powers, powers)
-    tops = traces * torch.linalg.matrix_norm(powers) ** (1.0 / 16.0)
-    found: tuple[list[float], list[float]] = tuple(torch.stack((tops, traces)).tolist())
-    return found
+    return torch.stack((traces * torch.linalg.matrix_norm(powers).sqrt().sqrt().sqrt().sqrt(), traces))
 
 
 def _bounds(top: float, trace: float, weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Change:
@@ -121,7 +195,7 @@ def _bounds(top: float, trace: float, weight: Tensor, reference: Reference, heig
     gamma = columns * unit / (1.0 - columns * unit)
     lost = -(-rows // height) * (height * columns * smallest + _SMALLEST_TRACE)
     frobenius = trace * (1.0 + 2.0**-40) / (1.0 - gamma) + lost
-    spectral = (top + gamma * frobenius) * (1.0 + 2.0**-34) + lost
+    spectral = (top + gamma * frobenius) * (1.0 + 2.0**-34 + height**2 * 2.0**-50) + lost
     product = 0.0 if reference.factor == 1.0 else 4.0 * unit * reference.factor * reference.frobenius
     rounding = 2.0 * unit * math.sqrt(frobenius) + product + smallest * math.sqrt(weight.numel())
     above = 1.0 + 2.0**-40
