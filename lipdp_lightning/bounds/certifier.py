@@ -30,7 +30,7 @@ from .losses import Loss
 from .registry import Rule, function_rule, module_rule
 from .rehearsal import rehearse
 from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes
-from .values import Bound, Operation, Unbounded, Value, with_margin
+from .values import Bound, Operation, ParameterUse, Unbounded, Value
 
 __all__ = ["CertificationError", "Certifier", "certify"]
 
@@ -149,18 +149,18 @@ class Certifier:
         if self.identity.differences():
             self._take_up()
 
-    def certify(self, digest: bytes = b"") -> Certificate:
+    def certify(self, state: object = b"") -> Certificate:
         """Returns bounds for the network and its weights as they are now.
 
         Args:
-            digest: A digest of all bits of the weights, if the caller knows it; norms sealed under it are used again.
+            state: What names all bits of the weights, such as a digest; norms that were sealed under it are used again.
 
         Raises:
             CertificationError: If the network, or a bound at its present weights, cannot be certified.
         """
         self.follow()
         self._constants.begin()
-        self.norms.begin(digest)
+        self.norms.begin(state)
         bounds: dict[fx.Node, Bound] = {}
         problems: list[Problem] = []
         for step in self._steps:
@@ -169,7 +169,8 @@ class Certifier:
             except Unbounded as found:
                 reason = f"{step.operation.name}: {found.reason}"
                 problems.append(Problem(node_path(step.node), reason, found.hint))
-                bounds[step.node] = Bound(0.0, (0.0,) * len(step.reads), parts=(0.0,) * len(step.shapes))
+                nothing = (0.0,) * len(step.reads)
+                bounds[step.node] = Bound(0.0, nothing, parts=(0.0,) * len(step.shapes), slots=nothing)
         refuse_all(problems)
         at_output = self.loss.lipschitz(self._output.meta["shape"]) * self._margin
         cotangent = self._walk.run(bounds, at_output, self._caps)
@@ -181,7 +182,7 @@ class Certifier:
                 return Bound(self.input_bound, ())
             index = step.node.args[1]
             assert isinstance(index, int)
-            return Bound(bounds[step.reads[0]].parts[index], 1.0)
+            return Bound(bounds[step.reads[0]].parts[index], 1.0, slots=(1.0,))
         args, kwargs = self._arguments(step, bounds)
         try:
             bound = step.rule(step.operation, *args, **kwargs)
@@ -191,13 +192,19 @@ class Certifier:
                 f"its rule does not take this call ({what})",
                 "call the operation in a plainer way, or register a rule",
             ) from error
-        if len(bound.slots) != len(step.reads):
+        slots = bound.lipschitz if isinstance(bound.lipschitz, tuple) else (bound.lipschitz,)
+        if len(slots) != len(step.reads):
             raise Unbounded(
-                f"its rule answers for {len(bound.slots)} argument slots, and {len(step.reads)} hold activations",
+                f"its rule answers for {len(slots)} argument slots, and {len(step.reads)} hold activations",
                 "return one Lipschitz constant for each activation that the operation reads",
             )
         _check_uses(step, bound, self._compute_dtype)
-        return with_margin(bound, self._margin)
+        margin, rounded = self._margin, tuple([slot * self._margin for slot in slots])
+        return Bound(
+            bound.norm * margin, rounded,
+            tuple([ParameterUse(use.parameters, use.gradient_factor * margin) for use in bound.uses]),
+            bound.quadrature, bound.cotangent_cap * margin, tuple([part * margin for part in bound.parts]), rounded,
+        )  # fmt: skip
 
     def _arguments(self, step: _Step, bounds: dict[fx.Node, Bound]) -> tuple[Any, Any]:
         node = step.node
@@ -293,7 +300,7 @@ def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: 
         assert rule is None or callable(rule)
         shape = node.meta["shape"]
         shapes = tuple(shape) if isinstance(shape, list) else (shape,)
-        operation = Operation(operation_name(node), module, shapes[0], norms, shapes, lambda t: names.get(id(t)))
+        operation = Operation(operation_name(node), module, shapes[0], norms, shapes, names)
         path = "" if module is None or module is model else str(node.target)
         scalable = bool(getattr(module, "scales_gradient", False))
         steps.append(

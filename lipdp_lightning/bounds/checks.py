@@ -40,8 +40,8 @@ class RoundedNorms(NormSource):
     def __init__(self, source: NormSource) -> None:
         self._source = source
 
-    def begin(self, digest: bytes = b"") -> None:
-        self._source.begin(digest)
+    def begin(self, state: object = b"") -> None:
+        self._source.begin(state)
 
     def operator_norm(self, name: str, weight: Tensor, operator: Operator) -> float:
         norm = self._source.operator_norm(name, weight, operator)

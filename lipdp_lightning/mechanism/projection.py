@@ -60,7 +60,6 @@ class Projection(ABC):
         """Projects the weight in place; returns an upper bound on the operator's norm afterwards."""
 
 
-
 class Clip(Projection):
     """Scales the weight down to norm <= max_norm, if it is above (ClipWeights of Barczewski & Ramon 2024).
 

@@ -111,7 +111,7 @@ class Follower(NormSource):
         self._weights: dict[str, Tensor] = {}
         self._operators: dict[str, tuple[Operator, ...]] = {}
         self._anchors: dict[str, Anchor] = {}
-        self._cheap: dict[str, tuple[Reference, Bounds]] = {}  # the last values of weights, and what holds for them
+        self._cheap: dict[str, Anchor] = {}  # of weights whose norms are evaluated whenever they have changed
         self._asked: dict[int, Tensor] = {}  # vectors of the present walk, and then of the last one
         self._bounds: dict[str, Bounds] = {}  # of the weights as they were measured last
         self._vectors: dict[int, tuple[Tensor, float]] = {}
@@ -181,11 +181,12 @@ class Follower(NormSource):
         Norms are evaluated no more often than for a certificate, so that a weight may end up to ``slack`` below its
         limit. The rounding of the scaled weight is part of the bound.
         """
+        if wrong := [f"{name}: a norm cannot be at most {limit}" for name, limit in limits.items() if not limit > 0.0]:
+            raise ValueError("; ".join(wrong) + ".\nHINT: give a positive limit.")
+        self._renew([name for name in limits if name not in self._bounds])
         factors = {}
         for name, limit in limits.items():
-            if not limit > 0.0:
-                raise ValueError(f"{name}: a norm cannot be at most {limit}.\nHINT: give a positive limit.")
-            if self.bound(name) > limit:
+            if self._bounds[name].largest > limit:
                 factors[name], self._bounds[name] = self._bounds[name].scaled_within(self._weights[name], limit)
         if factors:
             torch._foreach_mul_([self._weights[name] for name in factors], list(factors.values()))
@@ -259,50 +260,51 @@ class Follower(NormSource):
     def _now(self, name: str) -> Bounds:
         """Returns the bounds of a weight as it was measured last, or as it is if that has not been done."""
         if name not in self._bounds:
-            last, bounds = self._cheap.get(name, (None, None))
-            if last is None or bounds is None or not last.is_equal(self._weights[name]):
-                self._renew([name])
-            else:
-                self._bounds[name] = bounds
+            self._renew([name])
         return self._bounds[name]
 
     def _renew(self, names: Sequence[str]) -> None:
         """Bounds weights that strips of sixteen rows do not serve, by taller ones or by their values."""
-        tried = [n for n in names if self._usable(n) and not all(o.is_quick(self._weights[n]) for o in self._operators[n])]
-        for name, change in zip(tried, changes(self._pairs(tried), TALL_STRIP)[0], strict=True):
+        same = [name in self._cheap and self._cheap[name].reference.is_equal(self._weights[name]) for name in names]
+        self._bounds.update({name: self._cheap[name].bounds for name, kept in zip(names, same, strict=True) if kept})
+        tried = [
+            n for n in names if self._usable(n) and not all([o.is_quick(self._weights[n]) for o in self._operators[n]])
+        ]
+        for name, change in zip(tried, changes(self._pairs(tried), TALL_STRIP)[0] if tried else (), strict=True):
             anchor = self._anchors[name]
             closer = anchor.followed(change)
             if anchor.within(closer, _TALL_SHARE * self._slack):
                 self._refer(name, {o: anchor.reference.factor * norm for o, norm in anchor.exact.items()}, closer)
         due = [name for name in names if name not in self._bounds]
-        for name, values in zip(due, _on_host([self._weights[name] for name in due]), strict=True):
-            norms = self._evaluated(name, values)
-            bounds = _bounds_of(values, norms, frobenius_norm(values))
-            if all(operator.is_cheap(self._weights[name]) for operator in norms):
-                self._anchors.pop(name, None)
-                self._cheap[name] = Reference(values.clone(), bounds.frobenius), bounds
-                self._bounds[name] = bounds
-            else:
-                self._refer(name, norms, bounds)
+        for name, cheap, bounds in zip(due, *self._evaluated(due), strict=True):
+            self._refer(name, bounds.norms, bounds)
+            if cheap:
+                self._cheap[name] = self._anchors.pop(name)
 
-    def _evaluated(self, name: str, values: Tensor) -> dict[Operator, float]:
-        """Returns the norms of a weight's operators from its values: at first as closely as possible, later cheaply."""
-        anchor = self._anchors.get(name)
-        known = {} if anchor is None else anchor.bounds.norms
-        unmoved = anchor is not None and anchor.reference.is_equal(values)
-        norms = {}
-        for operator in self._operators[name]:
-            if operator in known and unmoved:
-                norms[operator] = known[operator]
-                continue
-            norm = (operator.close_norm if operator in known else operator.norm)(values, name)
-            if not (math.isfinite(norm) and norm >= 0.0):
-                raise ValueError(
-                    f"{name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
-                    "HINT: lower the learning rate, or restore the last finite checkpoint."
-                )
-            norms[operator] = norm
-        return norms
+    def _evaluated(self, names: Sequence[str]) -> tuple[list[bool], list[Bounds]]:
+        """Returns what holds for weights by their values, at first as closely as possible, and which of it is cheap."""
+        cheap, found = [], []
+        for name, values in zip(names, _on_host([self._weights[name] for name in names]), strict=True):
+            anchor = self._anchors.get(name)
+            known = {} if anchor is None else anchor.bounds.norms
+            unmoved = anchor is not None and anchor.reference.is_equal(values)
+            norms, factors, inexpensive = {}, {}, True
+            for operator in self._operators[name]:
+                inexpensive &= operator.is_cheap(self._weights[name])
+                factors[operator] = operator.deviation_factor(values)
+                if operator in known and unmoved:
+                    norms[operator] = known[operator]
+                    continue
+                norm = (operator.close_norm if operator in known else operator.norm)(values, name)
+                if not (math.isfinite(norm) and norm >= 0.0):
+                    raise ValueError(
+                        f"{name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
+                        "HINT: lower the learning rate, or restore the last finite checkpoint."
+                    )
+                norms[operator] = norm
+            cheap.append(inexpensive)
+            found.append(Bounds(norms, factors, frobenius_norm(values)))
+        return cheap, found
 
     def _refer(self, name: str, exact: Mapping[Operator, float], bounds: Bounds) -> None:
         """Makes the present weight the reference, and ``bounds`` what holds for it."""

@@ -100,11 +100,11 @@ class NormSource:
     requests means nothing: a source that remembers anything keeps it by that name, and by the operator.
     """
 
-    def begin(self, digest: bytes = b"") -> None:
+    def begin(self, state: object = b"") -> None:
         """Starts a new walk over the graph; weights may have changed since the last one.
 
         Args:
-            digest: names all bits of the model's weights, if the caller knows it; equal digests mean equal weights.
+            state: names all bits of the model's weights, if the caller knows it; equal states mean equal weights.
         """
 
     def operator_norm(self, name: str, weight: Tensor, operator: Operator) -> float:

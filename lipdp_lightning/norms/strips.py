@@ -5,8 +5,8 @@ s(D)^2 <= sum_i s(D_i)^2, and s(D_i)^2 is the largest eigenvalue of the 16 x 16 
 the sixteenth root of ||G_i^16||_F. This costs little more than to read W and W0. For noise of 512 x 3136 the bound is
 3.7 times closer than ||D||_F; for a matrix of rank one it is exact, and but for rounding it is never above ||D||_F.
 
-On a GPU, one strip has all rows, and s(D)^2 is at most the Frobenius norm of D D^T itself: this is closer than strips of
-sixteen rows, and takes one product for each weight.
+On a GPU, one strip has all rows, and s(D)^2 is at most the Frobenius norm of D D^T itself, which is closer than strips
+of sixteen rows, and takes one product for each weight.
 
 Rounding, with u the unit roundoff of the precision in which D is computed, and n columns:
 
@@ -93,12 +93,13 @@ def changes(
 
 def to_host(tensors: Sequence[Tensor]) -> list[list[float]]:
     """Returns the entries of each tensor; they are brought to the host together, by one copy from each device."""
-    found: dict[int, list[float]] = {}
-    for device in {tensor.device for tensor in tensors}:
+    found = [tensor.flatten().tolist() if tensor.is_cpu else [] for tensor in tensors]
+    for device in {tensor.device for tensor in tensors if not tensor.is_cpu}:
         own = [index for index, tensor in enumerate(tensors) if tensor.device == device]
         entries = iter(torch.cat([tensors[index].flatten() for index in own]).tolist())
-        found.update({index: list(itertools.islice(entries, tensors[index].numel())) for index in own})
-    return [found[index] for index in range(len(tensors))]
+        for index in own:
+            found[index] = list(itertools.islice(entries, tensors[index].numel()))
+    return found
 
 
 def _height_for(weight: Tensor, height: int) -> int:

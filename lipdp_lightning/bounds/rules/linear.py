@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...norms.geometry import convolution_axes
-from ...norms.operators import Convolution, Dense
+from ...norms.operators import Convolution, Dense, Operator
 from ..registry import rule
 from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value
 
@@ -34,7 +34,7 @@ def _trained(value: Any) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, nn.Parameter) and value.requires_grad else ()
 
 
-def _affine(op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, patches: float, positions: int) -> Bound:
+def _affine(x: Value, weight: Any, bias: Any, norms: tuple[float, float], patches: float, positions: int) -> Bound:
     """Bounds any affine layer with operator norm s, at P output positions, on an input of norm at most X.
 
     The output is the linear part, at most s X, plus the bias at every position, at most sqrt(P) ||b||. The gradient of
@@ -43,20 +43,25 @@ def _affine(op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, p
     not trained, and kappa X if the weight is not.
 
     Args:
-        op: The operation.
         x: The input.
         weight: The weight.
         bias: The bias, or None.
-        lipschitz: The operator's norm s.
+        norms: The operator's norm s, and that of the bias.
         patches: The number kappa, at least ||patches(x)||_F / ||x||; it is 1 for a dense layer.
         positions: The number P of output positions.
     """
-    bias_norm = 0.0 if bias is None else op.norms.vector_norm(_tensor(bias))
+    lipschitz, bias_norm = norms
     weights, biases, root = _trained(weight), _trained(bias), math.sqrt(positions)
     with_weight, with_bias = patches * x.norm if weights else 0.0, root if biases else 0.0
     trained = weights + biases
     uses = (ParameterUse(trained, math.hypot(with_weight, with_bias)),) if trained else ()
     return Bound(lipschitz * x.norm + root * bias_norm, lipschitz, uses)
+
+
+def _norms(op: Operation, weight: Tensor, operator: Operator, bias: Any) -> tuple[float, float]:
+    """Returns the norms of the operator and of the bias."""
+    vector = None if bias is None else _tensor(bias)
+    return op.operator_norm(weight, operator), 0.0 if vector is None else op.norms.vector_norm(vector)
 
 
 def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
@@ -67,8 +72,7 @@ def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
             "torch broadcasts a weight or bias of this shape, which multiplies its gradient",
             "give a weight of shape (outputs, inputs) and a bias of shape (outputs,)",
         )
-    norm = op.operator_norm(matrix, Dense())
-    return _affine(op, x, weight, bias, norm, 1.0, math.prod(x.shape[:-1]))
+    return _affine(x, weight, bias, _norms(op, matrix, Dense(), bias), 1.0, math.prod(x.shape[:-1]))
 
 
 @rule(nn.Linear)
@@ -103,9 +107,8 @@ def conv_bound(
             "give it (batch, channels, ...) with a batch dimension",
         )
     operator = Convolution(tuple(stride), padding, tuple(dilation), groups, padding_mode, tuple(x.shape[1:]))
-    norm = op.operator_norm(kernel, operator)
-    positions = math.prod(op.output_shape[1:])
-    return _affine(op, x, weight, bias, norm, operator.deviation_factor(kernel), positions)
+    norms, positions = _norms(op, kernel, operator, bias), math.prod(op.output_shape[1:])
+    return _affine(x, weight, bias, norms, operator.deviation_factor(kernel), positions)
 
 
 @lru_cache(maxsize=1024)
