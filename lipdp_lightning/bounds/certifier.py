@@ -45,7 +45,6 @@ class _Step:
         reads: The nodes in its argument slots that depend on the example.
         shapes: The shape of one example of each of its outputs.
         operation: The description of the node that its rule receives.
-        flat: Its arguments, each with its shape if it depends on the example; None if an argument is a container.
         path: The path of its module; empty if that is the model itself.
         scalable: Whether its module can measure and scale its gradient by example.
         trained: The trained parameters that it holds or reads.
@@ -56,7 +55,6 @@ class _Step:
     reads: tuple[fx.Node, ...]
     shapes: tuple[tuple[int, ...], ...]
     operation: Operation
-    flat: tuple[tuple[Any, Any], ...] | None
     path: str
     scalable: bool
     trained: frozenset[nn.Parameter]
@@ -183,7 +181,12 @@ class Certifier:
             index = step.node.args[1]
             assert isinstance(index, int)
             return Bound(bounds[step.reads[0]].parts[index], 1.0, slots=(1.0,))
-        args, kwargs = self._arguments(step, bounds)
+
+        def argument(node: fx.Node) -> Any:
+            read = bounds.get(node)
+            return self._constants.argument(node) if read is None else Value(read.norm, node.meta["shape"])
+
+        args, kwargs = fx.node.map_arg(step.node.args, argument), fx.node.map_arg(step.node.kwargs, argument)
         try:
             bound = step.rule(step.operation, *args, **kwargs)
         except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
@@ -205,23 +208,6 @@ class Certifier:
             tuple([ParameterUse(use.parameters, use.gradient_factor * margin) for use in bound.uses]),
             bound.quadrature, bound.cotangent_cap * margin, tuple([part * margin for part in bound.parts]), rounded,
         )  # fmt: skip
-
-    def _arguments(self, step: _Step, bounds: dict[fx.Node, Bound]) -> tuple[Any, Any]:
-        node = step.node
-        if step.flat is not None:
-            values = [
-                Value(bounds[argument].norm, shape) if shape is not None
-                else self._argument(argument, bounds) if isinstance(argument, fx.Node) else argument
-                for argument, shape in step.flat
-            ]  # fmt: skip
-            return values, node.kwargs
-        args = fx.node.map_arg(node.args, lambda n: self._argument(n, bounds))
-        return args, fx.node.map_arg(node.kwargs, lambda n: self._argument(n, bounds))
-
-    def _argument(self, node: fx.Node, bounds: dict[fx.Node, Bound]) -> Any:
-        if depends_on_example(node):
-            return Value(bounds[node].norm, node.meta["shape"])
-        return self._constants.argument(node)
 
     def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float) -> Certificate:
         refuse_all(self._overflows(bounds, cotangent))
@@ -303,9 +289,7 @@ def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: 
         operation = Operation(operation_name(node), module, shapes[0], norms, shapes, names)
         path = "" if module is None or module is model else str(node.target)
         scalable = bool(getattr(module, "scales_gradient", False))
-        steps.append(
-            _Step(node, rule, reads, shapes, operation, _flat(node), path, scalable, _trained(node, module, model))
-        )
+        steps.append(_Step(node, rule, reads, shapes, operation, path, scalable, _trained(node, module, model)))
     refuse_all(problems)
     return steps
 
@@ -346,15 +330,6 @@ def _caps(steps: list[_Step], caps: Mapping[str, float], margin: float) -> dict[
     return {
         s.node: caps[str(s.node.target)] * margin for s in steps if s.module is not None and str(s.node.target) in caps
     }
-
-
-def _flat(node: fx.Node) -> tuple[tuple[Any, Any], ...] | None:
-    """Returns a node's arguments and shapes, or None if an argument is a container or a keyword argument is a node."""
-    containers = (tuple, list, dict, slice)
-    named = node.kwargs.values()
-    if any(isinstance(a, containers) for a in (*node.args, *named)) or any(isinstance(a, fx.Node) for a in named):
-        return None
-    return tuple((a, a.meta["shape"] if isinstance(a, fx.Node) and depends_on_example(a) else None) for a in node.args)
 
 
 def _output_node(graph: fx.GraphModule) -> fx.Node:

@@ -131,8 +131,8 @@ class Follower(NormSource):
         if self._weights.get(name) is not weight or operator not in self._operators[name]:
             self._weights[name] = weight
             self._operators[name] = tuple(dict.fromkeys((*self.operators_of(name), operator)))
-            self._bounds.pop(name, None)
-            self._cheap.pop(name, None)
+            for known in (self._bounds, self._cheap, self._sealed[1]):
+                known.pop(name, None)
         return self._now(name).norms[operator]
 
     def vector_norm(self, vector: Tensor) -> float:
@@ -237,7 +237,7 @@ class Follower(NormSource):
         sealed = {
             name: _bounds_of(self._weights[name], norms, saved["frobenius"])
             for name, saved in state["sealed"].items()
-            if (norms := self._known(name, saved["norms"]))
+            if len(norms := self._known(name, saved["norms"])) == len(self.operators_of(name)) > 0
         }
         self._sealed = bytes.fromhex(state["digest"]), sealed, {}
 
@@ -282,20 +282,13 @@ class Follower(NormSource):
                 self._cheap[name] = self._anchors.pop(name)
 
     def _evaluated(self, names: Sequence[str]) -> tuple[list[bool], list[Bounds]]:
-        """Returns what holds for weights by their values, at first as closely as possible, and which of it is cheap."""
+        """Returns of which weights all norms are cheap, and what holds for each by its values."""
         cheap, found = [], []
         for name, values in zip(names, _on_host([self._weights[name] for name in names]), strict=True):
-            anchor = self._anchors.get(name)
-            known = {} if anchor is None else anchor.bounds.norms
-            unmoved = anchor is not None and anchor.reference.is_equal(values)
             norms, factors, inexpensive = {}, {}, True
             for operator in self._operators[name]:
                 inexpensive &= operator.is_cheap(self._weights[name])
-                factors[operator] = operator.deviation_factor(values)
-                if operator in known and unmoved:
-                    norms[operator] = known[operator]
-                    continue
-                norm = (operator.close_norm if operator in known else operator.norm)(values, name)
+                factors[operator], norm = operator.deviation_factor(values), operator.norm(values, name)
                 if not (math.isfinite(norm) and norm >= 0.0):
                     raise ValueError(
                         f"{name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
@@ -318,14 +311,11 @@ def _bounds_of(weight: Tensor, norms: Mapping[Operator, float], frobenius: float
 
 
 def _on_host(weights: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the weights, with copies of those that are not on the host; it waits once for each device and dtype."""
-    found = [weight.detach() for weight in weights]
-    for device, dtype in {(weight.device, weight.dtype) for weight in found if weight.device.type != "cpu"}:
-        own = [i for i, weight in enumerate(weights) if (weight.device, weight.dtype) == (device, dtype)]
-        copied = torch.cat([found[i].flatten() for i in own]).cpu().split([found[i].numel() for i in own])
-        for i, values in zip(own, copied, strict=True):
-            found[i] = values.view(found[i].shape)
-    return found
+    """Returns the weights, or copies of them, for which the host waits once."""
+    if all([weight.is_cpu for weight in weights]):
+        return [weight.detach() for weight in weights]
+    copies = torch.cat([weight.detach().flatten() for weight in weights]).cpu().split([w.numel() for w in weights])
+    return [copy.view(weight.shape).to(weight.dtype) for copy, weight in zip(copies, weights, strict=True)]
 
 
 def _texts(values: Mapping[Operator, float]) -> dict[str, float]:

@@ -5,8 +5,8 @@ s(D)^2 <= sum_i s(D_i)^2, and s(D_i)^2 is the largest eigenvalue of the 16 x 16 
 the sixteenth root of ||G_i^16||_F. This costs little more than to read W and W0. For noise of 512 x 3136 the bound is
 3.7 times closer than ||D||_F; for a matrix of rank one it is exact, and but for rounding it is never above ||D||_F.
 
-On a GPU, one strip has all rows, and s(D)^2 is at most the Frobenius norm of D D^T itself, which is closer than strips
-of sixteen rows, and takes one product for each weight.
+On a GPU, one strip has all rows, and s(D)^2 is at most the Frobenius norm of D D^T itself. That takes one product for
+each weight; for noise, it is about as close as strips of sixteen rows.
 
 Rounding, with u the unit roundoff of the precision in which D is computed, and n columns:
 
@@ -78,17 +78,33 @@ def changes(
 
     All are measured at once, and the host waits once for each device. NaN propagates.
     """
-    members: dict[tuple[torch.device, int], list[int]] = {}
-    for index, (weight, _) in enumerate(pairs):
-        members.setdefault((weight.device, _height_for(weight, height)), []).append(index)
-    batches = [_Batch([pairs[index] for index in own], *key) for key, own in members.items()]
-    norms = torch._foreach_norm([v.detach() for v in vectors], 2, dtype=torch.float64) if vectors else ()
-    values = to_host([*(batch.sums() for batch in batches), *norms])
-    found: dict[int, Change] = {}
-    for own, batch, sums in zip(members.values(), batches, values, strict=False):
-        found.update(zip(own, batch.bounds(sums), strict=True))
-    lengths = [n * (1.0 + (v.numel() + 16) * 2.0**-52) for (n,), v in zip(values[len(batches) :], vectors, strict=True)]
-    return [found[index] for index in range(len(pairs))], lengths
+    devices = [weight.device for weight, _ in pairs]
+    trusted = {device: float32_products_are_exact_to_rounding(device) for device in {*devices}}
+    dtypes = [_working_dtype(weight, trusted[weight.device]) for weight, _ in pairs]
+    heights = [_height_for(weight, height) for weight, _ in pairs]
+    sums: dict[int, Tensor] = {}
+    grams: dict[int, Tensor] = {}
+    for device, rows in {*zip(devices, heights, strict=True)}:
+        own = [index for index in range(len(pairs)) if (devices[index], heights[index]) == (device, rows)]
+        there, how = [pairs[index] for index in own], [dtypes[index] for index in own]
+        with torch.autocast(device.type, enabled=False):
+            if rows:
+                sums.update(zip(own, _by_strips(there, how, rows), strict=True))
+            else:
+                grams.update(zip(own, _whole_grams(there, how), strict=True))
+    measured = [*grams.values(), *(vector.detach() for vector in vectors)]
+    norms = torch._foreach_norm(measured, 2, dtype=torch.float64) if measured else ()
+    sums.update(zip(grams, norms, strict=False))
+    values = to_host([*(sums[index] for index in range(len(pairs))), *norms[len(grams) :]])
+    moved = []
+    for pair, dtype, rows, entries in zip(pairs, dtypes, heights, values, strict=False):
+        top, count = _total(entries[::2]), len(pair[0])
+        moved.append(
+            _bounds(top, _total(entries[1::2]), *pair, rows, dtype) if rows
+            else _bounds(top, math.sqrt(count) * top, *pair, count, dtype)
+        )  # fmt: skip
+    lengths = [n * (1.0 + (v.numel() + 16) * 2.0**-52) for (n,), v in zip(values[len(pairs) :], vectors, strict=True)]
+    return moved, lengths
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[list[float]]:
@@ -109,41 +125,6 @@ def _height_for(weight: Tensor, height: int) -> int:
     return 0 if height <= STRIP else len(weight)
 
 
-class _Batch:
-    """Weights on one device, whose changes are measured by strips of one height."""
-
-    def __init__(self, pairs: Sequence[Pair], device: torch.device, height: int) -> None:
-        trusted = float32_products_are_exact_to_rounding(device)
-        self._pairs, self._device, self._height = pairs, device, height
-        self._dtypes = [_working_dtype(weight, trusted) for weight, _ in pairs]
-
-    def sums(self) -> Tensor:
-        """Returns, for all strips of all weights, bounds on the largest eigenvalues, and then the traces.
-
-        For strips of all rows, it returns one norm for each weight.
-        """
-        with torch.autocast(self._device.type, enabled=False):
-            if self._height == 0:
-                return torch.stack(torch._foreach_norm(_whole_grams(self._pairs, self._dtypes), 2, dtype=torch.float64))
-            pairs = zip(self._pairs, self._dtypes, strict=True)
-            return _eigenvalues(torch.cat([_grams(*pair, self._height, dtype) for pair, dtype in pairs]).double())
-
-    def bounds(self, sums: Sequence[float]) -> list[Change]:
-        """Returns what follows from the sums for each weight."""
-        found, start, half = [], 0, len(sums) // 2
-        for pair, dtype in zip(self._pairs, self._dtypes, strict=True):
-            rows = len(pair[0])
-            if self._height == 0:
-                top = sums[len(found)]
-                found.append(_bounds(top, math.sqrt(rows) * top, *pair, rows, dtype))
-                continue
-            end = start + -(-rows // self._height)
-            tops, traces = _total(sums[start:end]), _total(sums[half + start : half + end])
-            found.append(_bounds(tops, traces, *pair, self._height, dtype))
-            start = end
-        return found
-
-
 def _total(values: Sequence[float]) -> float:
     return sum(values)
 
@@ -155,13 +136,19 @@ def _working_dtype(weight: Tensor, trusted: bool) -> torch.dtype:
 
 
 def _whole_grams(pairs: Sequence[Pair], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """Returns D D^T for every change; all differences are taken together."""
+    """Returns D D^T of every change; all differences are taken together."""
     own = [weight.detach().to(dtype) for (weight, _), dtype in zip(pairs, dtypes, strict=True)]
     earlier = [reference.values.to(dtype) for (_, reference), dtype in zip(pairs, dtypes, strict=True)]
     factors = [reference.factor for _, reference in pairs]
     scaled = earlier if factors == [1.0] * len(pairs) else torch._foreach_mul(earlier, factors)
     rows = [change.reshape(len(change), -1) for change in torch._foreach_sub(own, scaled)]
     return [change @ change.mT for change in rows]
+
+
+def _by_strips(pairs: Sequence[Pair], dtypes: Sequence[torch.dtype], height: int) -> Sequence[Tensor]:
+    """Returns, for the strips of every change, a bound on the largest eigenvalue of D_i D_i^T and the trace."""
+    grams = [_grams(*pair, height, dtype) for pair, dtype in zip(pairs, dtypes, strict=True)]
+    return _eigenvalues(torch.cat(grams).double()).split([len(gram) for gram in grams])
 
 
 def _grams(weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Tensor:
@@ -185,7 +172,7 @@ def _eigenvalues(grams: Tensor) -> Tensor:
     powers = grams / traces.clamp_min(_SMALLEST_TRACE)[:, None, None]
     for _ in range(4):
         powers = torch.bmm(powers, powers)
-    return torch.stack((traces * torch.linalg.matrix_norm(powers).sqrt().sqrt().sqrt().sqrt(), traces))
+    return torch.stack((traces * torch.linalg.matrix_norm(powers).sqrt().sqrt().sqrt().sqrt(), traces), dim=1)
 
 
 def _bounds(top: float, trace: float, weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Change:

@@ -64,6 +64,35 @@ def test_never_below_the_spectral_norm(height: int, dtype: torch.dtype) -> None:
     assert low(lambda w, r: spectral(w, r, height), dtype) == 0
 
 
+@pytest.fixture(params=["one strip", "one strip, squared"])
+def whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where strips have all rows."""
+    squared = request.param != "one strip"
+    monkeypatch.setattr(strips, "_height_for", lambda weight, height: len(weight) if squared else 0)
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_strip_of_all_rows_is_never_below_the_spectral_norm(dtype: torch.dtype) -> None:
+    assert low(spectral, dtype) == 0
+    for weight, earlier in cases(dtype):
+        frobenius = float(exact(weight, earlier).norm())
+        assert changes([(weight, earlier)])[0][0].frobenius >= frobenius * (1 - 1e-12)
+
+
+@pytest.mark.usefixtures("whole")
+def test_noise_is_bounded_more_closely_than_by_its_frobenius_norm_by_one_strip() -> None:
+    change, still = noise(256, 1024), reference(torch.zeros(256, 1024))
+    assert spectral(change, still) < float(change.norm()) / 3.5
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("factor", [1.0, 0.7, 0.1])
+@pytest.mark.parametrize("shift", [1e-6, 1e-3, 2.0])
+def test_rounding_is_covered_for_one_strip(factor: float, shift: float) -> None:
+    assert scalar_violations(factor, shift) == 0
+
+
 def test_not_above_the_frobenius_norm_by_more_than_what_the_root_costs() -> None:
     for weight, earlier in cases():
         change, frobenius = changes([(weight, earlier)])[0][0], float(exact(weight, earlier).norm())
@@ -119,7 +148,12 @@ def test_gamma_is_what_covers_the_products(monkeypatch: pytest.MonkeyPatch) -> N
 
     wide = [(noise(1, n, seed=n), reference(torch.zeros(1, n))) for n in (400, 4000, 40000)]
     monkeypatch.setattr(strips, "_grams", low_products)
-    assert all(spectral(w, r) >= float(w.double().norm()) for w, r in wide)
+    monkeypatch.setattr(
+        strips, "_whole_grams", lambda pairs, dtypes: [low_products(*p, 1, dtypes[0])[0] for p in pairs]
+    )
+    for height in (STRIP, 0):
+        monkeypatch.setattr(strips, "_height_for", lambda weight, _, height=height: height)
+        assert all(spectral(w, r) >= float(w.double().norm()) for w, r in wide)
     monkeypatch.setattr(torch, "finfo", lambda dtype: type("", (), {"eps": 1e-12, "smallest_normal": 0.0}))
     assert all(spectral(w, r) < float(w.double().norm()) for w, r in wide)
 

@@ -34,7 +34,9 @@ def _trained(value: Any) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, nn.Parameter) and value.requires_grad else ()
 
 
-def _affine(x: Value, weight: Any, bias: Any, norms: tuple[float, float], patches: float, positions: int) -> Bound:
+def _affine(
+    op: Operation, x: Value, weight: Any, bias: Any, operator: Operator, patches: float, positions: int
+) -> Bound:
     """Bounds any affine layer with operator norm s, at P output positions, on an input of norm at most X.
 
     The output is the linear part, at most s X, plus the bias at every position, at most sqrt(P) ||b||. The gradient of
@@ -43,25 +45,22 @@ def _affine(x: Value, weight: Any, bias: Any, norms: tuple[float, float], patche
     not trained, and kappa X if the weight is not.
 
     Args:
+        op: The operation.
         x: The input.
         weight: The weight.
         bias: The bias, or None.
-        norms: The operator's norm s, and that of the bias.
+        operator: The operator that the weight defines.
         patches: The number kappa, at least ||patches(x)||_F / ||x||; it is 1 for a dense layer.
         positions: The number P of output positions.
     """
-    lipschitz, bias_norm = norms
+    matrix, vector = _tensor(weight), None if bias is None else _tensor(bias)
     weights, biases, root = _trained(weight), _trained(bias), math.sqrt(positions)
     with_weight, with_bias = patches * x.norm if weights else 0.0, root if biases else 0.0
     trained = weights + biases
     uses = (ParameterUse(trained, math.hypot(with_weight, with_bias)),) if trained else ()
+    lipschitz = op.operator_norm(matrix, operator)
+    bias_norm = 0.0 if vector is None else op.norms.vector_norm(vector)
     return Bound(lipschitz * x.norm + root * bias_norm, lipschitz, uses)
-
-
-def _norms(op: Operation, weight: Tensor, operator: Operator, bias: Any) -> tuple[float, float]:
-    """Returns the norms of the operator and of the bias."""
-    vector = None if bias is None else _tensor(bias)
-    return op.operator_norm(weight, operator), 0.0 if vector is None else op.norms.vector_norm(vector)
 
 
 def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
@@ -72,7 +71,7 @@ def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
             "torch broadcasts a weight or bias of this shape, which multiplies its gradient",
             "give a weight of shape (outputs, inputs) and a bias of shape (outputs,)",
         )
-    return _affine(x, weight, bias, _norms(op, matrix, Dense(), bias), 1.0, math.prod(x.shape[:-1]))
+    return _affine(op, x, weight, bias, Dense(), 1.0, math.prod(x.shape[:-1]))
 
 
 @rule(nn.Linear)
@@ -107,8 +106,7 @@ def conv_bound(
             "give it (batch, channels, ...) with a batch dimension",
         )
     operator = Convolution(tuple(stride), padding, tuple(dilation), groups, padding_mode, tuple(x.shape[1:]))
-    norms, positions = _norms(op, kernel, operator, bias), math.prod(op.output_shape[1:])
-    return _affine(x, weight, bias, norms, operator.deviation_factor(kernel), positions)
+    return _affine(op, x, weight, bias, operator, operator.deviation_factor(kernel), math.prod(op.output_shape[1:]))
 
 
 @lru_cache(maxsize=1024)
