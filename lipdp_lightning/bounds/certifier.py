@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsBytes
 
 import torch
 from torch import fx, nn
@@ -147,7 +147,7 @@ class Certifier:
         if self.identity.differences():
             self._take_up()
 
-    def certify(self, state: object = b"") -> Certificate:
+    def certify(self, state: SupportsBytes = b"") -> Certificate:
         """Returns bounds for the network and its weights as they are now.
 
         Args:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from typing import SupportsBytes
 
 import torch
 from torch import Tensor, nn
@@ -228,7 +229,7 @@ class Mechanism:
     def _release(self, sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
         release_(sums, noise, reduce, replicated=self.place.mode == "replicated")
 
-    def _present(self, named: Mapping[str, Tensor]) -> tuple[PendingDigest, object]:
+    def _present(self, named: Mapping[str, Tensor]) -> tuple[PendingDigest, SupportsBytes]:
         """Returns the digest of the present weights, and by what the follower may know them.
 
         On a GPU, the host would wait for the digest. If nothing has counted a change since the projection, the weights
@@ -253,7 +254,7 @@ class Mechanism:
     def _noise_of(self, step: int) -> StepNoise:
         return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure, self._grid)
 
-    def _certify(self, named: Mapping[str, Tensor], state: object = b"") -> Certificate:
+    def _certify(self, named: Mapping[str, Tensor], state: SupportsBytes = b"") -> Certificate:
         try:
             certificate = self._certifier.certify(state)
         except CertificationError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsBytes
 
 import torch
 from torch import Tensor
@@ -115,13 +115,13 @@ class Follower(NormSource):
         self._asked: dict[int, Tensor] = {}  # vectors of the present walk, and then of the last one
         self._bounds: dict[str, Bounds] = {}  # of the weights as they were measured last
         self._vectors: dict[int, tuple[Tensor, float]] = {}
-        self._sealed: tuple[object, dict[str, Bounds], dict[int, tuple[Tensor, float]]] = b"", {}, {}
+        self._sealed: tuple[SupportsBytes, dict[str, Bounds], dict[int, tuple[Tensor, float]]] = b"", {}, {}
 
     # ---- what rules ask
 
-    def begin(self, state: object = b"") -> None:
+    def begin(self, state: SupportsBytes = b"") -> None:
         known, bounds, vectors = self._sealed
-        if state and state == known:
+        if state and (state is known or bytes(state) == bytes(known)):  # the latter may wait
             self._bounds, self._vectors = dict(bounds), dict(vectors)
         else:
             self.measure()
@@ -134,6 +134,9 @@ class Follower(NormSource):
             for known in (self._bounds, self._cheap, self._sealed[1]):
                 known.pop(name, None)
         return self._now(name).norms[operator]
+
+    def frobenius_norm(self, name: str, weight: Tensor) -> float:
+        return self._now(name).frobenius if self._weights.get(name) is weight else frobenius_norm(weight)
 
     def vector_norm(self, vector: Tensor) -> float:
         self._asked[id(vector)] = vector
@@ -198,7 +201,7 @@ class Follower(NormSource):
         norms, weight = dict.fromkeys(self._operators[name], norm), self._weights[name]
         self._refer(name, norms, _bounds_of(weight, norms, frobenius_norm(weight)))
 
-    def seal(self, state: object, named: Mapping[str, Tensor]) -> None:
+    def seal(self, state: SupportsBytes, named: Mapping[str, Tensor]) -> None:
         """Keeps the present bounds for a walk over the tensors ``named``, all of whose bits the state names."""
         covered = {id(tensor) for tensor in named.values()}
         bounds = {name: now for name, now in self._bounds.items() if named.get(name) is self._weights[name]}
@@ -218,7 +221,7 @@ class Follower(NormSource):
             for name, a in self._anchors.items()
         }  # fmt: skip
         bounds = {name: {"norms": _texts(b.norms), "frobenius": b.frobenius} for name, b in sealed.items()}
-        return {"anchors": anchors, "digest": bytes(state).hex(), "sealed": bounds}  # type: ignore[call-overload]
+        return {"anchors": anchors, "digest": bytes(state).hex(), "sealed": bounds}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
         """Goes on as the follower did that gave ``state``. The weights must have been asked about before.

@@ -99,3 +99,20 @@ def test_weights_that_were_changed_without_a_trace_release_nothing(monkeypatch: 
         assert certified < true and not released
         certified, true, released = after_growth(TakenOnTrust, through_data=True)
         assert certified < true and released
+
+
+def test_the_digest_of_the_sum_comes_with_that_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sealed step waits no more often than others."""
+    batch = tuple(to_gpu(part, counted=False) for part in random_batch(20, (12,), 5))
+    with pretended_gpu(monkeypatch) as counts:
+        torch.manual_seed(0)
+        own = Harness(module_to_gpu(mlp()), (12,), make_plan(scaling="joint", max_norm=1.0), kind=Mechanism)
+        module_to_gpu(own.module)
+        for step in range(2):
+            own.mechanism.begin_step(step, sealed=True)
+            own.accumulate(batch, step)
+            counts.clear()
+            own.mechanism.privatize_(step, seal=lambda digest: digest)
+            assert counts.waits == 1 + (step == 0)  # at first, a key is copied
+            own.mechanism.project_()
+        own.mechanism.close()

@@ -431,6 +431,13 @@ def test_a_settled_norm_is_taken_over() -> None:
     assert operator.calls == 1
 
 
+class Named:
+    """A state whose name is worked out when it is compared."""
+
+    def __bytes__(self) -> bytes:
+        return b"these"
+
+
 def test_sealed_bounds_serve_the_sealed_weights_alone() -> None:
     weight, constant, follower = 3.0 * torch.eye(20), torch.eye(20), Follower(1e9)
     asked(follower, weight, Dense())
@@ -441,6 +448,9 @@ def test_sealed_bounds_serve_the_sealed_weights_alone() -> None:
     follower.begin(b"these")
     assert follower.operator_norm("w", weight, Dense()) == 1.0
     assert follower.operator_norm("constant", constant, Dense()) >= 4.0 * TOO_LOW
+    follower.seal(Named(), {"w": weight})
+    follower.begin(b"these")
+    assert follower.operator_norm("w", weight, Dense()) == 1.0
     weight.mul_(6.0)
     for digest in (b"others", b""):
         follower.begin(digest)
