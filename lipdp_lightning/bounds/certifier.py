@@ -114,7 +114,7 @@ class Certifier:
         model = self._model
         refuse_all(alterations(model))
         self.identity = NetworkIdentity.of(model, self.loss)
-        refuse_all([Problem(type(model).__name__, *_unsteady(label)) for label in self.identity.unsteady])
+        refuse_all([Problem(type(model).__name__, label + _UNSTEADY, _STEADY) for label in self.identity.unsteady])
         self._graph = trace(model)
         refuse_all(unsupported(self._graph))
         propagate_shapes(self._graph, self._input_shape)
@@ -228,22 +228,15 @@ class Certifier:
     def _overflows(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float]) -> list[Problem]:
         """Finds nodes whose values, or whose cotangents on the way to a parameter, might leave float32's range."""
         problems: list[Problem] = []
-        small = [step.node for step in self._steps if 0 < bounds[step.node].norm < SMALLEST_BOUND]
-        for node in small:
-            reason = (
-                f"its values are at most {bounds[node].norm:.3g}, where float32 rounds them up by more than the margin"
-            )
-            problems.append(Problem(node_path(node), reason, "drop extreme constants"))
-        if not small and all(
-            [b.norm < LARGEST_BOUND for b in bounds.values()] + [c < LARGEST_BOUND for c in cotangent.values()]
-        ):
-            return problems
         trained: set[fx.Node] = set()
         for step in self._steps:
-            node, bound = step.node, bounds[step.node]
-            if bound.uses or any(read in trained for read in step.reads):
+            node, norm = step.node, bounds[step.node].norm
+            if bounds[node].uses or not trained.isdisjoint(step.reads):
                 trained.add(node)  # no cotangent is computed for nodes before the first parameter
-            size = max(bound.norm, cotangent[node] if node in trained else 0.0)
+            if 0 < norm < SMALLEST_BOUND:
+                reason = f"its values are at most {norm:.3g}, where float32 rounds them up by more than the margin"
+                problems.append(Problem(node_path(node), reason, "drop extreme constants"))
+            size = max(norm, cotangent[node] if node in trained else 0.0)
             if not size < LARGEST_BOUND:
                 reason = f"its values or cotangents may reach {size:.3g}, where float32 overflows"
                 hint = "bound the layers' norms by a projection, put BoundedInput first, or drop extreme constants"
@@ -320,16 +313,14 @@ def _trained(node: fx.Node, module: nn.Module | None, model: nn.Module) -> froze
 
 def _caps(steps: list[_Step], caps: Mapping[str, float], margin: float) -> dict[fx.Node, float]:
     """Returns the radii of clips by node; a module that the graph does not call cannot be clipped."""
-    called = {str(s.node.target) for s in steps if s.module is not None}
-    unknown = sorted(set(caps) - called)
-    if unknown:
+    calls = [(str(step.node.target), step.node) for step in steps if step.module is not None]
+    called = {path for path, _ in calls}
+    if unknown := sorted(set(caps) - called):
         hint = f"name modules that the model calls: {', '.join(sorted(called))}"
         raise CertificationError(
             [Problem(path, "a cotangent clip is asked for, and no such call exists", hint) for path in unknown]
         )
-    return {
-        s.node: caps[str(s.node.target)] * margin for s in steps if s.module is not None and str(s.node.target) in caps
-    }
+    return {node: caps[path] * margin for path, node in calls if path in caps}
 
 
 def _output_node(graph: fx.GraphModule) -> fx.Node:
@@ -342,12 +333,7 @@ def _output_node(graph: fx.GraphModule) -> fx.Node:
 
 _STEADY = "write a forward that computes the same at every call, from its input, parameters, buffers and constants"
 
-
-def _unsteady(label: str) -> tuple[str, str]:
-    return (
-        f"{label} is a clock, a source of random numbers or an iterator, and gives something else at every call",
-        _STEADY,
-    )
+_UNSTEADY = " is a clock, a source of random numbers or an iterator, and gives something else at every call"
 
 
 _KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract_from, rules.structure.multiply)

@@ -169,7 +169,7 @@ class Mechanism:
         self._projector.project_()
         named = self._watched.named()
         left = self._digest.begin(named)
-        self._left = (left, versions_of(named)) if self._waits else None
+        self._left = (left, self._watched.versions()) if self._waits else None
         self._follower.seal(left if self._waits else bytes(left), named)
 
     # ---- public numbers
@@ -235,7 +235,7 @@ class Mechanism:
         On a GPU, the host would wait for the digest. If nothing has counted a change since the projection, the weights
         are taken for those that it left; the release compares them to the last bit, and refuses others.
         """
-        if self._left is not None and self._left[1] == versions_of(named):
+        if self._left is not None and self._left[1] == self._watched.versions():
             return self._left[0], self._left[0]
         weights = self._digest.begin(named)
         return weights, bytes(weights)
@@ -264,7 +264,7 @@ class Mechanism:
             self._check_trained(certificate)
             self._check_identity()
         self.certificate = certificate
-        self._certified_versions = versions_of(named)
+        self._certified_versions = self._watched.versions()
         return self.certificate
 
     def _switch(self, step: int) -> None:
@@ -322,12 +322,8 @@ class WatchedTensors:
 
     def versions(self) -> list[int]:
         """Returns numbers that change when a tensor is replaced, or changed in place by a torch operation."""
-        return versions_of(self.named())
-
-
-def versions_of(named: Mapping[str, Tensor]) -> list[int]:
-    tensors = named.values()
-    return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
+        tensors = self._named.values()
+        return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
 
 
 def bounds_of(certificate: Certificate) -> bytes:

@@ -42,10 +42,6 @@ class Bounds:
     factors: Mapping[Operator, float]
     frobenius: float
 
-    @property
-    def largest(self) -> float:
-        return max(self.norms.values())
-
     def moved(self, factor: float, change: Change) -> Bounds:
         """Returns bounds for ``factor`` times the weight, plus a change."""
         norms = {o: (factor * n + self.factors[o] * change.spectral) * _ABOVE for o, n in self.norms.items()}
@@ -85,9 +81,6 @@ class Anchor:
         """Tells whether bounds have drifted by no more than ``slack``; NaN has drifted."""
         factor = self.reference.factor
         return all(norm <= (1.0 + slack) * factor * self.exact[operator] for operator, norm in bounds.norms.items())
-
-    def scaled(self, factor: float) -> Anchor:
-        return replace(self, reference=replace(self.reference, factor=self.reference.factor * factor))
 
 
 class Follower(NormSource):
@@ -156,7 +149,7 @@ class Follower(NormSource):
 
     def bound(self, name: str) -> float:
         """Returns an upper bound on the norms of all operators of a weight, as they were measured last."""
-        return self._now(name).largest
+        return max(self._now(name).norms.values())
 
     def measure(self) -> None:
         """Bounds everything that was asked about, by the values as they are now; the host waits once.
@@ -189,12 +182,14 @@ class Follower(NormSource):
         self._renew([name for name in limits if name not in self._bounds])
         factors = {}
         for name, limit in limits.items():
-            if self._bounds[name].largest > limit:
+            if max(self._bounds[name].norms.values()) > limit:
                 factors[name], self._bounds[name] = self._bounds[name].scaled_within(self._weights[name], limit)
         if factors:
             torch._foreach_mul_([self._weights[name] for name in factors], list(factors.values()))
         for name in factors.keys() & self._anchors.keys():
-            self._anchors[name] = self._anchors[name].scaled(factors[name])
+            anchor = self._anchors[name]
+            scaled = replace(anchor.reference, factor=anchor.reference.factor * factors[name])
+            self._anchors[name] = replace(anchor, reference=scaled)
 
     def settle(self, name: str, norm: float) -> None:
         """Takes over ``norm`` as an upper bound on the norms of all operators of a weight as it is now."""
@@ -216,11 +211,11 @@ class Follower(NormSource):
         """
         state, sealed, _ = self._sealed
         anchors = {
-            name: {"reference": a.reference.values, "factor": a.reference.factor, "exact": _texts(a.exact),
-                   "norms": _texts(a.bounds.norms), "frobenius": a.bounds.frobenius}
+            name: {"reference": a.reference.values, "factor": a.reference.factor, "exact": _texts(a.exact)}
+            | _plain(a.bounds)
             for name, a in self._anchors.items()
-        }  # fmt: skip
-        bounds = {name: {"norms": _texts(b.norms), "frobenius": b.frobenius} for name, b in sealed.items()}
+        }
+        bounds = {name: _plain(now) for name, now in sealed.items()}
         return {"anchors": anchors, "digest": bytes(state).hex(), "sealed": bounds}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
@@ -232,20 +227,21 @@ class Follower(NormSource):
             return
         self._anchors = {}
         for name, saved in state["anchors"].items():
-            exact, norms = self._known(name, saved["exact"]), self._known(name, saved["norms"])
-            if norms and exact.keys() == norms.keys() and "frobenius" in saved:
-                values = saved["reference"].to(self._weights[name].device)
-                reference = Reference(values, saved["frobenius"], saved["factor"])
-                self._anchors[name] = Anchor(reference, exact, _bounds_of(values, norms, saved["frobenius"]))
-        sealed = {
-            name: _bounds_of(self._weights[name], norms, saved["frobenius"])
-            for name, saved in state["sealed"].items()
-            if len(norms := self._known(name, saved["norms"])) == len(self.operators_of(name)) > 0
-        }
-        self._sealed = bytes.fromhex(state["digest"]), sealed, {}
+            if (bounds := self._restored(name, saved)) is not None:
+                reference = Reference(
+                    saved["reference"].to(self._weights[name].device), bounds.frobenius, saved["factor"]
+                )
+                exact = {operator: saved["exact"][repr(operator)] for operator in bounds.norms}
+                self._anchors[name] = Anchor(reference, exact, bounds)
+        sealed = {name: self._restored(name, saved) for name, saved in state["sealed"].items()}
+        known = {name: bounds for name, bounds in sealed.items() if bounds is not None}
+        self._sealed = bytes.fromhex(state["digest"]), known, {}
 
-    def _known(self, name: str, values: Mapping[str, float]) -> dict[Operator, float]:
-        return {operator: values[repr(operator)] for operator in self.operators_of(name) if repr(operator) in values}
+    def _restored(self, name: str, saved: Mapping[str, Any]) -> Bounds | None:
+        operators = self.operators_of(name)
+        if not operators or "frobenius" not in saved or any(repr(o) not in saved["norms"] for o in operators):
+            return None
+        return _bounds_of(self._weights[name], {o: saved["norms"][repr(o)] for o in operators}, saved["frobenius"])
 
     # ---- inside
 
@@ -323,3 +319,7 @@ def _on_host(weights: Sequence[Tensor]) -> list[Tensor]:
 
 def _texts(values: Mapping[Operator, float]) -> dict[str, float]:
     return {repr(operator): value for operator, value in values.items()}
+
+
+def _plain(bounds: Bounds) -> dict[str, Any]:
+    return {"norms": _texts(bounds.norms), "frobenius": bounds.frobenius}

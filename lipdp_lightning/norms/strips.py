@@ -76,46 +76,37 @@ def changes(
 ) -> tuple[list[Change], list[float]]:
     """Returns how far weights are from references that fit them, and upper bounds on the norms of vectors.
 
-    All are measured at once, and the host waits once for each device. NaN propagates.
+    All are measured at once, and the host waits once. NaN propagates.
     """
-    devices = [weight.device for weight, _ in pairs]
-    trusted = {device: float32_products_are_exact_to_rounding(device) for device in {*devices}}
-    dtypes = [_working_dtype(weight, trusted[weight.device]) for weight, _ in pairs]
+    device = pairs[0][0].device if pairs else torch.device("cpu")
+    assert all([weight.device == device for weight, _ in pairs]), "all weights lie on one device"
+    trusted = float32_products_are_exact_to_rounding(device)
+    dtypes = [_working_dtype(weight, trusted) for weight, _ in pairs]
     heights = [_height_for(weight, height) for weight, _ in pairs]
     sums: dict[int, Tensor] = {}
-    grams: dict[int, Tensor] = {}
-    for device, rows in {*zip(devices, heights, strict=True)}:
-        own = [index for index in range(len(pairs)) if (devices[index], heights[index]) == (device, rows)]
-        there, how = [pairs[index] for index in own], [dtypes[index] for index in own]
-        with torch.autocast(device.type, enabled=False):
-            if rows:
-                sums.update(zip(own, _by_strips(there, how, rows), strict=True))
-            else:
-                grams.update(zip(own, _whole_grams(there, how), strict=True))
-    measured = [*grams.values(), *(vector.detach() for vector in vectors)]
-    norms = torch._foreach_norm(measured, 2, dtype=torch.float64) if measured else ()
-    sums.update(zip(grams, norms, strict=False))
-    values = to_host([*(sums[index] for index in range(len(pairs))), *norms[len(grams) :]])
+    with torch.autocast(device.type, enabled=False):
+        for rows in {*heights}:
+            own = [index for index in range(len(pairs)) if heights[index] == rows]
+            there, how = [pairs[index] for index in own], [dtypes[index] for index in own]
+            sums.update(zip(own, _by_strips(there, how, rows) if rows else _as_a_whole(there, how), strict=True))
+    norms = torch._foreach_norm([v.detach() for v in vectors], 2, dtype=torch.float64) if vectors else ()
+    values = _to_host([*(sums[index] for index in range(len(pairs))), *norms])
     moved = []
     for pair, dtype, rows, entries in zip(pairs, dtypes, heights, values, strict=False):
         top, count = _total(entries[::2]), len(pair[0])
-        moved.append(
-            _bounds(top, _total(entries[1::2]), *pair, rows, dtype) if rows
-            else _bounds(top, math.sqrt(count) * top, *pair, count, dtype)
-        )  # fmt: skip
+        trace = _total(entries[1::2]) if rows else math.sqrt(count) * top
+        moved.append(_bounds(top, trace, *pair, rows or count, dtype))
     lengths = [n * (1.0 + (v.numel() + 16) * 2.0**-52) for (n,), v in zip(values[len(pairs) :], vectors, strict=True)]
     return moved, lengths
 
 
-def to_host(tensors: Sequence[Tensor]) -> list[list[float]]:
-    """Returns the entries of each tensor; they are brought to the host together, by one copy from each device."""
-    found = [tensor.flatten().tolist() if tensor.is_cpu else [] for tensor in tensors]
-    for device in {tensor.device for tensor in tensors if not tensor.is_cpu}:
-        own = [index for index, tensor in enumerate(tensors) if tensor.device == device]
-        entries = iter(torch.cat([tensors[index].flatten() for index in own]).tolist())
-        for index in own:
-            found[index] = list(itertools.islice(entries, tensors[index].numel()))
-    return found
+def _to_host(tensors: Sequence[Tensor]) -> list[list[float]]:
+    """Returns the entries of each tensor, which come to the host together."""
+    if not tensors:
+        return []
+    flat = [tensor.flatten().to(tensors[0].device) for tensor in tensors]
+    entries = iter(torch.cat(flat).tolist())
+    return [list(itertools.islice(entries, len(part))) for part in flat]
 
 
 def _height_for(weight: Tensor, height: int) -> int:
@@ -135,14 +126,15 @@ def _working_dtype(weight: Tensor, trusted: bool) -> torch.dtype:
     return torch.float32 if single and trusted else torch.float64
 
 
-def _whole_grams(pairs: Sequence[Pair], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """Returns D D^T of every change; all differences are taken together."""
+def _as_a_whole(pairs: Sequence[Pair], dtypes: Sequence[torch.dtype]) -> Sequence[Tensor]:
+    """Returns ||D D^T||_F of every change; all differences are taken together."""
     own = [weight.detach().to(dtype) for (weight, _), dtype in zip(pairs, dtypes, strict=True)]
-    earlier = [reference.values.to(dtype) for (_, reference), dtype in zip(pairs, dtypes, strict=True)]
-    factors = [reference.factor for _, reference in pairs]
-    scaled = earlier if factors == [1.0] * len(pairs) else torch._foreach_mul(earlier, factors)
+    scaled = torch._foreach_mul(
+        [reference.values.to(dtype) for (_, reference), dtype in zip(pairs, dtypes, strict=True)],
+        [reference.factor for _, reference in pairs],
+    )
     rows = [change.reshape(len(change), -1) for change in torch._foreach_sub(own, scaled)]
-    return [change @ change.mT for change in rows]
+    return torch._foreach_norm([change @ change.mT for change in rows], 2, dtype=torch.float64)
 
 
 def _by_strips(pairs: Sequence[Pair], dtypes: Sequence[torch.dtype], height: int) -> Sequence[Tensor]:

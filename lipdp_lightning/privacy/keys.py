@@ -103,16 +103,12 @@ class PendingDigest:
 
 
 def digests_of(pending: Sequence[PendingDigest]) -> list[bytes]:
-    """Returns the bytes of several digests, for which the host waits once for each device."""
-    hashes = {id(part): part for one in pending if len(one.parts) > 1 for part in one.parts if isinstance(part, Tensor)}
-    arrived: dict[int, bytes] = {}
-    for device in {part.device for part in hashes.values()}:
-        own = [key for key, part in hashes.items() if part.device == device]
-        rows = hashes[own[0]][None] if len(own) == 1 else torch.stack([hashes[key] for key in own])
-        arrived.update({key: row.numpy().tobytes() for key, row in zip(own, rows.cpu(), strict=True)})
-    for one in [one for one in pending if len(one.parts) > 1]:
-        one.parts = [b"".join(arrived[id(part)] if isinstance(part, Tensor) else part for part in one.parts)]
-    return [hashlib.sha256(one.parts[0]).digest() for one in pending]  # type: ignore[arg-type]
+    """Returns the bytes of several digests, for which the host waits once."""
+    hashes = [part for one in dict.fromkeys(pending) for part in one.parts if isinstance(part, Tensor)]
+    arrived = iter(torch.stack(hashes).cpu() if len(hashes) > 1 else [part.cpu() for part in hashes])
+    for one in pending:
+        one.parts = [part if isinstance(part, bytes) else next(arrived).numpy().tobytes() for part in one.parts]
+    return [hashlib.sha256(b"".join(one.parts)).digest() for one in pending]  # type: ignore[arg-type]
 
 
 class KeyedDigest:
