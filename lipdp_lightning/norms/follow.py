@@ -94,7 +94,7 @@ class Follower(NormSource):
     ``measure`` bounds all weights that were asked about before, and the norms of vectors, in one sweep. Of each weight
     it keeps one copy. Bounds that have drifted by ``slack`` are measured by taller strips, which may show that the norm
     moved less, so that the present weight becomes the reference; else the norms are evaluated. Norms that are cheap are
-    evaluated whenever the weight has changed.
+    evaluated in every walk.
     """
 
     def __init__(self, slack: float = SLACK) -> None:
@@ -104,7 +104,6 @@ class Follower(NormSource):
         self._weights: dict[str, Tensor] = {}
         self._operators: dict[str, tuple[Operator, ...]] = {}
         self._anchors: dict[str, Anchor] = {}
-        self._cheap: dict[str, Anchor] = {}  # of weights whose norms are evaluated whenever they have changed
         self._asked: dict[int, Tensor] = {}  # vectors of the present walk, and then of the last one
         self._bounds: dict[str, Bounds] = {}  # of the weights as they were measured last
         self._vectors: dict[int, tuple[Tensor, float]] = {}
@@ -124,8 +123,8 @@ class Follower(NormSource):
         if self._weights.get(name) is not weight or operator not in self._operators[name]:
             self._weights[name] = weight
             self._operators[name] = tuple(dict.fromkeys((*self.operators_of(name), operator)))
-            for known in (self._bounds, self._cheap, self._sealed[1]):
-                known.pop(name, None)
+            self._bounds.pop(name, None)
+            self._sealed[1].pop(name, None)
         return self._now(name).norms[operator]
 
     def frobenius_norm(self, name: str, weight: Tensor) -> float:
@@ -264,8 +263,6 @@ class Follower(NormSource):
 
     def _renew(self, names: Sequence[str]) -> None:
         """Bounds weights that strips of sixteen rows do not serve, by taller ones or by their values."""
-        same = [name in self._cheap and self._cheap[name].reference.is_equal(self._weights[name]) for name in names]
-        self._bounds.update({name: self._cheap[name].bounds for name, kept in zip(names, same, strict=True) if kept})
         tried = [
             n for n in names if self._usable(n) and not all([o.is_quick(self._weights[n]) for o in self._operators[n]])
         ]
@@ -275,18 +272,20 @@ class Follower(NormSource):
             if anchor.within(closer, _TALL_SHARE * self._slack):
                 self._refer(name, {o: anchor.reference.factor * norm for o, norm in anchor.exact.items()}, closer)
         due = [name for name in names if name not in self._bounds]
-        for name, cheap, bounds in zip(due, *self._evaluated(due), strict=True):
-            self._refer(name, bounds.norms, bounds)
-            if cheap:
-                self._cheap[name] = self._anchors.pop(name)
+        expensive = {n for n in due for operator in self._operators[n] if not operator.is_cheap(self._weights[n])}
+        for name, bounds in zip(due, self._evaluated(due), strict=True):
+            if name in expensive:
+                self._refer(name, bounds.norms, bounds)
+            else:
+                self._anchors.pop(name, None)
+                self._bounds[name] = bounds
 
-    def _evaluated(self, names: Sequence[str]) -> tuple[list[bool], list[Bounds]]:
-        """Returns of which weights all norms are cheap, and what holds for each by its values."""
-        cheap, found = [], []
+    def _evaluated(self, names: Sequence[str]) -> list[Bounds]:
+        """Returns what holds for weights by their values."""
+        found = []
         for name, values in zip(names, _on_host([self._weights[name] for name in names]), strict=True):
-            norms, factors, inexpensive = {}, {}, True
+            norms, factors = {}, {}
             for operator in self._operators[name]:
-                inexpensive &= operator.is_cheap(self._weights[name])
                 factors[operator], norm = operator.deviation_factor(values), operator.norm(values, name)
                 if not (math.isfinite(norm) and norm >= 0.0):
                     raise ValueError(
@@ -294,9 +293,8 @@ class Follower(NormSource):
                         "HINT: lower the learning rate, or restore the last finite checkpoint."
                     )
                 norms[operator] = norm
-            cheap.append(inexpensive)
             found.append(Bounds(norms, factors, frobenius_norm(values)))
-        return cheap, found
+        return found
 
     def _refer(self, name: str, exact: Mapping[Operator, float], bounds: Bounds) -> None:
         """Makes the present weight the reference, and ``bounds`` what holds for it."""

@@ -55,9 +55,6 @@ class Reference:
         alike = weight.shape == own.shape and weight.dtype == own.dtype and weight.device == own.device
         return alike and weight.numel() > 0 and 1.0 / _MODERATE <= self.factor <= _MODERATE
 
-    def is_equal(self, weight: Tensor) -> bool:
-        return self.factor == 1.0 and self.fits(weight) and torch.equal(self.values, weight)
-
 
 @dataclass(frozen=True)
 class Change:
@@ -80,40 +77,25 @@ def changes(
     """
     device = pairs[0][0].device if pairs else torch.device("cpu")
     assert all([weight.device == device for weight, _ in pairs]), "all weights lie on one device"
-    trusted = float32_products_are_exact_to_rounding(device)
+    trusted = bool(pairs) and float32_products_are_exact_to_rounding(device)
     dtypes = [_working_dtype(weight, trusted) for weight, _ in pairs]
-    heights = [_height_for(weight, height) for weight, _ in pairs]
-    sums: dict[int, Tensor] = {}
+    whole = _has_all_rows(device, height)
     with torch.autocast(device.type, enabled=False):
-        for rows in {*heights}:
-            own = [index for index in range(len(pairs)) if heights[index] == rows]
-            there, how = [pairs[index] for index in own], [dtypes[index] for index in own]
-            sums.update(zip(own, _by_strips(there, how, rows) if rows else _as_a_whole(there, how), strict=True))
-    norms = torch._foreach_norm([v.detach() for v in vectors], 2, dtype=torch.float64) if vectors else ()
-    values = _to_host([*(sums[index] for index in range(len(pairs))), *norms])
+        sums = (_as_a_whole(pairs, dtypes) if whole else _by_strips(pairs, dtypes, height)) if pairs else []
+    parts = [*sums, *(torch._foreach_norm([v.detach() for v in vectors], 2, dtype=torch.float64) if vectors else ())]
+    flat = [part.flatten().to(parts[0].device) for part in parts]
+    entries = iter(torch.cat(flat).tolist() if flat else [])
     moved = []
-    for pair, dtype, rows, entries in zip(pairs, dtypes, heights, values, strict=False):
-        top, count = _total(entries[::2]), len(pair[0])
-        trace = _total(entries[1::2]) if rows else math.sqrt(count) * top
-        moved.append(_bounds(top, trace, *pair, rows or count, dtype))
-    lengths = [n * (1.0 + (v.numel() + 16) * 2.0**-52) for (n,), v in zip(values[len(pairs) :], vectors, strict=True)]
-    return moved, lengths
+    for pair, dtype, part in zip(pairs, dtypes, flat, strict=False):
+        own, rows = list(itertools.islice(entries, len(part))), len(pair[0])
+        top, trace = _total(own[::2]), math.sqrt(rows) * own[0] if whole else _total(own[1::2])
+        moved.append(_bounds(top, trace, *pair, rows if whole else height, dtype))
+    return moved, [norm * (1.0 + (v.numel() + 16) * 2.0**-52) for norm, v in zip(entries, vectors, strict=True)]
 
 
-def _to_host(tensors: Sequence[Tensor]) -> list[list[float]]:
-    """Returns the entries of each tensor, which come to the host together."""
-    if not tensors:
-        return []
-    flat = [tensor.flatten().to(tensors[0].device) for tensor in tensors]
-    entries = iter(torch.cat(flat).tolist())
-    return [list(itertools.islice(entries, len(part))) for part in flat]
-
-
-def _height_for(weight: Tensor, height: int) -> int:
-    """Returns the rows of a strip; 0 stands for all rows, and one norm without squarings."""
-    if weight.device.type != "cuda":
-        return height if height <= STRIP else min(height, len(weight))
-    return 0 if height <= STRIP else len(weight)
+def _has_all_rows(device: torch.device, height: int) -> bool:
+    """Tells whether one strip stands for those of sixteen rows."""
+    return device.type == "cuda" and height <= STRIP
 
 
 def _total(values: Sequence[float]) -> float:

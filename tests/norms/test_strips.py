@@ -64,11 +64,10 @@ def test_never_below_the_spectral_norm(height: int, dtype: torch.dtype) -> None:
     assert low(lambda w, r: spectral(w, r, height), dtype) == 0
 
 
-@pytest.fixture(params=["one strip", "one strip, squared"])
-def whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where strips have all rows."""
-    squared = request.param != "one strip"
-    monkeypatch.setattr(strips, "_height_for", lambda weight, height: len(weight) if squared else 0)
+@pytest.fixture
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where one strip has all rows."""
+    monkeypatch.setattr(strips, "_has_all_rows", lambda device, height: True)
 
 
 @pytest.mark.usefixtures("whole")
@@ -150,8 +149,8 @@ def test_gamma_is_what_covers_the_products(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(strips, "_grams", low_products)
     whole = lambda pairs, dtypes: [low_products(*pair, 1, dtypes[0]).norm() for pair in pairs]  # noqa: E731
     monkeypatch.setattr(strips, "_as_a_whole", whole)
-    for height in (STRIP, 0):
-        monkeypatch.setattr(strips, "_height_for", lambda weight, _, height=height: height)
+    for all_rows in (False, True):
+        monkeypatch.setattr(strips, "_has_all_rows", lambda device, height, all_rows=all_rows: all_rows)
         assert all(spectral(w, r) >= float(w.double().norm()) for w, r in wide)
     monkeypatch.setattr(torch, "finfo", lambda dtype: type("", (), {"eps": 1e-12, "smallest_normal": 0.0}))
     assert all(spectral(w, r) < float(w.double().norm()) for w, r in wide)
