@@ -110,8 +110,8 @@ class Mechanism:
             self._check_unchanged("between two micro-batches")
             return
         named = self._watched.named()
-        self._weights, known = self._present(named)
-        self._certify(named, known)  # for the same weights, the bounds of the projection still hold
+        self._weights = self._present(named)
+        self._certify(self._weights)  # for the same weights, the bounds of the projection still hold
         self._switch(step)
         self._step, self._drawn, self._sealed, self._agreed = step, 0, sealed, None
         self.scaling.begin(self.numbers())
@@ -170,7 +170,7 @@ class Mechanism:
         named = self._watched.named()
         left = self._digest.begin(named)
         self._left = (left, self._watched.versions()) if self._waits else None
-        self._follower.seal(left if self._waits else bytes(left), named)
+        self._follower.seal(left, named)
 
     # ---- public numbers
 
@@ -200,7 +200,7 @@ class Mechanism:
 
     def refresh_certificate(self) -> Certificate:
         """Returns the certificate of the weights as they are now."""
-        return self._certify(self._watched.named())
+        return self._certify()
 
     def state(self) -> dict[str, float]:
         """Returns what a resume needs beside the weights: released values."""
@@ -229,16 +229,15 @@ class Mechanism:
     def _release(self, sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
         release_(sums, noise, reduce, replicated=self.place.mode == "replicated")
 
-    def _present(self, named: Mapping[str, Tensor]) -> tuple[PendingDigest, SupportsBytes]:
-        """Returns the digest of the present weights, and by what the follower may know them.
+    def _present(self, named: Mapping[str, Tensor]) -> PendingDigest:
+        """Returns the digest of the present weights.
 
         On a GPU, the host would wait for the digest. If nothing has counted a change since the projection, the weights
         are taken for those that it left; the release compares them to the last bit, and refuses others.
         """
         if self._left is not None and self._left[1] == self._watched.versions():
-            return self._left[0], self._left[0]
-        weights = self._digest.begin(named)
-        return weights, bytes(weights)
+            return self._left[0]
+        return self._digest.begin(named)
 
     def _contribution(self, sums: Sequence[Sum]) -> PendingDigest:
         """Returns a digest of what this process adds to the sums, under a key of the secret; nothing of it is kept."""
@@ -254,7 +253,7 @@ class Mechanism:
     def _noise_of(self, step: int) -> StepNoise:
         return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure, self._grid)
 
-    def _certify(self, named: Mapping[str, Tensor], state: SupportsBytes = b"") -> Certificate:
+    def _certify(self, state: SupportsBytes = b"") -> Certificate:
         try:
             certificate = self._certifier.certify(state)
         except CertificationError:

@@ -96,7 +96,16 @@ class PendingDigest:
     """A digest, part of which may still be computed on a device; ``bytes`` of it waits."""
 
     def __init__(self, parts: Sequence[bytes | Tensor]) -> None:
-        self.parts = parts
+        self.hashes = [part for part in parts if isinstance(part, Tensor)]
+        self._parts, self.value = parts, b""
+        if not self.hashes:
+            self.complete([])
+
+    def complete(self, hashes: Sequence[bytes]) -> None:
+        """Puts hashes in the places of those that are computed on a device."""
+        arrived = iter(hashes)
+        parts = [part if isinstance(part, bytes) else next(arrived) for part in self._parts]
+        self.hashes, self._parts, self.value = [], [], hashlib.sha256(b"".join(parts)).digest()
 
     def __bytes__(self) -> bytes:
         return digests_of([self])[0]
@@ -104,11 +113,12 @@ class PendingDigest:
 
 def digests_of(pending: Sequence[PendingDigest]) -> list[bytes]:
     """Returns the bytes of several digests, for which the host waits once."""
-    hashes = [part for one in dict.fromkeys(pending) for part in one.parts if isinstance(part, Tensor)]
+    waiting = [one for one in dict.fromkeys(pending) if one.hashes]
+    hashes = [part for one in waiting for part in one.hashes]
     arrived = iter(torch.stack(hashes).cpu() if len(hashes) > 1 else [part.cpu() for part in hashes])
-    for one in pending:
-        one.parts = [part if isinstance(part, bytes) else next(arrived).numpy().tobytes() for part in one.parts]
-    return [hashlib.sha256(b"".join(one.parts)).digest() for one in pending]  # type: ignore[arg-type]
+    for one in waiting:
+        one.complete([next(arrived).numpy().tobytes() for _ in one.hashes])
+    return [one.value for one in pending]
 
 
 class KeyedDigest:
