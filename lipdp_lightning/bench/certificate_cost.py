@@ -172,7 +172,7 @@ class Renewals:
         self.evaluated += len(self._unevaluated)
         for name in self._unevaluated:
             for operator in self._follower.operators_of(name):
-                operator.norm(self._follower.weight_of(name))
+                operator.close_norm(self._follower.weight_of(name))
 
 
 class RandomUpdates:

@@ -207,10 +207,7 @@ def _first_match(name: str, patterns: Sequence[str]) -> str | None:
 
 
 def resolve_projection(
-    names: Sequence[str],
-    kind: str,
-    max_norm: float | Mapping[str, float | None],
-    free: Sequence[str] = (),
+    names: Sequence[str], kind: str, max_norm: float | Mapping[str, float | None], free: Sequence[str] = ()
 ) -> dict[str, Projection | None]:
     """Returns the projection of every layer, None for those left free.
 
@@ -307,12 +304,12 @@ class Projector:
         """Puts every layer back into its norm ball; the follower then holds the bounds of what is stored."""
         for weight in self._standardized.values():
             standardize(weight, self._with_variance)
-        self._follower.measure()
-        self._follower.clip_(self._clipped)
         for name, rule in self._certified.items():
             operators = self._follower.operators_of(name)
             operator = operators[0] if len(operators) == 1 else _Uses(operators, operators[0].groups)
             self._follower.settle(name, rule.apply_(self._follower.weight_of(name), operator))
+        self._follower.measure()
+        self._follower.clip_(self._clipped)
 
     def norms(self) -> dict[str, tuple[float, float | None]]:
         """Returns the certified norm and the maximum (None: free) of every layer, for reports."""

@@ -5,7 +5,8 @@ Gram iteration squares Z = W^T W until its Frobenius norm is close to its spectr
 iteration, by contrast, approaches s(W) from below and certifies nothing.
 
 Weights are cast to float64, which is exact for bfloat16, float16 and float32. Every bound is then multiplied by
-:func:`rounding_margin`, which covers the rounding of the float64 arithmetic.
+:func:`rounding_margin`, which covers the rounding of the float64 arithmetic. Only :func:`close_norm` takes a product in
+float32, and adds what its rounding may be.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ _TINY = 1e-290
 _MIRRORED_SIDE, _MIRRORED_PRODUCTS = 128, 2**22
 _STRIPS = 8
 _ONEDNN_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
+
+_SHORTEST_SIDE, _LONGEST_SIDE = 128, 1024  # of close_norm: a solver is as quick below, and rounding grows with the rank
+_PIECE = 512
+_RANGE, _UNDERFLOW = 2.0**100, 2.0**-60  # the latter relative to the square of the largest entry
 
 
 def rounding_margin(rows: int, columns: int) -> float:
@@ -220,3 +225,46 @@ def float32_products_are_exact_to_rounding(device: torch.device) -> bool:
     backends = torch.backends
     settings = (backends, backends.mkldnn, getattr(backends.mkldnn, "matmul", None), backends.cuda.matmul)
     return all(getattr(setting, "fp32_precision", "none") in ("none", "ieee") for setting in settings)
+
+
+@torch.no_grad()
+def close_norm(weight: Tensor, *, name: str = "weight") -> float:
+    """Returns an upper bound on the spectral norm of a matrix, about one percent above it, at half of the cost.
+
+    The smaller Gram matrix G of X is computed in float32, in p pieces of length K along the longer side. With u = 2^-24
+    every entry sums products in some order, K of them at a time and then p sums, so that ||G^ - G|| <= gamma
+    ||X||_F^2 with gamma = (K + p) u / (1 - (K + p) u) (Higham 2002, section 3.5). Cholesky factorisations in float64
+    then bound the eigenvalues of G^ (cholesky.py). The rounding adds gamma ||W||_F^2 / s(W)^2 / 2 of the norm, which is
+    less than 2 % for 1024 equal singular values.
+
+    Smaller and larger matrices, those of other dtypes, and float32 where products may be rounded further, are measured
+    by :func:`dense_norm`.
+    """
+    rows = weight.detach() if weight.shape[0] <= weight.shape[1] else weight.detach().mT
+    single = weight.dtype == torch.float32 and float32_products_are_exact_to_rounding(weight.device)
+    largest = largest_entry(rows)
+    if not (single and _SHORTEST_SIDE <= len(rows) <= _LONGEST_SIDE and 1.0 / _RANGE < largest < _RANGE):
+        return dense_norm(weight, name=name)
+    scale = 2.0 ** -math.frexp(largest)[1]  # a power of two: exact, and entries are below 1
+    with torch.autocast(weight.device.type, enabled=False):
+        product, terms = _gram_in_pieces(rows, scale)
+    gram, side, rounding = product.tril().double(), len(rows), terms * 2.0**-24
+    gram = gram + gram.tril(-1).mT
+    gamma = rounding / (1.0 - rounding)
+    # the diagonal of G^ is within gamma of that of G, whose sum is ||X||_F^2
+    size = float(gram.diagonal().sum()) / (1.0 - gamma) * (1.0 + 2.0**-40)
+    level = largest_eigenvalue(gram[None], tolerance=2.0**-6, iterations=20) * (
+        1.0 + 8.0 * side * (side + 2) * 2.0**-53
+    )
+    return math.nextafter(math.sqrt(level + gamma * size + _UNDERFLOW) * (1.0 + 2.0**-50) / scale, math.inf)
+
+
+def _gram_in_pieces(rows: Tensor, scale: float) -> tuple[Tensor, int]:
+    """Returns X X^T of the scaled matrix in float32, and the number of terms that an entry adds up."""
+    count = -(-rows.shape[1] // _PIECE)
+    longest = -(-rows.shape[1] // count)
+    pieces = [piece * scale for piece in rows.split(longest, dim=1)]
+    total = pieces[0] @ pieces[0].mT
+    for piece in pieces[1:]:
+        total.addmm_(piece, piece.mT)
+    return total, longest + count

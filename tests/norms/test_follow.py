@@ -32,6 +32,10 @@ class Counting(Operator):
         self.calls += 1
         return self.operator.norm(weight, name)
 
+    def close_norm(self, weight: Tensor, name: str = "weight") -> float:
+        self.calls += 1
+        return self.operator.close_norm(weight, name)
+
     def deviation_factor(self, weight: Tensor) -> float:
         return self.operator.deviation_factor(weight)
 
