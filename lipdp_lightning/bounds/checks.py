@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsBytes
 
 import torch
 from torch import Tensor, nn
 
-from ..norms.dense import frobenius_norm
 from ..norms.operators import NormSource, Operator
 from .certificate import GroupBound
 from .graph import CertificationError, Problem, alterations, trace, unsupported
@@ -40,12 +39,12 @@ class RoundedNorms(NormSource):
     def __init__(self, source: NormSource) -> None:
         self._source = source
 
-    def begin(self, digest: bytes = b"") -> None:
-        self._source.begin(digest)
+    def begin(self, state: SupportsBytes = b"") -> None:
+        self._source.begin(state)
 
     def operator_norm(self, name: str, weight: Tensor, operator: Operator) -> float:
         norm = self._source.operator_norm(name, weight, operator)
-        return norm + operator.deviation_factor(weight) * ROUNDING * frobenius_norm(weight)
+        return norm + operator.deviation_factor(weight) * ROUNDING * self._source.frobenius_norm(name, weight)
 
     def vector_norm(self, vector: Tensor) -> float:
         return self._source.vector_norm(vector) * (1 + ROUNDING)

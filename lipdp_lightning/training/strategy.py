@@ -290,7 +290,7 @@ class PrivateStrategy(CheckpointStrategy):
         assert step < self.branches.limit(), f"step {step} is beyond the plan"
         if self.is_global_zero:
             self.branches.reserve(step)
-        mechanism.begin_step(step, None if self._can_repeat else self.ranks.agree, sealed=self._can_repeat)
+        mechanism.begin_step(step, sealed=self._can_repeat)
         every = self.checksum_every_n_steps
         if every is not None and self.world_size > 1 and step % every == 0:
             self.ranks.check_in_step(step, mechanism.checksum)
@@ -317,10 +317,7 @@ class PrivateStrategy(CheckpointStrategy):
         mechanism, step = self.mechanism, self._number
         assert mechanism is not None
         check_exact_arithmetic()
-        if not self._can_repeat:
-            self._put_on_record(step, mechanism.digest)
-        reduce = self._all_reduce if self.world_size > 1 else None
-        mechanism.privatize_(step, reduce, self._seal if self._can_repeat else None)
+        mechanism.privatize_(step, self._all_reduce if self.world_size > 1 else None, self._seal)
 
     def _seal(self, own: bytes) -> bytes:
         """Puts one digest of what all processes are about to release on record, and returns it."""

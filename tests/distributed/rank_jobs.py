@@ -30,6 +30,7 @@ from lipdp_lightning.callbacks import (
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.layers.exact_norms import Contribution
 from lipdp_lightning.mechanism.step import Mechanism
+from lipdp_lightning.privacy.keys import PendingDigest
 from lipdp_lightning.privacy.sampling import poisson_sample
 from lipdp_lightning.training import PrivateModule, PrivateStrategy
 from lipdp_lightning.training.run_directory import RunDirectory
@@ -467,7 +468,7 @@ def replayed(world: World, folder: str, mode: str, changed_on: int | None = None
     released, data = Sums(20), LateChange()
     data.changed = world.rank == changed_on
     if mutant:
-        Mechanism._contribution = lambda *of_sums: b"any sum"  # type: ignore[method-assign]
+        Mechanism._contribution = lambda *of_sums: PendingDigest([b"any sum"])  # type: ignore[method-assign]
     continued = last.exists()
     with contextlib.suppress(InterruptedError):
         world.fit(
