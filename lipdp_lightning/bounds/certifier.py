@@ -22,6 +22,7 @@ from .checks import (
     checked_loss,
     loss_problem,
     refuse_all,
+    surroundings,
     unbounded,
 )
 from .graph import CertificationError, Problem, alterations, is_leaf, node_path, operation_name, trace, unsupported
@@ -121,15 +122,13 @@ class Certifier:
         refuse_all(unsupported(self._graph))
         propagate_shapes(self._graph, self._input_shape)
         self._parameters = dict(model.named_parameters())
+        self._device = next((p.device.type for p in self._parameters.values()), "cpu")
         held = {**self._parameters, **dict(model.named_buffers())}
         self._steps = _prepare(self._graph, self._norms_used, model, {id(t): name for name, t in held.items()})
         self._output = _output_node(self._graph)
         self._constants = Constants(model, self._graph)
-        if not is_leaf(model):
-            refuse_all([
-                Problem(type(model).__name__, reason, _STEADY)
-                for reason in rehearse(model, self._graph, self._input_shape, is_leaf)
-            ])  # fmt: skip
+        reasons = [] if is_leaf(model) else rehearse(model, self._graph, self._input_shape, is_leaf)
+        self._hidden = [Problem(type(model).__name__, reason, _STEADY) for reason in reasons]
         try:
             self.loss.lipschitz(self._output.meta["shape"])
         except ValueError as error:
@@ -162,7 +161,7 @@ class Certifier:
         self._constants.begin()
         self.norms.begin(digest)
         bounds: dict[fx.Node, Bound] = {}
-        problems: list[Problem] = []
+        problems = self._hidden + surroundings(self._compute_dtype, self._device)
         for step in self._steps:
             try:
                 bounds[step.node] = self._forward(step, bounds)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -141,9 +142,10 @@ class HooksALayerForACall(Base):
 class HooksAllModulesForACall(Base):
     def forward(self, x: Any) -> Any:
         handle = torch.nn.modules.module.register_module_forward_hook(lambda m, i, o: 100 * o)
-        h = self.layer(x)
-        handle.remove()
-        return self.head(h)
+        try:
+            return self.head(self.layer(x))
+        finally:
+            handle.remove()
 
 
 class CutsTheGradient(Base):
