@@ -83,31 +83,13 @@ for _function in (operator.iadd, operator.isub, operator.imul, operator.itruediv
 class _HeldProxy(_Proxy):
     """Stands for a parameter or a buffer: operations on its values are recorded, and its shape is a constant."""
 
-    @property
-    def _held(self) -> Tensor:
+    def __getattr__(self, name: str) -> Any:
         tracer: Any = self.tracer
         held: Tensor = operator.attrgetter(str(self.node.target))(tracer.root)
-        return held
-
-    @property
-    def shape(self) -> torch.Size:
-        return self._held.shape
-
-    @property
-    def ndim(self) -> int:
-        return self._held.ndim
-
-    def size(self, dim: int | None = None) -> Any:
-        return self._held.shape if dim is None else self._held.shape[dim]
-
-    def dim(self) -> int:
-        return self._held.dim()
-
-    def numel(self) -> int:
-        return self._held.numel()
+        return getattr(held, name) if name in ("shape", "ndim", "size", "dim", "numel") else super().__getattr__(name)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return int(self.shape[0])
 
 
 @contextmanager

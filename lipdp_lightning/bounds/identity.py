@@ -147,6 +147,9 @@ class NetworkIdentity:
             words.append("a hook was attached to the autograd node that adds to a parameter's grad")
         if not self._modes_as_certified():
             words += _other_modes(self._network, self._modes[0])
+        same_number = len(now._items) == len(self._items)
+        if not words and same_number and not all(map(_alike, self._items, now._items)):
+            words.append("what it holds is in another order")
         if not words:  # new objects mean the same: equal numbers, or hooks that only read
             self._reads, self._lengths, self._items = now._reads, now._lengths, now._items
             self._empty, self._sized, self._sizes, self._counts = now._empty, now._sized, now._sizes, now._counts
@@ -161,8 +164,8 @@ def _alike(a: object, b: object) -> bool:
     """Returns whether two values are the same object, or equal plain values."""
     if a is b or type(a) is not type(b):
         return a is b
-    if isinstance(a, tuple) and type(a) is tuple:
-        return len(a) == len(b) and all(map(_alike, a, b))  # type: ignore[arg-type]
+    if isinstance(a, tuple) and isinstance(b, tuple) and type(a) is tuple:
+        return len(a) == len(b) and all(map(_alike, a, b))
     return type(a) in PLAIN and a == b
 
 

@@ -170,7 +170,7 @@ class Reachable:
     def _container(self, label: str, value: Any) -> None:
         if isinstance(value, Mapping):
             self._mapping(f"{label}[{{!r}}]", value)
-            self.parts.append(Part(value.keys, [f"the key {key!r} of {label}" for key in value]))
+            self._keys(value)
             self._each(f"a member of {label}", list(value.values()))
         elif isinstance(value, _SEQUENCES):
             members = tuple(value)
@@ -207,6 +207,11 @@ class Reachable:
         else:
             self.empty.append(mapping)
 
+    def _keys(self, mapping: Mapping[Any, Any]) -> None:
+        """Reads the keys of a mapping in their order, without labels: those of its values contain them."""
+        if mapping:
+            self.parts.append(Part(mapping.keys, ()))
+
     def _module(self, path: str, module: nn.Module) -> None:
         attributes, engine = module.__dict__, set_in_steps(type(module))
         self._class_of(path, module)
@@ -216,8 +221,7 @@ class Reachable:
         self.attributes.append(attributes)
         for name, label in zip(_HELD, (f"{path}.{{}}", f"buffer {path}.{{}}", f"{path}.{{}}"), strict=True):
             self._mapping(label, attributes[name])
-            if attributes[name]:
-                self.parts.append(Part(attributes[name].keys, [f"the name {n} in {path}" for n in attributes[name]]))
+            self._keys(attributes[name])
         for name in MODULE_HOOKS:
             self._mapping(f"{path}.{name}, {{}}", attributes[name])
             for hook in attributes[name].values():
@@ -244,13 +248,13 @@ class Reachable:
 
     def _class(self, kind: type) -> None:
         """Takes up a class and its bases; what methods do is followed if users wrote them and some code names them."""
-        for base in (*kind.__mro__, *type(kind).__mro__):
+        for base in [*kind.__mro__, *type.mro(type(kind))]:
             if base is nn.Module or base.__module__ == "builtins" or not self._new(base):
                 continue
             label, members = base.__qualname__, dict(base.__dict__)
             if _written_by_users(base):
                 self.parts.append(Part(base.__dict__.values, [f"{label}.{name}" for name in members]))
-                self.parts.append(Part(base.__dict__.keys, [f"the name {label}.{name}" for name in members]))
+                self._keys(base.__dict__)
                 self._methods += [(name, f"{label}.{name}", value) for name, value in members.items()]
                 continue
             self._read([name for name in members if name not in _ASIDE], base.__dict__, f"{label}.{{}}")

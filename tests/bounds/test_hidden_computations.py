@@ -1,4 +1,4 @@
-"""Networks that hide a computation from operations: in gradients, in modes, in tensors' classes, in their surroundings."""
+"""Networks that hide what they compute: in gradients, in modes, in classes of tensors, in their surroundings."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lipdp_lightning.bounds.certifier import CertificationError, certify
+from lipdp_lightning.layers import make_private
 
 GAIN = 1.0
 CONTEXT: ContextVar[float] = ContextVar("CONTEXT", default=1.0)
@@ -208,7 +209,7 @@ class ReadsTheEnvironmentByAFunction(Base):
 
 class ReadsAFile(Base):
     def factor(self, x: Any) -> Any:
-        return 1.0 + len(open(__file__).readline()) * 0.0  # noqa: SIM115
+        return 1.0 + len(open(__file__).readline()) * 0.0
 
 
 class ReadsGlobalsByName(Base):
@@ -280,12 +281,17 @@ class MultipliesByALoudFactor(Base):
         return self.gain
 
 
+class LoudTensor(Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        return 100 * result if func in (Tensor.mul, torch.mul) else result
+
+
 class LoudBuffer(Base):
     def prepare(self) -> None:
-        self.register_buffer("gain", torch.ones(4).as_subclass(type("LoudTensor", (Tensor,), {
-            "__torch_function__": classmethod(lambda cls, func, types, args=(), kwargs=None: 100 * Tensor.__torch_function__(
-                func, types, args, kwargs or {}).as_subclass(Tensor) if func is Tensor.mul or func is Tensor.__mul__ else Tensor.__torch_function__(func, types, args, kwargs or {}))
-        })))  # fmt: skip
+        self.register_buffer("gain", torch.ones(4).as_subclass(LoudTensor))
 
     def factor(self, x: Any) -> Any:
         return self.gain
@@ -334,3 +340,57 @@ def test_a_hidden_computation_is_refused(name: str) -> None:
     torch.manual_seed(0)
     with pytest.raises(CertificationError, match="HINT"):
         certify(NETWORKS[name](), (4,), 1.0, "hinge")
+
+
+# ---- harmless
+
+
+class Settings:
+    """Its file is read before the network is made, by a method that forward does not name."""
+
+    gain = 1.0
+
+    def load(self, path: str) -> None:
+        with open(path) as file:
+            self.gain = float(file.read()) * float(os.environ.get("LIPDP_GAIN", "1"))
+
+
+class HoldsSettings(Base):
+    def prepare(self) -> None:
+        self.settings = Settings()
+
+    def factor(self, x: Any) -> Any:
+        return self.settings.gain
+
+
+class ComputesWithSizes(Base):
+    def factor(self, x: Any) -> Any:
+        return x.numel() / x.shape[0] * x.size(1) / len(x.shape)
+
+    def forward(self, x: Any) -> Any:
+        batch, features = x.shape
+        return super().forward(x.view(batch, 2, features // 2).reshape(x.numel() // 4, -1))
+
+
+class LeavesItsGradientAlone(Base):
+    def prepare(self) -> None:
+        self.layer.requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        with torch.no_grad():
+            h = torch.relu(self.layer(x))
+        return self.head(h.detach())
+
+
+@pytest.mark.parametrize("kind", [Base, HoldsSettings, ComputesWithSizes, LeavesItsGradientAlone])
+def test_what_hides_nothing_is_certified(kind: type[Base]) -> None:
+    torch.manual_seed(0)
+    assert "head" in certify(kind(), (4,), 1.0, "hinge").sizes()
+
+
+def test_a_rehearsal_calls_no_receiver_of_a_mechanism() -> None:
+    called: list[Any] = []
+    network = make_private(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)))
+    network[0].report_to(scaler=called.append, counter=lambda: called.append("used"))
+    certify(network, (4,), 1.0, "hinge")
+    assert called == [] and network[0].gradient_scaler is not None
