@@ -13,8 +13,8 @@ from ..norms.dense import frobenius_norm
 from ..norms.operators import NormSource, Operator
 from .certificate import GroupBound
 from .graph import CertificationError, Problem, alterations, trace, unsupported
-from .identity import modes_of_operations
 from .losses import Loss, as_loss
+from .modes import modes_of_operations
 
 # The rounding of one operation, relative to its bound, by the dtype that it is computed in. Under bfloat16 autocast the
 # operand and the result are rounded; RoundedNorms covers the rounding of the weights.

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
-from typing import Any
+from operator import is_
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
-from .reachable import PLAIN, Reachable, TrustedHook
+from .modes import (
+    accumulators,
+    alike,
+    changed_tensors,
+    flags_of,
+    kept_flags,
+    modes_of,
+    modes_of_operations,
+    other_modes,
+)
+from .reachable import Reachable, TrustedHook
 
-__all__ = ["NetworkIdentity", "TrustedHook", "modes_of", "training_mode"]
+__all__ = ["NetworkIdentity", "TrustedHook"]
 
 _OF_PICKLING = (".__slotnames__", ".__annotations__", ".__doc__")  # Python adds these to classes of copied objects
-_flags = attrgetter("requires_grad", "shape", "dtype", "__class__", "_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class NetworkIdentity:
@@ -60,7 +65,7 @@ class NetworkIdentity:
         self._attributes = tuple(found.attributes)
         self._modes = modes_of(network, self._attributes)
         self._tensors = tuple(found.tensors)
-        self._flags = list(map(_kept_flags, self._tensors))
+        self._flags = list(map(kept_flags, self._tensors))
         self._accumulators = accumulators(t for t in self._tensors if t.requires_grad and t.is_leaf)
         self._compare_with(found)
 
@@ -96,7 +101,7 @@ class NetworkIdentity:
             list(map(len, now)) == self._lengths
             and all(map(is_, chain.from_iterable(now), self._items))
             and not any(self._empty)
-            and list(map(_flags, self._tensors)) == self._flags
+            and list(map(flags_of, self._tensors)) == self._flags
             and not any(gc.get_referents(*self._accumulators))
             and self._sizes_as_certified()
             and self._modes_as_certified()
@@ -137,18 +142,18 @@ class NetworkIdentity:
                 added = now._labels[label]
                 if not (isinstance(added, TrustedHook) and added.looks_only):
                     words.append(f"{label} was added")
-            elif not _alike(self._labels[label], now._labels[label]):
+            elif not alike(self._labels[label], now._labels[label]):
                 words.append(f"{label} is another than it was")
-        words += _changed_tensors(self._network, self._tensors, self._flags)
+        words += changed_tensors(self._network, self._tensors, self._flags)
         words += [f"the constant tensor of shape {tuple(t.shape)} was changed" for t, k in self._constants
                   if not _equal(t, k)]  # fmt: skip
         words += ["a constant array was changed" for a, b in self._arrays if bytes(a) != b]
         if any(gc.get_referents(*self._accumulators)):
             words.append("a hook was attached to the autograd node that adds to a parameter's grad")
         if not self._modes_as_certified():
-            words += _other_modes(self._network, self._modes[0])
+            words += other_modes(self._network, self._modes[0])
         same_number = len(now._items) == len(self._items)
-        if not words and same_number and not all(map(_alike, self._items, now._items)):
+        if not words and same_number and not all(map(alike, self._items, now._items)):
             words.append("what it holds is in another order")
         if not words:  # new objects mean the same: equal numbers, or hooks that only read
             self._reads, self._lengths, self._items = now._reads, now._lengths, now._items
@@ -158,84 +163,3 @@ class NetworkIdentity:
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-
-
-def _alike(a: object, b: object) -> bool:
-    """Returns whether two values are the same object, or equal plain values."""
-    if a is b or type(a) is not type(b):
-        return a is b
-    if isinstance(a, tuple) and isinstance(b, tuple) and type(a) is tuple:
-        return len(a) == len(b) and all(map(_alike, a, b))
-    return type(a) in PLAIN and a == b
-
-
-def _kept_flags(tensor: Tensor) -> tuple[Any, ...]:
-    """Returns what ``_flags`` reads, with copies of the dicts of hooks, since torch changes these in place."""
-    *flags, one, other = _flags(tensor)
-    return (*flags, *(h if h is None else dict(h) for h in (one, other)))
-
-
-def _changed_tensors(network: nn.Module, tensors: tuple[Tensor, ...], before: list[Any]) -> list[str]:
-    names = {id(t): n for n, t in chain(network.named_parameters(), network.named_buffers())}
-    words = []
-    for tensor, old in zip(tensors, before, strict=True):
-        name, now = names.get(id(tensor), "a tensor"), _flags(tensor)
-        if now[0] != old[0]:
-            words.append(f"{name} was {'unfrozen' if now[0] else 'frozen'}")
-        words += [f"{name} has another {what}" for what, a, b in zip(("shape", "dtype", "class"), now[1:4], old[1:4],
-                                                                      strict=True) if a != b]  # fmt: skip
-        if now[4:] != old[4:]:
-            words.append(f"a hook was attached to {name}")
-    return words
-
-
-def accumulators(parameters: Iterable[Tensor]) -> list[Any]:
-    """Returns the autograd nodes that add to the parameters' ``grad``.
-
-    Python's garbage collector shows the hooks of a node, but only while no recorded graph shares it: in set-up and at
-    the begin of a step, and not within a step. A node that is kept stays the one that passes use.
-    """
-    with torch.inference_mode(False), torch.enable_grad():
-        return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr]
-
-
-def modes_of_operations() -> list[str]:
-    """Returns a text for every mode of torch that is active and may change what operations compute."""
-    words = []
-    if torch._C._len_torch_function_stack():
-        modes = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
-        words += [f"{type(mode).__name__} is active, which may change every operation" for mode in modes]
-    if torch._C._len_torch_dispatch_stack():
-        words.append("a TorchDispatchMode is active, which may change every operation")
-    return words
-
-
-@contextmanager
-def training_mode(model: nn.Module, mode: bool) -> Iterator[None]:
-    """Puts every module into one mode for the block, and each back into its own mode afterwards."""
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        model.train(mode)
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-def modes_of(network: nn.Module, attributes: Iterable[dict[str, Any]]) -> list[list[bool]]:
-    """Returns the modes of the modules after ``train()``, after ``eval()``, and at present."""
-    read: Callable[[dict[str, Any]], bool] = itemgetter("training")
-    present, found = list(map(read, attributes)), []
-    for mode in (True, False):
-        with training_mode(network, mode):
-            found.append(list(map(read, attributes)))
-    return [*found, present]
-
-
-def _other_modes(network: nn.Module, training: list[bool]) -> list[str]:
-    pairs = zip(network.named_modules(), training, strict=False)
-    changed = [(path or "the network", module.training) for (path, module), mode in pairs if module.training != mode]
-    return [
-        f"{path} is {'in training' if now else 'trained in eval'} mode, as it was not when the network was certified"
-        for path, now in changed
-    ]

@@ -15,7 +15,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from .graph import hooked, hooked_everywhere
-from .identity import NetworkIdentity, modes_of, training_mode
+from .identity import NetworkIdentity
+from .modes import modes_of, training_mode
 from .reachable import set_in_steps
 
 Operation = tuple[Any, tuple[Any, ...]]

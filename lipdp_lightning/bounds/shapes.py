@@ -19,8 +19,8 @@ from .graph import (
     operation_name,
     reads_sizes,
 )
-from .identity import training_mode
 from .inplace import MemoryInterpreter, may_overwrite, overwrites_shared_memory, tensors_in, versions
+from .modes import training_mode
 from .registry import takes_batch_size
 from .values import UNKNOWN, BatchNumber, Constant, Unbounded, counts_examples
 

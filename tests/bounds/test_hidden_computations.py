@@ -365,7 +365,7 @@ class HoldsSettings(Base):
 
 class ComputesWithSizes(Base):
     def factor(self, x: Any) -> Any:
-        return x.numel() / x.shape[0] * x.size(1) / len(x.shape)
+        return x.numel() / x.shape[0] * x.size(1) / x.dim()
 
     def forward(self, x: Any) -> Any:
         batch, features = x.shape
