@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_modules
 from .inplace import overwrites_outside
 from .modes import accumulators, training_mode
 from .reachable import GLOBAL_HOOKS, MODULE_HOOKS, TrustedHook, cell_contents, set_in_steps
-from .registry import function_rule, module_rule
+from .registry import Refusal, function_rule, module_rule
 
 
 @dataclass(frozen=True)
@@ -235,6 +235,16 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
         elif not callable(found):
             problems.append(Problem(node_path(node), f"{what}: {found.reason}", found.hint))
     return problems
+
+
+def structural_problems(model: nn.Module) -> list[Problem]:
+    """Returns the problems of a model's operations; if it cannot be traced, also those of modules that have no rule."""
+    try:
+        return unsupported(trace(model))
+    except CertificationError as error:
+        found = [(path, module, module_rule(type(module))) for path, module in model.named_modules()]
+        return [*error.problems, *(Problem(path, f"{type(module).__name__}: {refusal.reason}", refusal.hint)
+                                   for path, module, refusal in found if isinstance(refusal, Refusal))]  # fmt: skip
 
 
 # ---- parts of a network that neither its graph nor a rule shows
