@@ -22,7 +22,6 @@ from .checks import (
     checked_loss,
     loss_problem,
     refuse_all,
-    surroundings,
     unbounded,
 )
 from .graph import CertificationError, Problem, alterations, is_leaf, node_path, operation_name, trace, unsupported
@@ -161,7 +160,7 @@ class Certifier:
         self._constants.begin()
         self.norms.begin(digest)
         bounds: dict[fx.Node, Bound] = {}
-        problems = self._hidden + surroundings(self._compute_dtype, self._device)
+        problems = self._hidden + _surroundings(self._compute_dtype, self._device)
         for step in self._steps:
             try:
                 bounds[step.node] = self._forward(step, bounds)
@@ -271,6 +270,20 @@ def certify(
         CertificationError: If a module or operation cannot be bounded; it lists each with the reason and the fix.
     """
     return Certifier(model, input_shape, input_bound, loss, compute_dtype=compute_dtype).certify()
+
+
+def _surroundings(compute_dtype: torch.dtype, device: str) -> list[Problem]:
+    """Finds contexts of torch under which a pass would not compute what its bounds are for."""
+    problems = []
+    if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != compute_dtype:
+        reason = f"autocast to {torch.get_autocast_dtype(device)} is on, and the bounds are for {compute_dtype}"
+        problems.append(Problem("torch", reason, "set the trainer's precision, or compute_dtype"))
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors may change what backward reads"):
+            pass
+    except RuntimeError as error:
+        problems.append(Problem("torch", str(error), "leave their context before the step"))
+    return problems
 
 
 def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: Mapping[int, str]) -> list[_Step]:

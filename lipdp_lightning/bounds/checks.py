@@ -14,7 +14,6 @@ from ..norms.operators import NormSource, Operator
 from .certificate import GroupBound
 from .graph import CertificationError, Problem, alterations, structural_problems
 from .losses import Loss, as_loss
-from .modes import modes_of_operations
 
 # The rounding of one operation, relative to its bound, by the dtype that it is computed in. Under bfloat16 autocast the
 # operand and the result are rounded; RoundedNorms covers the rounding of the weights.
@@ -85,20 +84,6 @@ def checked_loss(model: nn.Module, input_bound: float, loss: Any, compute_dtype:
 def loss_problem(error: ValueError) -> Problem:
     reason, _, hint = str(error).partition(" HINT: ")
     return Problem("loss", reason.rstrip("."), hint.rstrip("."))
-
-
-def surroundings(compute_dtype: torch.dtype, device: str) -> list[Problem]:
-    """Finds modes of torch under which a pass would compute something else than its operations."""
-    problems = [Problem("torch", mode, "leave it before the step") for mode in modes_of_operations()]
-    if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != compute_dtype:
-        reason = f"autocast to {torch.get_autocast_dtype(device)} is on, and the bounds are for {compute_dtype}"
-        problems.append(Problem("torch", reason, "set the trainer's precision, or compute_dtype"))
-    try:
-        with torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors may change what backward reads"):
-            pass
-    except RuntimeError as error:
-        problems.append(Problem("torch", str(error), "leave their context before the step"))
-    return problems
 
 
 def unbounded(groups: tuple[GroupBound, ...], named: Mapping[str, nn.Parameter]) -> list[Problem]:

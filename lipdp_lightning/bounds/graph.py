@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_modules
 
 from .inplace import overwrites_outside
-from .modes import accumulators, training_mode
+from .modes import accumulators, modes_of_operations, training_mode
 from .reachable import GLOBAL_HOOKS, MODULE_HOOKS, TrustedHook, cell_contents, set_in_steps
 from .registry import Refusal, function_rule, module_rule
 
@@ -252,7 +252,7 @@ def structural_problems(model: nn.Module) -> list[Problem]:
 
 def alterations(network: nn.Module) -> list[Problem]:
     """Returns a problem for every hook, every replaced method, and every tensor that is trained but no parameter."""
-    problems = []
+    problems = [Problem("torch", mode, "leave it before the network is certified") for mode in modes_of_operations()]
     if hooked_everywhere():
         reason = "a hook for all modules may change what they return or the gradient they pass on"
         problems.append(Problem("torch.nn", reason, "remove it before the network is certified"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,11 @@ from .modes import (
     modes_of_operations,
     other_modes,
 )
-from .reachable import Reachable, TrustedHook
+from .reachable import Reachable, TrustedHook, code_of
 
 __all__ = ["NetworkIdentity", "TrustedHook"]
 
+_class_of = attrgetter("__class__")
 _OF_PICKLING = (".__slotnames__", ".__annotations__", ".__doc__")  # Python adds these to classes of copied objects
 
 
@@ -76,7 +77,8 @@ class NetworkIdentity:
 
     def _compare_with(self, found: Reachable) -> None:
         """Prepares the comparison of every step with the things found, in their order."""
-        self._reads = [part.read for part in found.parts]
+        self._found = found
+        self._reads, self._objects, self._functions = [p.read for p in found.parts], found.objects, found.functions
         now = self._now()
         self._lengths, self._items = list(map(len, now)), list(chain.from_iterable(now))
         self._empty = found.empty
@@ -85,7 +87,8 @@ class NetworkIdentity:
 
     def _now(self) -> list[Collection[object]]:
         """Returns everything that is compared, as it is now."""
-        return [read() for read in self._reads]
+        code = list(chain.from_iterable(map(code_of, self._functions)))
+        return [*[read() for read in self._reads], list(map(_class_of, self._objects)), code]
 
     def differences(self) -> list[str]:
         """Returns a text for every change; the list is empty while the network is the one that was certified."""
@@ -106,7 +109,9 @@ class NetworkIdentity:
             and self._sizes_as_certified()
             and self._modes_as_certified()
             and self._contents_as_certified()
-            and not modes_of_operations()
+            and not (
+                torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack() and modes_of_operations()
+            )
         )
 
     def _number_of_attributes(self) -> tuple[list[int], list[int]]:
@@ -156,8 +161,7 @@ class NetworkIdentity:
         if not words and same_number and not all(map(alike, self._items, now._items)):
             words.append("what it holds is in another order")
         if not words:  # new objects mean the same: equal numbers, or hooks that only read
-            self._reads, self._lengths, self._items = now._reads, now._lengths, now._items
-            self._empty, self._sized, self._sizes, self._counts = now._empty, now._sized, now._sizes, now._counts
+            self._compare_with(now._found)
         return list(dict.fromkeys(words))
 
 

@@ -103,8 +103,9 @@ class Reachable:
         self.unsteady: list[str] = []
         self._only = hooks
         self._seen: dict[int, object] = {}
-        self._objects: list[tuple[str, object]] = []
-        self._functions: list[tuple[str, types.FunctionType]] = []
+        self.objects: list[object] = []  # their classes are compared
+        self.functions: list[types.FunctionType] = []  # their code is compared
+        self._labels: list[tuple[list[str], Callable[[], Iterable[object]]]] = []
         self._spaces: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}  # modules, and names that are read there
         self._names: set[str] = set()  # all that followed code names
         self._methods: list[tuple[str, str, Any]] = []  # name, label and value of methods that nothing has named yet
@@ -113,8 +114,8 @@ class Reachable:
         """Returns what is read now by its label; the second thing of the same label is labelled "... (2)"."""
         counts: Counter[str] = Counter()
         found = {}
-        for part in self.parts:
-            for label, thing in zip(part.labels, part.read(), strict=False):
+        for labels, read in (*((part.labels, part.read) for part in self.parts), *self._labels):
+            for label, thing in zip(labels, read(), strict=False):
                 counts[label] += 1
                 found[label if counts[label] == 1 else f"{label} ({counts[label]})"] = thing
         return found
@@ -131,14 +132,6 @@ class Reachable:
         self._follow_named_methods()
         for space, names in self._spaces.values():
             self._read(names, space, f"{{}} of {space.get('__name__', 'a module')}")
-        self.parts += self._classes_and_code()
-
-    def _classes_and_code(self) -> Iterator[Part]:
-        """Yields one part for the classes of all objects, and one for the code of all functions."""
-        objects, functions = [thing for _, thing in self._objects], [function for _, function in self._functions]
-        yield Part(lambda: list(map(_class_of, objects)), [f"the class of {label}" for label, _ in self._objects])
-        labels = [f"{label}.{name}" for label, _ in self._functions for name in _CODE]
-        yield Part(lambda: list(chain.from_iterable(map(_code_of, functions))), labels)
 
     def value(self, label: str, value: Any) -> None:
         """Takes up a value that a network holds, and its members if they can be replaced."""
@@ -243,7 +236,8 @@ class Reachable:
 
     def _class_of(self, label: str, thing: object) -> None:
         if type(thing).__module__ != "builtins":  # no attribute of such a class can be replaced
-            self._objects.append((label, thing))
+            self.objects.append(thing)
+            self._labels.append(([f"the class of {label}"], lambda: (type(thing),)))
             self._class(type(thing))
 
     def _class(self, kind: type) -> None:
@@ -259,7 +253,7 @@ class Reachable:
                 continue
             self._read([name for name in members if name not in _ASIDE], base.__dict__, f"{label}.{{}}")
             if isinstance(forward := members.get("forward"), types.FunctionType):
-                self._functions.append((f"{label}.forward", forward))
+                self._code(f"{label}.forward", forward)
                 self._globals(reachable_names(forward, set()))
 
     def _follow_named_methods(self) -> None:
@@ -276,7 +270,7 @@ class Reachable:
         """Takes up a function that users wrote: code, closure, defaults, attributes, and the globals that it reads."""
         if not _written_by_users(function):
             return
-        self._functions.append((label, function))
+        self._code(label, function)
         if function.__closure__:
             contents = cell_contents(function)
             labels = [f"what {label} closes over [{i}]" for i in range(len(contents))]
@@ -295,6 +289,10 @@ class Reachable:
             found.append((name, space[name]))
         return found
 
+    def _code(self, label: str, function: types.FunctionType) -> None:
+        self.functions.append(function)
+        self._labels.append(([f"{label}.{name}" for name in _CODE], partial(code_of, function)))
+
     def _object(self, label: str, value: Any) -> None:
         """Takes up an object of another class: the class, and the attributes unless an installed package defines it."""
         self._class_of(label, value)
@@ -307,7 +305,7 @@ class Reachable:
 
 
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")
-_code_of, _class_of = attrgetter(*_CODE), attrgetter("__class__")
+code_of = attrgetter(*_CODE)
 
 
 def set_in_steps(kind: type) -> tuple[str, ...]:

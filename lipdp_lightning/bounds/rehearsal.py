@@ -18,6 +18,7 @@ from .graph import hooked, hooked_everywhere
 from .identity import NetworkIdentity
 from .modes import modes_of, training_mode
 from .reachable import set_in_steps
+from .shapes import Hides, OfBatch, with_batch_marked
 
 Operation = tuple[Any, tuple[Any, ...]]
 
@@ -61,7 +62,7 @@ def rehearse(
                     expected, seen = (_run(one, paths, x, trained if learns else None) for one in (graph, network))
                 if differences := seen.differences(expected):
                     return [_DISAGREES + ", ".join(differences)]
-    except _Hides as found:
+    except Hides as found:
         return [str(found)]
     reasons = [f"its forward changes what it holds: {what}" for what in before.differences()]
     reasons += [f"its forward changes the values of {n}" for n, t in _contents(network, paths).items()
@@ -72,10 +73,6 @@ def rehearse(
 
 
 _DISAGREES = "its forward computes on tensors something else than when it is traced: "
-
-
-class _Hides(Exception):
-    """Raised if a forward pass does what the graph would not show."""
 
 
 @dataclass
@@ -118,15 +115,15 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if getattr(func, "__name__", "") in _READS:
             name = func.__name__
-            raise _Hides(f"its forward reads the values of a tensor ({name}), and the graph would keep them")
+            raise Hides(f"its forward reads the values of a tensor ({name}), and the graph would keep them")
         result = func(*args, **kwargs)
         self._note(func, args, kwargs, result)
-        return _with_batch(func, args, result) if id(args[0] if args else None) in self._made else result
+        return with_batch_marked(func, args, result) if id(args[0] if args else None) in self._made else result
 
     def call(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Takes the place of ``nn.Module.__call__``, without trusted hooks and compiled code."""
         if hooked(module) or hooked_everywhere():
-            raise _Hides(f"its forward attaches a hook to {type(module).__name__}, or to all modules, while it runs")
+            raise Hides(f"its forward attaches a hook to {type(module).__name__}, or to all modules, while it runs")
         path = self._paths.get(id(module))
         if self.inside or path is None:
             return module.forward(*args, **kwargs)
@@ -150,7 +147,7 @@ class _Recorder(TorchFunctionMode):
             return tuple((k, self.described(v)) for k, v in value.items())
         if isinstance(value, slice):
             return "slice", self.described((value.start, value.stop, value.step))
-        return value.public if isinstance(value, _OfBatch) else value
+        return value.public if isinstance(value, OfBatch) else value
 
     def _note(self, what: Any, args: Any, kwargs: Any, result: Any) -> None:
         arguments = self.described((args, kwargs))
@@ -159,53 +156,6 @@ class _Recorder(TorchFunctionMode):
             self.run.operations.append((what, arguments))
             for tensor in made:
                 self._made[id(tensor)] = len(self._made) + 1, tensor
-
-
-class _OfBatch:
-    """A number made from the batch size, which forward may compute with and pass on, and may not compare."""
-
-    public: Any  # the same number without these restrictions
-
-
-def _refuses(self: Any, *_: Any) -> Any:
-    raise _Hides("its forward makes a decision by the size of the batch, which is private")
-
-
-def _of_batch(value: Any) -> Any:
-    """Returns the number as one that is made from the batch size."""
-    kind = {int: _IntegerOfBatch, float: _FloatOfBatch}.get(type(value))
-    if kind is None:
-        return value
-    made: Any = kind(value)
-    made.public = value
-    return made
-
-
-def _computes(name: str, kind: type) -> Callable[..., Any]:
-    def method(self: Any, *others: Any) -> Any:
-        return _of_batch(getattr(kind, name)(self, *(getattr(other, "public", other) for other in others)))
-
-    return method
-
-
-def _restricted(kind: type) -> dict[str, Any]:
-    compared = ("lt", "le", "gt", "ge", "eq", "ne", "bool", "hash", "int", "float", "round", "trunc", "floor", "ceil")
-    computed = ("add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "pos", "abs", "pow")
-    names = [f"__{side}{name}__" for name in computed for side in ("", "r")]
-    return {f"__{name}__": _refuses for name in compared} | {n: _computes(n, kind) for n in names if hasattr(kind, n)}
-
-
-_IntegerOfBatch = type("_IntegerOfBatch", (_OfBatch, int), _restricted(int))
-_FloatOfBatch = type("_FloatOfBatch", (_OfBatch, float), _restricted(float))
-
-
-def _with_batch(func: Any, args: Any, result: Any) -> Any:
-    """Returns a size that was read from a tensor made from the input, with the batch size in it marked."""
-    name = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", "")
-    if isinstance(result, torch.Size) and result:
-        return torch.Size((_of_batch(result[0]), *result[1:]))
-    first = name == "size" and len(args) > 1 and args[1] in (0, -args[0].dim())
-    return _of_batch(result) if first or name in ("numel", "nelement", "nbytes") else result
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -267,6 +268,57 @@ def _evaluate(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if node.target not in ARITHMETIC or any(isinstance(a, Sized) for a in args):
         return UNKNOWN
     return node.target(*args, **kwargs)
+
+
+class Hides(Exception):
+    """Raised if a forward pass does what the graph would not show."""
+
+
+class OfBatch:
+    """A number made from the batch size, which forward may compute with and pass on, and may not compare."""
+
+    public: Any  # the same number without these restrictions
+
+
+def _refuses(self: Any, *_: Any) -> Any:
+    raise Hides("its forward makes a decision by the size of the batch, which is private")
+
+
+def _of_batch(value: Any) -> Any:
+    """Returns the number as one that is made from the batch size."""
+    kind = {int: _IntegerOfBatch, float: _FloatOfBatch}.get(type(value))
+    if kind is None:
+        return value
+    made: Any = kind(value)
+    made.public = value
+    return made
+
+
+def _computes(name: str, kind: type) -> Callable[..., Any]:
+    def method(self: Any, *others: Any) -> Any:
+        return _of_batch(getattr(kind, name)(self, *(getattr(other, "public", other) for other in others)))
+
+    return method
+
+
+def _restricted(kind: type) -> dict[str, Any]:
+    compared = ("lt", "le", "gt", "ge", "eq", "ne", "bool", "hash", "int", "float", "round", "trunc", "floor", "ceil")
+    computed = ("add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "pos", "abs", "pow")
+    names = [f"__{side}{name}__" for name in computed for side in ("", "r")]
+    return {f"__{name}__": _refuses for name in compared} | {n: _computes(n, kind) for n in names if hasattr(kind, n)}
+
+
+_IntegerOfBatch = type("_IntegerOfBatch", (OfBatch, int), _restricted(int))
+_FloatOfBatch = type("_FloatOfBatch", (OfBatch, float), _restricted(float))
+
+
+def with_batch_marked(func: Any, args: Any, result: Any) -> Any:
+    """Returns a size that was read from a tensor made from the input, with the batch size in it marked."""
+    name = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", "")
+    if isinstance(result, torch.Size) and result:
+        return torch.Size((_of_batch(result[0]), *result[1:]))
+    first = name == "size" and len(args) > 1 and args[1] in (0, -args[0].dim())
+    return _of_batch(result) if first or name in ("numel", "nelement", "nbytes") else result
 
 
 _FROM_WEIGHTS = (
