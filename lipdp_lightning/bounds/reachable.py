@@ -41,6 +41,7 @@ _APART = frozenset({
 # values of exactly these types hold nothing that can be replaced
 PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...), range, slice, torch.dtype, torch.device,
          torch.Size, torch.memory_format, torch.layout)  # fmt: skip
+_HERE = "\0"  # the place of a name in a label
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _ARRAYS = (np.ndarray, np.generic, bytearray, memoryview, array)
 # objects of Python's own that hold what users wrote, and the attributes in which they hold it
@@ -123,15 +124,15 @@ class Reachable:
     def network(self, network: nn.Module) -> None:
         """Takes up a network with all modules that it holds."""
         for name in GLOBAL_HOOKS:
-            self._mapping(f"a hook for all modules ({name}, {{}})", getattr(torch_modules, name))
-        self._read(_CALLED, nn.Module.__dict__, "torch.nn.Module.{}")
+            self._mapping(f"a hook for all modules ({name}, {_HERE})", getattr(torch_modules, name))
+        self._read(_CALLED, nn.Module.__dict__, f"torch.nn.Module.{_HERE}")
         for _, module in network.named_modules():
             self._new(module)  # an attribute may name it, too; it is labelled by its path
         for path, module in network.named_modules():
             self._module(path or "the network", module)
         self._follow_named_methods()
         for space, names in self._spaces.values():
-            self._read(names, space, f"{{}} of {space.get('__name__', 'a module')}")
+            self._read(names, space, f"{_HERE} of {space.get('__name__', 'a module')}")
 
     def value(self, label: str, value: Any) -> None:
         """Takes up a value that a network holds, and its members if they can be replaced."""
@@ -162,7 +163,7 @@ class Reachable:
 
     def _container(self, label: str, value: Any) -> None:
         if isinstance(value, Mapping):
-            self._mapping(f"{label}[{{!r}}]", value)
+            self._mapping(f"{label}[{_HERE}]", value, repr)
             self._keys(value)
             self._each(f"a member of {label}", list(value.values()))
         elif isinstance(value, _SEQUENCES):
@@ -182,21 +183,23 @@ class Reachable:
         return True
 
     def _read(self, names: Iterable[str], mapping: Mapping[str, Any], label: str) -> None:
-        """Reads names in a mapping; ``label`` is a format string with a place for the name."""
+        """Reads names in a mapping; their labels have the name in place of ``_HERE``."""
         listed = list(names)
         if listed:  # a second name, since itemgetter with one name does not return a tuple
             listed = listed if len(listed) > 1 else 2 * listed
-            self.parts.append(Part(partial(itemgetter(*listed), mapping), [label.format(name) for name in listed]))
+            self.parts.append(
+                Part(partial(itemgetter(*listed), mapping), [label.replace(_HERE, name) for name in listed])
+            )
 
     def _read_each(self, names: tuple[str, ...], label: str, thing: object) -> None:
         for name in names:
             self.parts.append(Part(lambda get=attrgetter(name): (get(thing),), [f"{label}.{name}"]))  # type: ignore[misc]
             self.value(f"{label}.{name}", getattr(thing, name))
 
-    def _mapping(self, label: str, mapping: Mapping[Any, Any]) -> None:
-        """Reads the values of a mapping; ``label`` is a format string with a place for the key."""
+    def _mapping(self, label: str, mapping: Mapping[Any, Any], show: Callable[[Any], str] = str) -> None:
+        """Reads the values of a mapping; their labels show the key in place of ``_HERE``."""
         if mapping:
-            self.parts.append(Part(mapping.values, [label.format(key) for key in mapping]))
+            self.parts.append(Part(mapping.values, [label.replace(_HERE, show(key)) for key in mapping]))
         else:
             self.empty.append(mapping)
 
@@ -209,14 +212,14 @@ class Reachable:
         attributes, engine = module.__dict__, set_in_steps(type(module))
         self._class_of(path, module)
         names = [n for n in attributes if n not in _APART and n not in engine]
-        self._read(names, attributes, f"{path}.{{}}")
+        self._read(names, attributes, f"{path}.{_HERE}")
         self.sized.append((attributes, engine))
         self.attributes.append(attributes)
-        for name, label in zip(_HELD, (f"{path}.{{}}", f"buffer {path}.{{}}", f"{path}.{{}}"), strict=True):
+        for name, label in zip(_HELD, (f"{path}.{_HERE}", f"buffer {path}.{_HERE}", f"{path}.{_HERE}"), strict=True):
             self._mapping(label, attributes[name])
             self._keys(attributes[name])
         for name in MODULE_HOOKS:
-            self._mapping(f"{path}.{name}, {{}}", attributes[name])
+            self._mapping(f"{path}.{name}, {_HERE}", attributes[name])
             for hook in attributes[name].values():
                 if self._only is None or any(hook is one for one in self._only):
                     self.hooks.append(hook)
@@ -229,7 +232,7 @@ class Reachable:
     def _hook(self, label: str, hook: object) -> None:
         """Takes up what a trusted hook holds, except for its function, for which its author vouches."""
         if isinstance(hook, TrustedHook) and self._new(hook):
-            self._mapping(f"{label}.{{}}", vars(hook))
+            self._mapping(f"{label}.{_HERE}", vars(hook))
             for name, value in vars(hook).items():
                 if name != "function":
                     self.value(f"{label}.{name}", value)
@@ -251,7 +254,7 @@ class Reachable:
                 self._keys(base.__dict__)
                 self._methods += [(name, f"{label}.{name}", value) for name, value in members.items()]
                 continue
-            self._read([name for name in members if name not in _ASIDE], base.__dict__, f"{label}.{{}}")
+            self._read([name for name in members if name not in _ASIDE], base.__dict__, f"{label}.{_HERE}")
             if isinstance(forward := members.get("forward"), types.FunctionType):
                 self._code(f"{label}.forward", forward)
                 self._globals(reachable_names(forward, set()))

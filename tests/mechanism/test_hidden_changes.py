@@ -116,7 +116,7 @@ class Network(nn.Module):
         self.view = memoryview(bytearray(b"\x01"))
         self.function = lambda x: x * 1.0
         self.tensors = (torch.ones(6),)
-        self.name, self.order = "plain", {"a": 1.0, "b": 1.0}
+        self.name, self.order = "plain", {"a": 1.0, "b": 1.0, "{": {"}": 1.0}}
 
     @property
     def gain(self) -> float:
@@ -206,6 +206,7 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "list of a partial method": lambda n: vars(Network)["times"].keywords["gain"].__setitem__(0, 150.0),
     "deque in a tuple in a list in a dict": lambda n: n.nested["a"][0][0].__setitem__(0, 150.0),
     "list in a dict in a tuple in a list in a dict": lambda n: n.nested["a"][0][1]["b"].__setitem__(0, 150.0),
+    "a key with a brace": lambda n: n.order["{"].__setitem__("}", 150.0),
     "user list": lambda n: n.held.__setitem__(0, 150.0),
     "object behind a weak reference": lambda n: setattr(n.weak(), "own", 150.0),
     "bytes behind a view": lambda n: n.view.__setitem__(0, 100),
