@@ -119,15 +119,13 @@ class Certifier:
         refuse_all(unsupported(self._graph))
         propagate_shapes(self._graph, self._input_shape)
         self._parameters = dict(model.named_parameters())
+        self._device = next((p.device.type for p in self._parameters.values()), "cpu")
         held = {**self._parameters, **dict(model.named_buffers())}
         self._steps = _prepare(self._graph, self._norms_used, model, {id(t): name for name, t in held.items()})
         self._output = _output_node(self._graph)
         self._constants = Constants(model, self._graph)
-        if not is_leaf(model):
-            refuse_all([
-                Problem(type(model).__name__, reason, _STEADY)
-                for reason in rehearse(model, self._graph, self._input_shape, is_leaf)
-            ])  # fmt: skip
+        reasons = [] if is_leaf(model) else rehearse(model, self._graph, self._input_shape, is_leaf)
+        self._hidden = [Problem(type(model).__name__, reason, _STEADY) for reason in reasons]
         try:
             self.loss.lipschitz(self._output.meta["shape"])
         except ValueError as error:
@@ -160,7 +158,7 @@ class Certifier:
         self._constants.begin()
         self.norms.begin(state)
         bounds: dict[fx.Node, Bound] = {}
-        problems: list[Problem] = []
+        problems = self._hidden + _surroundings(self._compute_dtype, self._device)
         for step in self._steps:
             try:
                 bounds[step.node] = self._forward(step, bounds)
@@ -258,6 +256,20 @@ def certify(
         CertificationError: If a module or operation cannot be bounded; it lists each with the reason and the fix.
     """
     return Certifier(model, input_shape, input_bound, loss, compute_dtype=compute_dtype).certify()
+
+
+def _surroundings(compute_dtype: torch.dtype, device: str) -> list[Problem]:
+    """Finds contexts of torch under which a pass would not compute what its bounds are for."""
+    problems = []
+    if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != compute_dtype:
+        reason = f"autocast to {torch.get_autocast_dtype(device)} is on, and the bounds are for {compute_dtype}"
+        problems.append(Problem("torch", reason, "set the trainer's precision, or compute_dtype"))
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors may change what backward reads"):
+            pass
+    except RuntimeError as error:
+        problems.append(Problem("torch", str(error), "leave their context before the step"))
+    return problems
 
 
 def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: Mapping[int, str]) -> list[_Step]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..norms.operators import NormSource, Operator
 from .certificate import GroupBound
-from .graph import CertificationError, Problem, alterations, trace, unsupported
+from .graph import CertificationError, Problem, alterations, structural_problems
 from .losses import Loss, as_loss
 
 # The rounding of one operation, relative to its bound, by the dtype that it is computed in. Under bfloat16 autocast the
@@ -76,15 +76,8 @@ def checked_loss(model: nn.Module, input_bound: float, loss: Any, compute_dtype:
     except ValueError as error:
         problems.append(loss_problem(error))
     if problems or certified is None:
-        raise CertificationError(problems + _structural_problems(model))
+        raise CertificationError(problems + alterations(model) + structural_problems(model))
     return certified
-
-
-def _structural_problems(model: nn.Module) -> list[Problem]:
-    try:
-        return alterations(model) + unsupported(trace(model))
-    except CertificationError as error:
-        return list(error.problems)
 
 
 def loss_problem(error: ValueError) -> Problem:

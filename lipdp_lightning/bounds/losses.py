@@ -45,8 +45,22 @@ def _positions(shape: tuple[int, ...]) -> int:
     return math.prod(shape[1:])
 
 
-def _public_weights(weights: tuple[float, ...] | None, like: Tensor) -> Tensor | None:
-    return None if weights is None else torch.tensor(weights, dtype=like.dtype, device=like.device)
+def _of_examples(losses: Tensor, target: Tensor, weights: tuple[float, ...] | None = None) -> Tensor:
+    """Returns one number for each example: the sum over positions, each times the weight of its class.
+
+    The weight multiplies the whole loss, while torch's own weights enter the smoothing, too.
+    """
+    if weights is not None:
+        losses = losses * torch.tensor(weights, dtype=losses.dtype, device=losses.device)[target]
+    return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+
+
+def _check_labels(target: Tensor) -> None:
+    if target.is_floating_point():
+        raise ValueError(
+            "cross-entropy was given floating-point targets; nothing keeps them in the simplex, where the "
+            "bound holds. HINT: give integer class labels."
+        )
 
 
 def _check_positive(reason: str = "", *, hint: str, **numbers: float) -> None:
@@ -81,19 +95,10 @@ class CrossEntropy(Loss):
         _check_weights(self.class_weights)
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        if target.is_floating_point():
-            raise ValueError(
-                "cross-entropy was given floating-point targets; nothing keeps them in the simplex, where the "
-                "bound holds. HINT: give integer class labels."
-            )
+        _check_labels(target)
         scaled = logits if self.temperature == 1.0 else logits / self.temperature
         losses = F.cross_entropy(scaled, target, reduction="none", label_smoothing=self.label_smoothing)
-        if self.class_weights is not None:
-            # the weight multiplies the example's whole loss, while torch's own weights enter the smoothing, too
-            weights = _public_weights(self.class_weights, losses)
-            assert weights is not None
-            losses = losses * weights[target]
-        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        return _of_examples(losses, target, self.class_weights)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(2.0) / self.temperature * max(self.class_weights or (1.0,)) * math.sqrt(_positions(shape))
@@ -116,7 +121,7 @@ class BinaryCrossEntropy(Loss):
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).clamp(0, 1).reshape(logits.shape)
         losses = F.binary_cross_entropy_with_logits(logits / self.temperature, goal, reduction="none")
-        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        return _of_examples(losses, target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(math.prod(shape)) / self.temperature
@@ -165,8 +170,7 @@ class CosineSimilarity(Loss):
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(logits, dim=1, keepdim=True).clamp_min(self.min_norm)
         similarity = (logits / size).gather(1, target.unsqueeze(1)).squeeze(1)
-        losses = 1 - similarity
-        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        return _of_examples(1 - similarity, target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(_positions(shape)) / self.min_norm
@@ -313,10 +317,7 @@ class SaturatingCrossEntropy(CrossEntropy):
             raise ValueError("label_smoothing has no margin to saturate. HINT: leave it at 0, or use CrossEntropy.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        if target.is_floating_point():
-            raise ValueError(
-                "saturating cross-entropy was given floating-point targets. HINT: give integer class labels."
-            )
+        _check_labels(target)
         index = target.unsqueeze(1)
         scaled = logits / self.temperature
         others = scaled.scatter(1, index, -math.inf)
@@ -324,9 +325,7 @@ class SaturatingCrossEntropy(CrossEntropy):
         knee = math.log(self.slope / (1 - self.slope))
         # each term reads clamped arguments, so neither overflows
         losses = F.softplus(margin.clamp_max(knee)) + self.slope * (margin - knee).clamp_min(0)
-        if self.class_weights is not None:
-            losses = losses * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[target]
-        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        return _of_examples(losses, target, self.class_weights)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         if shape and shape[0] < 2:

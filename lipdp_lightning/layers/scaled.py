@@ -21,7 +21,7 @@ from ..bounds.rules.linear import conv_module, linear_module
 from ..kernels.rows import patch_norms, row_norms
 from ..norms.geometry import coverage, output_size
 from .exact_norms import Contribution
-from .scaled_functions import Keep, scaled_conv, scaled_linear
+from .scaled_functions import Keep, convolve, scaled
 
 GradientScaler = Callable[[Tensor], Tensor | None]
 GradientKeeper = Callable[[Contribution], None]
@@ -113,7 +113,7 @@ class ScaledLinear(ScaledLayer, nn.Linear):
         factor, keep = self._factor(lambda: self.example_norms(input)), self._keep(None)
         if factor is None and keep is None and not under_autocast(input):
             return F.linear(input, self.weight, self.bias)
-        return scaled_linear(input, self.weight, self.bias, factor, keep)
+        return scaled(input, self.weight, self.bias, factor, keep, None)
 
     def example_norms(self, input: Tensor) -> Tensor:
         with_weight, with_bias = self._trains
@@ -148,9 +148,8 @@ class _ScaledConv(ScaledLayer):
         options = (list(layer.stride), list(padding), list(layer.dilation), layer.groups)
         keep = self._keep(options)
         if factor is None and keep is None and not under_autocast(padded):
-            function = F.conv1d if layer.weight.dim() == 3 else F.conv2d
-            return function(padded, layer.weight, layer.bias, *options)
-        return scaled_conv(padded, layer.weight, layer.bias, factor, options, keep)
+            return convolve(padded, layer.weight, layer.bias, options)
+        return scaled(padded, layer.weight, layer.bias, factor, keep, options)
 
     def example_norms(self, input: Tensor) -> Tensor:
         return self._norms_of_padded(*self._padded(input))
