@@ -2,6 +2,7 @@
 
 A step:
 
+* ``private_steps``: the steps of a plan, for a Strategy or a plain loop: secret, ledger, record, release.
 * ``strategy``: the Strategy, which connects Lightning's steps with the mechanism and adds the noise.
 * ``module``: the LightningModule, and the loss that a plan clips.
 * ``current_step``: the step that is under way, and the comparison with what set-up has checked.
