@@ -19,7 +19,7 @@ Before the first step:
 
 On disk:
 
-* ``run_directory``: the files of a run, and who may use them.
+* ``run_directory``, ``claim``: the files of a run, who may use them, and the checks before they are taken.
 * ``step_record``: digests of what each step was released from.
 * ``checkpoints``, ``checkpoint_files``: the state that a run continues from, and its files.
 

@@ -1,0 +1,219 @@
+"""A Trainer of Lightning whose steps are those of a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning
+import yaml
+from lightning.pytorch.utilities import rank_zero_info
+
+from callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint, RunFiles
+
+from ..accounting.calibrate import steps_for_epochs
+from ..experiment.trainer_options import refuse_trainer_options
+from ..privacy.branches import Branches
+from ..privacy.plan import PrivacyPlan
+from ..privacy.statistics import Statistics
+from ..training.checkpoints import check_fits
+from ..training.claim import claim_run
+from ..training.model_checks import optimizers_of
+from ..training.run_directory import RunDirectory
+from ..training.set_up import refuse, refuse_strategy, steps_per_epoch
+from ..training.settings import PrivacySettings
+from ..training.step_record import StepRecord
+from ..training.strategy import PrivateStrategy
+from .given_rows import AdoptedRows
+
+_OWN_STRATEGIES = ("auto", "ddp", "private", None)
+
+
+class PrivateTrainer(lightning.Trainer):
+    """A Trainer with every option of Lightning's, which takes the steps of one plan with PrivateStrategy.
+
+    ``max_epochs`` and ``max_steps`` may ask for fewer steps than the plan has, and never for more. If a run directory
+    is given, an unfinished run in it is continued.
+
+    Args:
+        plan: The plan.
+        settings: What the plan leaves open, such as the size of a micro-batch.
+        notes: What is told when training starts.
+        run_dir: The folder of ledger, record, checkpoint and report; None writes none of them.
+        logged: The names that the project logs for training rows, and for held-out rows if they are known.
+        options: Options of ``lightning.Trainer``.
+    """
+
+    def __init__(
+        self, plan: PrivacyPlan, settings: PrivacySettings, notes: Sequence[str], run_dir: Any,
+        logged: tuple[tuple[str, ...], tuple[str, ...] | None], **options: Any,
+    ) -> None:  # fmt: skip
+        options = {name: value for name, value in options.items() if value is not None or name == "logger"}
+        refuse_trainer_options({name: value for name, value in options.items() if name != "strategy"})
+        strategy = options.get("strategy")
+        if strategy not in _OWN_STRATEGIES:
+            raise refuse_strategy(strategy)
+        self._notes, self._logged = tuple(notes), logged
+        self._directory = None if run_dir is None else RunDirectory(run_dir)
+        steps = _length(plan, options)
+        # an epoch of Lightning's is a whole number of steps, and must not end the run before its last one
+        options |= {"max_steps": steps, "max_epochs": math.ceil(steps / steps_per_epoch(plan))}
+        options["callbacks"] = [*_listed(options.get("callbacks")), *self._callbacks()]
+        options["strategy"] = _strategy(plan, settings, self._directory)
+        options.setdefault("use_distributed_sampler", False)
+        super().__init__(**options)
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """The number of steps that the run takes, which schedules such as OneCycleLR need."""
+        return int(self.max_steps)
+
+    def fit(self, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None, datamodule: Any = None,
+            ckpt_path: Any = None, weights_only: bool | None = None) -> None:  # fmt: skip
+        """Trains; arguments are those of Lightning, and the training rows those that privatize() was given."""
+        data = self._data(train_dataloaders, val_dataloaders, datamodule)
+        refuse([*_monitors(self, data, self._logged), *_schedules(self, model, data)])
+        for note in self._notes:
+            rank_zero_info(note)
+        if self._directory is None:
+            super().fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=weights_only)
+            return
+        checkpoint = self._claim(model, data)
+        try:
+            super().fit(model, datamodule=data, ckpt_path=ckpt_path or checkpoint, weights_only=False)
+        finally:
+            self._directory.release()
+
+    def _data(self, rows: Any, held_out: Any, module: Any) -> Any:
+        data = module if module is not None else rows
+        if held_out is not None:
+            if not isinstance(data, AdoptedRows):
+                raise ValueError(
+                    "val_dataloaders were given beside data that has its own held-out rows. HINT: leave them out."
+                )
+            data.hold_out(validation=held_out)
+        return data
+
+    def _callbacks(self) -> list[Any]:
+        if self._directory is None:
+            return [PrivacyAccountant()]
+        path = self._directory.path
+        resume = ResumeCheckpoint(self._directory.checkpoint.parent)
+        return [
+            PrivacyAccountant(),
+            resume,
+            PrivacyReport(path, config=self._config()),
+            RunFiles(self._directory, self._config()),
+        ]
+
+    def _config(self) -> str:
+        return yaml.safe_dump({"made_private": list(self._notes)})
+
+    def _claim(self, model: Any, data: Any) -> Any:
+        strategy, directory = self.strategy, self._directory
+        assert isinstance(strategy, PrivateStrategy) and strategy.plan is not None and directory is not None
+
+        def check() -> None:
+            strategy.check(self, model, data)
+            if strategy.plan is not None and strategy.plan.certified:
+                strategy.spending.guarantee()  # raises where no accountant has a bound
+
+        def fits(saved: Mapping[str, Any]) -> None:
+            check_fits(saved, model, optimizers_of(model)[0])
+
+        model.trainer = self  # schedules ask it for the number of steps
+        return claim_run(directory, strategy.plan, self.is_global_zero, check, fits, self._config())
+
+
+def _strategy(plan: PrivacyPlan, settings: PrivacySettings, directory: RunDirectory | None) -> PrivateStrategy:
+    return PrivateStrategy(
+        plan, physical_batch_size=settings.physical_batch_size, noise_mode=settings.noise_mode,
+        deterministic=settings.deterministic,
+        branches=None if directory is None else Branches(directory.ledger),
+        record=None if directory is None else StepRecord(directory.steps),
+        statistics=None if directory is None else Statistics(directory.statistics),
+    )  # fmt: skip
+
+
+def _length(plan: PrivacyPlan, options: Mapping[str, Any]) -> int:
+    """Returns the number of steps to take; raises ValueError if the options ask for more than the plan has."""
+    steps, epochs = options.get("max_steps", -1), options.get("max_epochs", -1)
+    wanted = [steps] if steps >= 0 else []
+    if epochs >= 0:
+        wanted.append(steps_for_epochs(epochs, plan.dataset_size, plan.expected_batch_size) if epochs else 0)
+    if wanted and min(wanted) > plan.steps:
+        asked = f"max_epochs={epochs}" if epochs >= 0 else f"max_steps={steps}"
+        raise ValueError(
+            f"the Trainer is asked for {asked}, which is {min(wanted)} steps, and the noise is calibrated to "
+            f"{plan.steps}. HINT: give privatize() the epochs that you want to train, and leave this out."
+        )
+    return min([plan.steps, *wanted])
+
+
+def _listed(given: Any) -> list[Any]:
+    return [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _monitors(
+    trainer: lightning.Trainer, data: Any, logged: tuple[tuple[str, ...], tuple[str, ...] | None]
+) -> list[str]:
+    """Returns the problems of callbacks that wait for a value that nothing will log."""
+    in_training, held_out = logged
+    known = [*(held_out or ()), "epsilon", "nonprivate/loss"]
+    has_rows = bool(getattr(data, "val_dataloader", lambda: [])())
+    problems = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        monitor = getattr(callback, "monitor", None)
+        if not isinstance(monitor, str) or monitor in known[len(held_out or ()) :]:
+            continue
+        name = f"{type(callback).__name__}(monitor={monitor!r})"
+        plain = monitor.removesuffix("_epoch").removesuffix("_step")
+        if plain in in_training and plain not in (held_out or ()):
+            problems.append(
+                f"{name} waits for a value of training rows, which a private run does not log. "
+                f"HINT: monitor what validation_step logs{': ' + ', '.join(held_out) if held_out else ''}."
+            )
+        elif not has_rows:
+            problems.append(
+                f"{name} waits for a metric of held-out rows, and none are declared. HINT: give a validation loader "
+                "of rows that are not among the training rows, or leave the callback out."
+            )
+        elif held_out and plain not in held_out and monitor not in held_out:
+            problems.append(f"{name} waits for a value that nothing logs. HINT: monitor {', '.join(held_out)}.")
+    return problems
+
+
+def _schedules(trainer: PrivateTrainer, model: Any, data: Any) -> list[str]:
+    """Returns the problem of a schedule of a fixed length that ends before the run does."""
+    model.trainer = trainer
+    try:
+        made = model.configure_optimizers()
+    except Exception:  # the Strategy's own checks say what is wrong
+        return []
+    problems = []
+    for schedule, interval in _scheduled(made):
+        total = getattr(schedule, "total_steps", None)
+        moves = trainer.max_steps if interval == "step" else trainer.max_epochs
+        if isinstance(total, int) and isinstance(moves, int) and total < moves:
+            problems.append(
+                f"{type(schedule).__name__} ends after {total} {interval}s, and the run takes {moves}: sampled batches "
+                "have other sizes than those of a loader. "
+                f"HINT: {'total_steps=self.trainer.estimated_stepping_batches' if interval == 'step' else 'interval step'}."
+            )
+    return problems
+
+
+def _scheduled(made: Any) -> list[tuple[Any, str]]:
+    """Returns the schedules of configure_optimizers with their intervals."""
+    if isinstance(made, dict):
+        found = [made.get("lr_scheduler")]
+    elif isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[1], list | tuple):
+        found = list(made[1])
+    else:
+        found = []
+    return [
+        (one["scheduler"], one.get("interval", "epoch")) if isinstance(one, dict) else (one, "epoch")
+        for one in found
+        if one is not None
+    ]
