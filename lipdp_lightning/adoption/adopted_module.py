@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning
@@ -104,9 +104,9 @@ class AdoptedModule(PrivateModule):
         """Returns the project's own state, with its own names."""
         return self.project.state_dict(*arguments, **keywords)
 
-    def load_state_dict(self, state: Any, *arguments: Any, **keywords: Any) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Restores the project's own state."""
-        return self.project.load_state_dict(state, *arguments, **keywords)
+        return self.project.load_state_dict(state_dict, strict, assign)
 
     def log(self, name: str, value: Any, *arguments: Any, **keywords: Any) -> None:
         """Logs a value; what is computed in a hook around a training batch must be named as not private."""

@@ -96,8 +96,8 @@ class GivenRows:
         problems = []
         if loader.collate_fn is not default_collate:
             problems.append(
-                "the loader has a collate_fn of its own, which may mix rows of a batch. HINT: do its work row by row, in "
-                "the data set's __getitem__, and leave collate_fn out."
+                "the loader has a collate_fn of its own, which may mix rows of a batch. HINT: do its work row by row, "
+                "in the data set's __getitem__, and leave collate_fn out."
             )
         usual = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) in (
             RandomSampler,

@@ -27,6 +27,10 @@ from ..training.step_record import StepRecord
 from ..training.strategy import PrivateStrategy
 from .given_rows import AdoptedRows
 
+Logged = tuple[tuple[str, ...], tuple[str, ...] | None]
+"""The names that a project logs for training rows, and for held-out rows if they are known."""
+
+_LOGGED_ANYWAY = ("epsilon", "nonprivate/loss")
 _OWN_STRATEGIES = ("auto", "ddp", "private", None)
 
 
@@ -47,7 +51,7 @@ class PrivateTrainer(lightning.Trainer):
 
     def __init__(
         self, plan: PrivacyPlan, settings: PrivacySettings, notes: Sequence[str], run_dir: Any,
-        logged: tuple[tuple[str, ...], tuple[str, ...] | None], **options: Any,
+        logged: Logged, **options: Any,
     ) -> None:  # fmt: skip
         options = {name: value for name, value in options.items() if value is not None or name == "logger"}
         refuse_trainer_options({name: value for name, value in options.items() if name != "strategy"})
@@ -155,17 +159,14 @@ def _listed(given: Any) -> list[Any]:
     return [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _monitors(
-    trainer: lightning.Trainer, data: Any, logged: tuple[tuple[str, ...], tuple[str, ...] | None]
-) -> list[str]:
+def _monitors(trainer: lightning.Trainer, data: Any, logged: Logged) -> list[str]:
     """Returns the problems of callbacks that wait for a value that nothing will log."""
     in_training, held_out = logged
-    known = [*(held_out or ()), "epsilon", "nonprivate/loss"]
-    has_rows = bool(getattr(data, "val_dataloader", lambda: [])())
+    has_rows = bool(getattr(data, "val_dataloader", list)())
     problems = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         monitor = getattr(callback, "monitor", None)
-        if not isinstance(monitor, str) or monitor in known[len(held_out or ()) :]:
+        if not isinstance(monitor, str) or monitor in _LOGGED_ANYWAY:
             continue
         name = f"{type(callback).__name__}(monitor={monitor!r})"
         plain = monitor.removesuffix("_epoch").removesuffix("_step")
@@ -198,8 +199,8 @@ def _schedules(trainer: PrivateTrainer, model: Any, data: Any) -> list[str]:
         if isinstance(total, int) and isinstance(moves, int) and total < moves:
             problems.append(
                 f"{type(schedule).__name__} ends after {total} {interval}s, and the run takes {moves}: sampled batches "
-                "have other sizes than those of a loader. "
-                f"HINT: {'total_steps=self.trainer.estimated_stepping_batches' if interval == 'step' else 'interval step'}."
+                "have other sizes than those of a loader. HINT: total_steps=self.trainer.estimated_stepping_batches, "
+                "with interval 'step'."
             )
     return problems
 

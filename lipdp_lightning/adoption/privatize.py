@@ -213,8 +213,8 @@ def _notes(
         f"{name}.training_step is not run on private rows: the private step computes {loss}"
         + (", which was given," if told else ", which training_step calls,")
         + f" of each example, and releases its gradients' sum divided by {plan.expected_batch_size:g}",
-        f"batches are Poisson samples of the {plan.dataset_size} declared rows, of {plan.expected_batch_size:g} rows on "
-        "average, in place of the loader's shuffled batches",
+        f"batches are Poisson samples of the {plan.dataset_size} declared rows, of {plan.expected_batch_size:g} rows "
+        "on average, in place of the loader's shuffled batches",
         f"rows of a norm above {bound:.6g} are scaled down to it in training",
     ]
     if understood.logged:

@@ -144,7 +144,7 @@ def recording(project: lightning.LightningModule) -> Iterator[_Recorder]:
     for path, part in project.named_modules():
         if part is project:
             continue
-        handles.append(part.register_forward_pre_hook(recorder.begin, with_kwargs=True))  # type: ignore[arg-type]
+        handles.append(part.register_forward_pre_hook(recorder.begin, with_kwargs=True))
         handles.append(part.register_forward_hook(partial(_end, recorder, path)))
     forward = project.forward
 
