@@ -27,6 +27,9 @@ from data_modules.row_checks import check_declared_size
 from ..bounds.losses import Loss
 from .recorded_step import Key, tensors_of
 
+LARGEST_ENTRY = 10.0
+"""The root of the mean square of a row's entries above which a row is scaled down, if no bound is given."""
+
 _AT_ONCE = 1024
 _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 

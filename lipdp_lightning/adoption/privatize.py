@@ -24,12 +24,9 @@ from ..training.settings import PrivacySettings
 from .adopted_module import AdoptedModule, adopted, project_problems
 from .compiled_parts import Uncompiled
 from .faithful_copy import Understood, understand, validation_names
-from .given_rows import AdoptedRows, GivenRows
+from .given_rows import LARGEST_ENTRY, AdoptedRows, GivenRows
 from .private_trainer import PrivateTrainer
 from .recorded_step import tensors_of
-
-LARGEST_ENTRY = 10.0
-"""The root of the mean square of a row's entries above which a row is scaled down, if no bound is given."""
 
 _SCALING: dict[str, Any] = {"scaling": "exact", "radius": 1.0, "max_norm": None}
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..accounting.spending import Spending
 from ..bounds.certifier import Certifier
 from ..clipping import Clipper, make_clipper
 from ..kernels.arithmetic import check_exact_arithmetic
@@ -43,6 +44,7 @@ class PrivateSteps:
     branches: Branches
     record: StepRecord
     restored: Restored
+    physical_batch_size: int | None
     noise_mode: str
     checksum_every_n_steps: int | None
     fixed_secret: bytes | None
@@ -50,6 +52,7 @@ class PrivateSteps:
     _branch: str
     _record_key: bytes
     _can_repeat: bool
+    _spending: Spending | None
     _norms: Follower
     clipper: Clipper | None
     statistics: Statistics
@@ -62,11 +65,6 @@ class PrivateSteps:
         raise NotImplementedError
 
     @property
-    def chunks(self) -> int:
-        """The number of micro-batches per step and process."""
-        raise NotImplementedError
-
-    @property
     def rows_per_example(self) -> int:
         """The number of rows that the network receives for each example."""
         raise NotImplementedError
@@ -75,6 +73,23 @@ class PrivateSteps:
     def _number(self) -> int:
         """The number of the present step."""
         raise NotImplementedError
+
+    @property
+    def chunks(self) -> int:
+        """The number of micro-batches per step and process."""
+        if self.physical_batch_size is None:
+            return 1
+        assert self.plan is not None
+        rows = int(self.plan.expected_batch_size) * self.rows_per_example
+        return max(1, -(-rows // (self.ranks.world_size * self.physical_batch_size)))
+
+    @property
+    def spending(self) -> Spending:
+        """The plan's epsilon over the steps, which is computed once for all that show it."""
+        assert self.plan is not None
+        if self._spending is None:
+            self._spending = Spending(self.plan)
+        return self._spending
 
     @property
     def current(self) -> CurrentStep:

@@ -119,26 +119,9 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         self._spending: Spending | None = None
 
     @property
-    def chunks(self) -> int:
-        """The number of micro-batches per step and process."""
-        if self.physical_batch_size is None:
-            return 1
-        assert self.plan is not None
-        rows = int(self.plan.expected_batch_size) * self.rows_per_example
-        return max(1, -(-rows // (self.world_size * self.physical_batch_size)))
-
-    @property
     def rows_per_example(self) -> int:
         """The number of rows that the network receives for each example."""
         return 1 if self.views is None else self.views.number
-
-    @property
-    def spending(self) -> Spending:
-        """The plan's epsilon over the steps, which is computed once for all that show it."""
-        assert self.plan is not None
-        if self._spending is None:
-            self._spending = Spending(self.plan)
-        return self._spending
 
     def check(self, trainer: lightning.Trainer, module: Any, data: Any) -> None:
         """Raises one ValueError with every reason to refuse this set-up; it writes nothing."""
