@@ -30,8 +30,8 @@ from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures
 from lipdp_lightning.report.write import write_report
-from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.private_steps import PrivateSteps
+from lipdp_lightning.training.public_numbers import group_rows
 
 HELD_OUT = ("validation/", "test/")
 _NOTED = (

@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch.plugins.precision import DoublePrecision, MixedPrecision, Precision
 from torch import Tensor, nn
 
-from callbacks import PrivacyReport
-from data_modules.base import PrivateDataModule
+from lipdp_lightning.callbacks import PrivacyReport
+from lipdp_lightning.data_modules.base import PrivateDataModule
 
 from ..bounds.losses import Loss, as_loss
 from ..privacy.branches import Branches

@@ -10,7 +10,7 @@ import lightning
 import yaml
 from lightning.pytorch.utilities import rank_zero_info
 
-from callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint, RunFiles
+from lipdp_lightning.callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint, RunFiles
 
 from ..accounting.calibrate import steps_for_epochs
 from ..experiment.trainer_options import refuse_trainer_options

@@ -12,7 +12,7 @@ import lightning
 import torch
 from torch.utils.data import TensorDataset
 
-from data_modules.base import PrivateDataModule
+from lipdp_lightning.data_modules.base import PrivateDataModule
 
 from ..accounting.spending import Spending
 from ..bounds.graph import CertificationError
