@@ -103,7 +103,7 @@ def _network(project: lightning.LightningModule, step: RecordedStep, chain: list
             before = one.returned
         if not inner:
             parts.append(_standalone(project, step, call))
-        before = call.returned
+            before = call.returned
     if end.dim() > 1:
         parts += _reshaped(before, end)
     return parts[0] if len(parts) == 1 else nn.Sequential(*parts)
@@ -114,8 +114,7 @@ def _expanded(step: RecordedStep, call: Call) -> list[Call]:
     if call.path:
         return [call]
     chain, start = _chain(step, step.calls.index(call), call.returned, {"given": call.given})
-    # the shape of what forward returns is that of its last part, or the network would not be forward
-    return chain if start is not None and chain and chain[-1].returned.shape == call.returned.shape else []
+    return chain if start is not None else []
 
 
 def _reshaped(before: Tensor, given: Tensor) -> list[nn.Module]:

@@ -184,7 +184,8 @@ class Huber(Loss):
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).reshape(logits.shape)
-        return F.huber_loss(logits, goal, reduction="none", delta=self.delta).flatten(1).sum(1)
+        losses = F.huber_loss(logits, goal, reduction="none", delta=self.delta)
+        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return self.delta * math.sqrt(math.prod(shape))
@@ -208,7 +209,7 @@ class SquaredError(Loss):
         _check_positive(output_bound=self.output_bound, target_bound=self.target_bound, reason=reason, hint=hint)
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        flat = logits.flatten(1)
+        flat = logits.unsqueeze(-1).flatten(1)
         goal = torch.nan_to_num(target.to(logits.dtype)).reshape(flat.shape)
         difference = to_ball(flat, self.output_bound) - to_ball(goal, self.target_bound)
         return difference.square().sum(1) / 2
