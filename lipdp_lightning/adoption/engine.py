@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lipdp_lightning.callbacks import PrivacyReport
 from lipdp_lightning.data_modules.base import PrivateDataModule
 
+from ..bounds.identity import training_mode
 from ..bounds.losses import Loss, as_loss
 from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
@@ -122,6 +123,7 @@ class Engine(PrivateSteps):
         self._kept: dict[str, Stateful] = {}
         self._batches: Iterator[Any] = iter(())
         self._steps_done, self._is_pending, self._saved_at = 0, False, -1
+        self._failed = False
         self._save_every = save_every_n_steps
         self.max_steps = plan.steps
         refuse(_problems(precision))
@@ -216,7 +218,12 @@ class Engine(PrivateSteps):
     def __next__(self) -> ReleasedStep:
         """Finishes the step before, and takes the next one; it ends when the plan's steps are spent."""
         assert self.plan is not None
-        if self.mechanism is None:
+        if self._failed:
+            raise ValueError(
+                "a step of this loop has failed, and may have been released in part. HINT: make a new Engine with the "
+                "same run_dir, which continues from the last checkpoint."
+            )
+        if self._current is None:
             self._start()
         self._finish()
         if self._steps_done >= self.branches.limit():
@@ -226,7 +233,10 @@ class Engine(PrivateSteps):
             self.save()
         try:
             self._take_step()
-        except Exception as error:
+            assert self.current.is_released(self._steps_done), "the body would find gradients without noise"
+        except BaseException as error:
+            self._failed = True
+            self._leave()
             withhold(error)  # its message may depend on rows
             raise
         self._is_pending = True
@@ -349,16 +359,21 @@ class Engine(PrivateSteps):
 
     def close(self) -> None:
         """Saves the run and leaves its directory to others; a run that has steps left may be continued."""
-        self._finish()
-        self._keep_state()
-        if self._directory is not None:
-            self._directory.release()
+        if not self._failed:  # else a step may have been released that is not counted here
+            self._finish()
+            self._keep_state()
         if self.mechanism is not None:
             self.mechanism.close()
-        self.record.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._leave()
+
+    def _leave(self) -> None:
+        """Leaves the run directory to others."""
+        if self._directory is not None:
+            self._directory.release()
+        self.record.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -405,7 +420,13 @@ def _private_rows(
     given = GivenRows.of(data)
     x = given.template()[0]
     bound = LARGEST_ENTRY * math.sqrt(x[0].numel()) if bound is None else bound
-    with torch.no_grad():
-        zeros = torch.zeros_like(x, dtype=torch.float32, device=next(network.parameters()).device)
-        outputs: Tensor = network(zeros)
+    zeros = torch.zeros_like(x, dtype=torch.float32, device=next(network.parameters()).device)
+    try:
+        with torch.no_grad(), training_mode(network, False):
+            outputs: Tensor = network(zeros)
+    except Exception as error:
+        raise ValueError(
+            f"the network fails on a row of zeros of shape {tuple(x.shape[1:])}: {type(error).__name__}: {error}. "
+            "HINT: give rows of the shape that the network takes."
+        ) from None
     return AdoptedRows(given, 0, 1, plan.dataset_size, loss, outputs[:1].numel(), bound), bound

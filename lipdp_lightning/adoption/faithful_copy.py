@@ -18,7 +18,7 @@ from .torch_losses import certified_loss
 MakeUp = Callable[[int, torch.Generator, int], Any]
 """Makes up a batch of so many rows, with labels below a number of classes."""
 
-ROWS = (5, 8, 3)
+ROWS = (5, 32, 3)
 _CLOSE = 1e-3  # relative to the gradient as a whole; the two compute the same in other orders
 _HINTS = (
     "HINT: weight decay is an option of the optimizer; a loss that differs from torch's is a subclass of "
@@ -58,8 +58,7 @@ def understand(project: lightning.LightningModule, make_up: MakeUp, told: Loss |
         loss = certified_loss(call) if told is None and call is not None else told
         assert loss is not None
         summed = call is not None and call.arguments.get("reduction") == "sum"
-        for seed, rows in enumerate(ROWS):
-            batch = make_up(rows, torch.Generator().manual_seed(seed), _classes(path.outputs))
+        for batch in _batches(make_up, path):
             _compare(project, batch, path, None if told is not None else loss)
     return Understood(path, loss, step.logged, summed)
 
@@ -103,6 +102,20 @@ def _last_loss(step: RecordedStep, told: Loss | None) -> LossCall | None:
 
 def _is_mean_or_sum(returned: Tensor, values: Tensor) -> bool:
     return any(torch.equal(returned.detach(), one.detach()) for one in (values.mean(), values.sum()))
+
+
+def _batches(make_up: MakeUp, path: CertifiedPath) -> Iterator[Any]:
+    """Yields batches of several sizes, also with rows far from zero, and with labels that are all the same."""
+    classes = _classes(path.outputs)
+    for seed, rows in enumerate(ROWS):
+        generator = torch.Generator().manual_seed(seed)
+        yield make_up(rows, generator, classes)
+        batch = make_up(rows, generator, classes)
+        changed = tensors_of(batch)
+        if changed[path.x].is_floating_point():
+            changed[path.x].mul_(20).sub_(10)
+        changed[path.y].copy_(changed[path.y][:1].expand_as(changed[path.y]) if seed else changed[path.y].amax())
+        yield batch
 
 
 def _classes(outputs: Tensor) -> int:

@@ -30,6 +30,7 @@ FIXED_METHODS = (
 )  # fmt: skip
 STRATEGY_METHODS = (
     "training_step", "backward", "optimizer_step", "batch_to_device", "numbered", "step_key", "dropout_key",
+    "_take_step", "_next_batch", "_finish",  # of the Engine
     "_begin_pass", "_end_pass", "_begin_step", "_release", "_draw", "_seal", "_put_on_record", "_make_mechanism",
     "_all_reduce",
 )  # fmt: skip
