@@ -158,7 +158,7 @@ class Engine(PrivateSteps):
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this process is the one that writes files."""
+        """True for the process that writes files."""
         return self.ranks.rank == 0
 
     @property

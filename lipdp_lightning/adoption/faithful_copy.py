@@ -27,7 +27,7 @@ _HINTS = (
 
 
 class Understood:
-    """What a project trains: a network, a certified loss, and where rows and targets stand in a batch.
+    """A project's network, its certified loss, and the places of rows and targets in a batch.
 
     Attributes:
         path: The network and the places in the batch.

@@ -73,7 +73,7 @@ class LossCall:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """What a training step did with a made-up batch.
+    """A training step on a made-up batch, as it was observed.
 
     Attributes:
         batch: The tensors of the batch by their place, as they were given.

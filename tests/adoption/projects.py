@@ -20,12 +20,14 @@ LEAN: dict[str, Any] = {
 WITHOUT_FILES = LEAN | {"logger": False, "enable_checkpointing": False}
 
 
-def private_source(name: str) -> str:
-    """Returns the text of a project with its private diff applied."""
+def source_with(name: str, diff: str) -> str:
+    """Returns the text of a project with one of its diffs applied; as it is, for an empty name of a diff."""
+    if not diff:
+        return (EXAMPLES / f"{name}.py").read_text()
     lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
     private: list[str] = []
     place = 0
-    for line in (EXAMPLES / f"{name}.diff").read_text().splitlines():
+    for line in (EXAMPLES / f"{name}.{diff}").read_text().splitlines():
         if line.startswith("@@"):
             start = int(line.split()[1].lstrip("-").partition(",")[0]) - 1
             private += lines[place:start]
@@ -33,16 +35,16 @@ def private_source(name: str) -> str:
         elif not line.startswith(("---", "+++")):
             sign, text = line[:1], line[1:]
             if sign in " -":
-                assert lines[place] == text, f"{name}.diff does not fit {name}.py at line {place + 1}"
+                assert lines[place] == text, f"{name}.{diff} does not fit {name}.py at line {place + 1}"
                 place += 1
             if sign in " +":
                 private.append(text)
     return "\n".join([*private, *lines[place:]]) + "\n"
 
 
-def changed_lines(name: str) -> int:
+def changed_lines(name: str, diff: str = "diff") -> int:
     """Returns the number of lines of the private version that the ordinary one does not have."""
-    lines = (EXAMPLES / f"{name}.diff").read_text().splitlines()
+    lines = (EXAMPLES / f"{name}.{diff}").read_text().splitlines()
     return sum(line.startswith("+") and not line.startswith("+++") for line in lines)
 
 
@@ -59,8 +61,10 @@ def loaded(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     return module
 
 
-def private_main(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Callable[..., Any]:
+def private_main(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int = 0, diff: str = "diff"
+) -> Callable[..., Any]:
     """Returns the main function of a project that was made private."""
-    main: Callable[..., Any] = loaded(name, private_source(name), folder, monkeypatch).main
+    main: Callable[..., Any] = loaded(name, source_with(name, diff), folder, monkeypatch).main
     torch.manual_seed(seed)
     return main

@@ -89,9 +89,7 @@ def test_a_late_reservation_fails_the_same_check(tmp_path: Path, monkeypatch: py
     assert json.loads((tmp_path / "run" / "ledger.json").read_text())["branches"][0]["reached"] == 0
 
 
-def test_a_step_that_is_repeated_from_other_weights_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_is_repeated_from_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(**EXACT, steps=120)
     loop(tmp_path / "run", stop=5, plan=plan)  # the only checkpoint is that of the start
     with pytest.raises(ValueError, match=r"step 1 of this run was released before.*HINT"):
