@@ -55,9 +55,9 @@ def _check_positive(reason: str = "", *, hint: str, **numbers: float) -> None:
             raise ValueError(f"{name}={value} is not positive{reason}. HINT: {hint}")
 
 
-def _check_weights(weights: tuple[float, ...] | None) -> None:
+def _check_weights(weights: tuple[float, ...] | None, name: str = "class_weights") -> None:
     if weights is not None and not all(math.isfinite(w) and w >= 0 for w in weights):
-        raise ValueError(f"class_weights={weights} are not finite and non-negative. HINT: declare public weights.")
+        raise ValueError(f"{name}={weights} are not finite and non-negative. HINT: declare public weights.")
 
 
 @dataclass(frozen=True)
@@ -104,22 +104,37 @@ class BinaryCrossEntropy(Loss):
     """Binary cross-entropy with logits / temperature, summed over m outputs.
 
     The Lipschitz constant is sqrt(m) / temperature: each output's derivative p - y lies in [-1, 1], since targets are
-    clamped to [0, 1].
+    clamped to [0, 1]. With ``pos_weight``, one public weight for all outputs or one for each along the last axis, the
+    term of a target 1 counts w times: the derivative (1 - y) p - y w (1 - p) lies in [-w, 1], and m becomes the sum of
+    max(1, w)^2.
     """
 
     task = "binary"
     temperature: float = 1.0
+    pos_weight: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_positive(temperature=self.temperature, hint="1.0 is the plain loss.")
+        _check_weights(self.pos_weight, "pos_weight")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).clamp(0, 1).reshape(logits.shape)
-        losses = F.binary_cross_entropy_with_logits(logits / self.temperature, goal, reduction="none")
+        scaled, weights = logits / self.temperature, _public_weights(self.pos_weight, logits)
+        losses = F.binary_cross_entropy_with_logits(scaled, goal, reduction="none", pos_weight=weights)
         return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
-        return math.sqrt(math.prod(shape)) / self.temperature
+        return math.sqrt(self._outputs(shape)) / self.temperature
+
+    def _outputs(self, shape: tuple[int, ...]) -> float:
+        """Returns the number of outputs, each counted max(1, w)^2 times."""
+        weights = self.pos_weight or (1.0,)
+        if len(weights) not in (1, *shape[-1:]):
+            raise ValueError(
+                f"pos_weight holds {len(weights)} weights, and the outputs have shape {shape}. "
+                "HINT: one weight, or one for each output along the last axis."
+            )
+        return math.prod(shape) / len(weights) * sum(max(1.0, weight) ** 2 for weight in weights)
 
 
 @dataclass(frozen=True)
@@ -246,8 +261,9 @@ def _from_torch(loss: nn.Module) -> Loss:
             )
         weights = None if loss.weight is None else tuple(float(w) for w in loss.weight)
         return CrossEntropy(label_smoothing=loss.label_smoothing, class_weights=weights)
-    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None:
-        return BinaryCrossEntropy()
+    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None:
+        weights = None if loss.pos_weight is None else tuple(float(w) for w in loss.pos_weight.flatten())
+        return BinaryCrossEntropy(pos_weight=weights)
     if isinstance(loss, nn.HuberLoss):
         return Huber(delta=loss.delta)
     if isinstance(loss, nn.SmoothL1Loss):
