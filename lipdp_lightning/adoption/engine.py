@@ -29,7 +29,7 @@ from ..training.run_directory import RunDirectory
 from ..training.set_up import check_loop, refuse, require_exact_products
 from ..training.step_record import StepRecord
 from ..training.withheld import withhold
-from .given_rows import LARGEST_ENTRY, AdoptedRows, GivenRows
+from .given_rows import LARGEST_ENTRY, AdoptedRows, GivenRows, classes_of
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
@@ -429,4 +429,4 @@ def _private_rows(
             f"the network fails on a row of zeros of shape {tuple(x.shape[1:])}: {type(error).__name__}: {error}. "
             "HINT: give rows of the shape that the network takes."
         ) from None
-    return AdoptedRows(given, 0, 1, plan.dataset_size, loss, outputs[:1].numel(), bound), bound
+    return AdoptedRows(given, 0, 1, plan.dataset_size, loss, classes_of(outputs), bound), bound

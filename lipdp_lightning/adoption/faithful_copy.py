@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ..bounds.losses import Loss
 from .certified_path import CertifiedPath, find_path
-from .recorded_step import LossCall, RecordedStep, record, tensors_of
+from .recorded_step import LossCall, RecordedStep, record, recording, tensors_of
 from .torch_losses import certified_loss
 
 MakeUp = Callable[[int, torch.Generator, int], Any]
@@ -26,6 +27,7 @@ _HINTS = (
 )
 
 
+@dataclass(frozen=True)
 class Understood:
     """A project's network, its certified loss, and the places of rows and targets in a batch.
 
@@ -36,8 +38,10 @@ class Understood:
         summed: Whether the project sums its loss over the batch in place of taking the mean.
     """
 
-    def __init__(self, path: CertifiedPath, loss: Loss, logged: tuple[str, ...], summed: bool) -> None:
-        self.path, self.loss, self.logged, self.summed = path, loss, logged, summed
+    path: CertifiedPath
+    loss: Loss
+    logged: tuple[str, ...]
+    summed: bool
 
 
 def understand(project: lightning.LightningModule, make_up: MakeUp, told: Loss | None) -> Understood:
@@ -51,16 +55,28 @@ def understand(project: lightning.LightningModule, make_up: MakeUp, told: Loss |
     Raises:
         ValueError: If a step cannot be understood, or if the private step would train something else.
     """
-    with torch.random.fork_rng(devices=[]), _without_chance(project):
-        step = _recorded(project, make_up(ROWS[0], torch.Generator().manual_seed(0), 2))
+    tried = independent_copy(project)  # its metrics and lists will hold what made-up rows have left
+    with torch.random.fork_rng(devices=[]), _without_chance(tried):
+        step = _recorded(tried, make_up(ROWS[0], torch.Generator().manual_seed(0), 2))
         call = _last_loss(step, told)
-        path = find_path(project, step, call)
+        path = find_path(tried, step, call)
         loss = certified_loss(call) if told is None and call is not None else told
         assert loss is not None
         summed = call is not None and call.arguments.get("reduction") == "sum"
         for batch in _batches(make_up, path):
-            _compare(project, batch, path, None if told is not None else loss)
-    return Understood(path, loss, step.logged, summed)
+            _compare(tried, batch, path, None if told is not None else loss)
+    network = copy.deepcopy(path.network, _counterparts(tried, project))
+    return Understood(replace(path, network=network), loss, step.logged, summed)
+
+
+def _counterparts(tried: nn.Module, project: nn.Module) -> dict[int, Any]:
+    """Returns the parts and tensors of a project by the identities of those of its copy, for deepcopy to put in."""
+    pairs = zip(
+        [*tried.modules(), *tried.parameters(), *tried.buffers()],
+        [*project.modules(), *project.parameters(), *project.buffers()],
+        strict=True,
+    )
+    return {id(own): other for own, other in pairs}
 
 
 def _recorded(project: lightning.LightningModule, batch: Any) -> RecordedStep:
@@ -188,12 +204,11 @@ def independent_copy(project: lightning.LightningModule) -> lightning.LightningM
 
 def validation_names(project: lightning.LightningModule, batch: Any) -> Iterator[str]:
     """Yields the names that ``validation_step`` logs for a made-up batch; none if it cannot be run on one."""
-    from .recorded_step import recording
-
+    tried = independent_copy(project)
     try:
-        with recording(project) as recorder, torch.no_grad():
-            project.validation_step(batch, 0)
-            project.on_validation_epoch_end()
+        with recording(tried) as recorder, torch.no_grad():
+            tried.validation_step(batch, 0)
+            tried.on_validation_epoch_end()
     except Exception:  # held-out batches may have another structure
         return
     yield from recorder.logged

@@ -152,6 +152,11 @@ class GivenRows:
         return torch.cat([part[x] for part in parts]), torch.cat([part[y] for part in parts])
 
 
+def classes_of(outputs: Tensor) -> int:
+    """Returns the number of classes that outputs tell apart: those along their first axis after the rows."""
+    return outputs.shape[1] if outputs.dim() > 1 else 1
+
+
 def _random(like: Tensor, rows: int, generator: torch.Generator, classes: int) -> Tensor:
     shape = (rows, *like.shape[1:])
     if like.is_floating_point():
@@ -169,7 +174,7 @@ class AdoptedRows(PrivateDataModule):
         y: The field of the targets.
         declared_size: N, the declared number of training rows.
         loss: The loss, which tells the kind of targets.
-        outputs: The number of outputs of the network.
+        outputs: The number of outputs of the network, along their first axis after the rows.
         input_bound: The largest norm of a row.
     """
 

@@ -34,6 +34,32 @@ _LOGGED_ANYWAY = ("epsilon", "nonprivate/loss")
 _OWN_STRATEGIES = ("auto", "ddp", "private", None)
 
 
+class Ledger:
+    """A plan, and the record of the steps that were taken of it, for all Trainers of one project.
+
+    Args:
+        plan: The plan.
+        settings: What the plan leaves open, such as the size of a micro-batch.
+        run_dir: The folder of ledger, record, checkpoint and report; None keeps the ledger in memory.
+    """
+
+    def __init__(self, plan: PrivacyPlan, settings: PrivacySettings, run_dir: Any) -> None:
+        self.plan, self._settings = plan, settings
+        self.directory = None if run_dir is None else RunDirectory(run_dir)
+        self._branches, self._record = Branches(), StepRecord(None)
+
+    def strategy(self) -> PrivateStrategy:
+        """Returns a Strategy that takes steps of the plan."""
+        folder, settings = self.directory, self._settings
+        return PrivateStrategy(
+            self.plan, physical_batch_size=settings.physical_batch_size, noise_mode=settings.noise_mode,
+            deterministic=settings.deterministic,
+            branches=self._branches if folder is None else Branches(folder.ledger),
+            record=self._record if folder is None else StepRecord(folder.steps),
+            statistics=None if folder is None else Statistics(folder.statistics),
+        )  # fmt: skip
+
+
 class PrivateTrainer(lightning.Trainer):
     """A Trainer with every option of Lightning's, which takes the steps of one plan with PrivateStrategy.
 
@@ -41,30 +67,25 @@ class PrivateTrainer(lightning.Trainer):
     is given, an unfinished run in it is continued.
 
     Args:
-        plan: The plan.
-        settings: What the plan leaves open, such as the size of a micro-batch.
+        ledger: The plan, and what was taken of it.
         notes: What is told when training starts.
-        run_dir: The folder of ledger, record, checkpoint and report; None writes none of them.
         logged: The names that the project logs for training rows, and for held-out rows if they are known.
         options: Options of ``lightning.Trainer``.
     """
 
-    def __init__(
-        self, plan: PrivacyPlan, settings: PrivacySettings, notes: Sequence[str], run_dir: Any,
-        logged: Logged, **options: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, ledger: Ledger, notes: Sequence[str], logged: Logged, **options: Any) -> None:
         options = {name: value for name, value in options.items() if value is not None or name == "logger"}
         refuse_trainer_options({name: value for name, value in options.items() if name != "strategy"})
         strategy = options.get("strategy")
         if strategy not in _OWN_STRATEGIES:
             raise refuse_strategy(strategy)
-        self._notes, self._logged = tuple(notes), logged
-        self._directory = None if run_dir is None else RunDirectory(run_dir)
+        plan, self._notes, self._logged = ledger.plan, tuple(notes), logged
+        self._directory = ledger.directory
         steps = _length(plan, options)
         # an epoch of Lightning's is a whole number of steps, and must not end the run before its last one
         options |= {"max_steps": steps, "max_epochs": math.ceil(steps / steps_per_epoch(plan))}
         options["callbacks"] = [*_listed(options.get("callbacks")), *self._callbacks()]
-        options["strategy"] = _strategy(plan, settings, self._directory)
+        options["strategy"] = ledger.strategy()
         options.setdefault("use_distributed_sampler", False)
         super().__init__(**options)
 
@@ -128,16 +149,6 @@ class PrivateTrainer(lightning.Trainer):
 
         model.trainer = self  # schedules ask it for the number of steps
         return claim_run(directory, strategy.plan, self.is_global_zero, check, fits, self._config())
-
-
-def _strategy(plan: PrivacyPlan, settings: PrivacySettings, directory: RunDirectory | None) -> PrivateStrategy:
-    return PrivateStrategy(
-        plan, physical_batch_size=settings.physical_batch_size, noise_mode=settings.noise_mode,
-        deterministic=settings.deterministic,
-        branches=None if directory is None else Branches(directory.ledger),
-        record=None if directory is None else StepRecord(directory.steps),
-        statistics=None if directory is None else Statistics(directory.statistics),
-    )  # fmt: skip
 
 
 def _length(plan: PrivacyPlan, options: Mapping[str, Any]) -> int:

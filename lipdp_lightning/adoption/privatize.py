@@ -24,8 +24,8 @@ from ..training.settings import PrivacySettings
 from .adopted_module import AdoptedModule, adopted, project_problems
 from .compiled_parts import Uncompiled
 from .faithful_copy import Understood, understand, validation_names
-from .given_rows import LARGEST_ENTRY, AdoptedRows, GivenRows
-from .private_trainer import PrivateTrainer
+from .given_rows import LARGEST_ENTRY, AdoptedRows, GivenRows, classes_of
+from .private_trainer import Ledger, PrivateTrainer
 from .recorded_step import tensors_of
 
 _SCALING: dict[str, Any] = {"scaling": "exact", "radius": 1.0, "max_norm": None}
@@ -120,11 +120,13 @@ def privatize(
     assert private is not None
     private.drops_ids = isinstance(data, PrivateDataModule)
     plain.compile(private.network)
-    outputs = understood.path.outputs[:1].numel()
     source = data if isinstance(data, PrivateDataModule) else AdoptedRows(
-        given, understood.path.x, understood.path.y, plan.dataset_size, understood.loss, outputs, bound)  # fmt: skip
+        given, understood.path.x, understood.path.y, plan.dataset_size, understood.loss,
+        classes_of(understood.path.outputs), bound)  # fmt: skip
     notes = _notes(plain.project, understood, plan, bound, told is not None, log_nonprivate)
-    trainer = functools.partial(PrivateTrainer, plan, settings, notes, run_dir, (understood.logged, held_out or None))
+    # one ledger for all Trainers that are made from here: what one has taken, the next must leave
+    ledger = Ledger(plan, settings, run_dir)
+    trainer = functools.partial(PrivateTrainer, ledger, notes, (understood.logged, held_out or None))
     return Privatized(private, source, plan, notes, trainer)
 
 

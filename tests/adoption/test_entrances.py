@@ -11,6 +11,7 @@ import lightning
 import pytest
 import torch
 import torch.nn.functional as F
+import torchmetrics
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from small_projects import Project, all_weights, fit, held_out, loader, privatize, rows
 from small_runs import SECRET, Crash, make_module, make_network, make_plan
@@ -267,6 +268,39 @@ def test_fewer_epochs_than_planned_are_taken_and_epochs_have_their_number() -> N
     trainer = fit(private, max_epochs=2)
     assert (trainer.global_step, trainer.max_epochs, trainer.estimated_stepping_batches) == (6, 2, 6)
     assert trainer.strategy.branches.spent(6) == 6
+
+
+def test_one_plan_is_spent_once_however_many_trainers_there_are() -> None:
+    private = privatize()
+    assert fit(private, max_epochs=3).global_step == 9
+    with pytest.raises(ValueError, match=r"the Trainer|steps are spent|beyond|left"):
+        for _ in range(3):  # three steps are left
+            trainer = fit(private)
+            assert trainer.global_step <= 3
+    again = privatize()
+    fit(again)
+    with pytest.raises(ValueError, match=r"the plan's 12 steps are spent.*HINT"):
+        fit(again)
+
+
+def test_made_up_rows_leave_nothing_behind() -> None:
+    class Counting(Project):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[int] = []
+            self.accuracy = torchmetrics.classification.MulticlassAccuracy(3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, y = batch
+            self.seen.append(len(x))
+            self.accuracy(self(x), y)
+            return F.cross_entropy(self(x), y)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.training_step(batch, batch_idx)
+
+    project = privatize(Counting()).module.project
+    assert project.seen == [] and project.accuracy._update_count == 0  # type: ignore[attr-defined,union-attr]
 
 
 def test_bf16_runs() -> None:
