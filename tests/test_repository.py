@@ -390,11 +390,13 @@ def direct_requirements() -> list[str]:
 
 
 def test_every_direct_dependency_is_pinned() -> None:
-    pins = {}
+    pins: dict[str, list[str | None]] = {}
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
-        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([\w.!+]+)", line)
+        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([\w.!+]+)(?:; (python_version (?:<|>=) \"3\.11\"))?", line)
         assert match, f"constraints.txt: {line!r} is not name==version"
-        pins[requirement_name(match.group(1))] = match.group(2)
+        pins.setdefault(requirement_name(match.group(1)), []).append(match.group(3))
+    newer, older = 'python_version >= "3.11"', 'python_version < "3.11"'
+    assert all(markers in ([None], [older], [older, newer], [newer, older]) for markers in pins.values())
     required = {requirement_name(requirement) for requirement in direct_requirements()}
     assert {"torch", "lightning", "pyyaml", "pytest"} <= required
     assert required - set(pins) == set()
@@ -403,7 +405,7 @@ def test_every_direct_dependency_is_pinned() -> None:
 def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
     """Optional ones are imported by name at run time, and say so when they are missing."""
     provided_by = {"yaml": "pyyaml", "pil": "pillow", "sklearn": "scikit-learn"}
-    own = {*PACKAGES, *(name.lower() for name in sys.stdlib_module_names), "__future__"}
+    own = {"lipdp_lightning", *(name.lower() for name in sys.stdlib_module_names), "__future__"}
     required = {requirement_name(requirement) for requirement in direct_requirements()}
     missing = set()
     for path in modules_of(*PACKAGES):
@@ -418,7 +420,8 @@ def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
 def test_every_module_can_be_imported() -> None:
     """Modules that only a command of their own loads are imported as well."""
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules_of(*PACKAGES)]
-    loaded = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    full = [name if name.startswith("lipdp_lightning") else f"lipdp_lightning.{name}" for name in names]
+    loaded = [name.removesuffix(".__init__") for name in full if not name.endswith("__main__")]
     assert len(loaded) > 300
     code = (
         "import importlib, sys\n"
