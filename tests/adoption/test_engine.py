@@ -175,6 +175,20 @@ def test_all_problems_of_a_set_up_are_given_at_once() -> None:
         engine(data=data)
 
 
+def test_errors_about_rows_are_withheld() -> None:
+    class Leaky(Blobs):
+        def transform_batch(self, x: Tensor) -> Tensor:
+            if len(x) > 8:
+                raise ValueError(f"a row begins with {float(x[0, 0])}")
+            return x
+
+    private = engine(data=Leaky())
+    with pytest.raises(ValueError, match="its message may hold sizes or values of private rows and is withheld"):
+        list(private)
+    with pytest.raises(ValueError, match="may have been released in part.*HINT"):
+        next(private)
+
+
 def test_what_has_a_state_must_be_kept_again(tmp_path: Path) -> None:
     loop(tmp_path / "run", stop=5, save_every_n_steps=2)
     forgetful = engine(run_dir=tmp_path / "run")

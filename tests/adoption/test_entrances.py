@@ -283,6 +283,20 @@ def test_one_plan_is_spent_once_however_many_trainers_there_are() -> None:
         fit(again)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_compiled_projects_are_compiled_in_place(whole: bool) -> None:
+    project: Any = Project()
+    if whole:
+        project = torch.compile(project, backend="eager")
+    else:
+        project.net = torch.compile(project.net, backend="eager")
+    private = privatize(project, plan=make_plan(**PLANS["exact"], noise_multiplier=0.0), input_bound=BOUND)
+    assert private.module.network._compiled_call_impl is not None
+    fit(private)
+    plain = as_a_project(make_plan(**PLANS["exact"], noise_multiplier=0.0))
+    torch.testing.assert_close(all_weights(private.module), plain, rtol=0, atol=1e-6)
+
+
 def test_made_up_rows_leave_nothing_behind() -> None:
     class Counting(Project):
         def __init__(self) -> None:
