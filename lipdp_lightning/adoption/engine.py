@@ -11,11 +11,10 @@ import torch
 from lightning.pytorch.plugins.precision import DoublePrecision, MixedPrecision, Precision
 from torch import Tensor, nn
 
-from lipdp_lightning.callbacks import PrivacyReport
-from lipdp_lightning.data_modules.base import PrivateDataModule
-
 from ..bounds.identity import training_mode
 from ..bounds.losses import Loss, as_loss
+from ..callbacks import PrivacyReport
+from ..data_modules.base import PrivateDataModule
 from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics

@@ -20,11 +20,10 @@ from torch.utils.data import (
     default_collate,
 )
 
-from lipdp_lightning.data_modules.base import PrivateDataModule
-from lipdp_lightning.data_modules.poisson import InMemoryRows
-from lipdp_lightning.data_modules.row_checks import check_declared_size
-
 from ..bounds.losses import Loss
+from ..data_modules.base import PrivateDataModule
+from ..data_modules.poisson import InMemoryRows
+from ..data_modules.row_checks import check_declared_size
 from .recorded_step import Key, tensors_of
 
 LARGEST_ENTRY = 10.0

@@ -10,9 +10,9 @@ import lightning
 import yaml
 from lightning.pytorch.utilities import rank_zero_info
 
-from lipdp_lightning.callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint, RunFiles
-
 from ..accounting.calibrate import steps_for_epochs
+from ..callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint, RunFiles
+from ..data_modules.base import PrivateDataModule
 from ..experiment.trainer_options import refuse_trainer_options
 from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
@@ -25,6 +25,7 @@ from ..training.set_up import refuse, refuse_strategy, steps_per_epoch
 from ..training.settings import PrivacySettings
 from ..training.step_record import StepRecord
 from ..training.strategy import PrivateStrategy
+from .adopted_module import AdoptedModule
 from .given_rows import AdoptedRows
 
 Logged = tuple[tuple[str, ...], tuple[str, ...] | None]
@@ -41,10 +42,11 @@ class Ledger:
         plan: The plan.
         settings: What the plan leaves open, such as the size of a micro-batch.
         run_dir: The folder of ledger, record, checkpoint and report; None keeps the ledger in memory.
+        title: The title of the report.
     """
 
-    def __init__(self, plan: PrivacyPlan, settings: PrivacySettings, run_dir: Any) -> None:
-        self.plan, self._settings = plan, settings
+    def __init__(self, plan: PrivacyPlan, settings: PrivacySettings, run_dir: Any, title: str) -> None:
+        self.plan, self._settings, self.title = plan, settings, title
         self.directory = None if run_dir is None else RunDirectory(run_dir)
         self._branches, self._record = Branches(), StepRecord(None)
 
@@ -79,7 +81,7 @@ class PrivateTrainer(lightning.Trainer):
         strategy = options.get("strategy")
         if strategy not in _OWN_STRATEGIES:
             raise refuse_strategy(strategy)
-        plan, self._notes, self._logged = ledger.plan, tuple(notes), logged
+        plan, self._notes, self._logged, self._title = ledger.plan, tuple(notes), logged, ledger.title
         self._directory = ledger.directory
         steps = _length(plan, options)
         # an epoch of Lightning's is a whole number of steps, and must not end the run before its last one
@@ -98,6 +100,7 @@ class PrivateTrainer(lightning.Trainer):
             ckpt_path: Any = None, weights_only: bool | None = None) -> None:  # fmt: skip
         """Trains; arguments are those of Lightning, and the training rows those that privatize() was given."""
         data = self._data(train_dataloaders, val_dataloaders, datamodule)
+        refuse(_not_private(model, data))
         refuse([*_monitors(self, data, self._logged), *_schedules(self, model, data)])
         for note in self._notes:
             rank_zero_info(note)
@@ -107,8 +110,17 @@ class PrivateTrainer(lightning.Trainer):
         checkpoint = self._claim(model, data)
         try:
             super().fit(model, datamodule=data, ckpt_path=ckpt_path or checkpoint, weights_only=False)
+            self._report(model)
         finally:
             self._directory.release()
+
+    def _report(self, model: Any) -> None:
+        """Writes the report again, with the held-out metrics under the project's own names."""
+        found = self.callback_metrics
+        metrics = {f"validation/{name}": float(found[name]) for name in self._logged[1] or () if name in found}
+        for callback in self.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, PrivacyReport):
+                callback.write(self, model, metrics)
 
     def _data(self, rows: Any, held_out: Any, module: Any) -> Any:
         data = module if module is not None else rows
@@ -128,7 +140,7 @@ class PrivateTrainer(lightning.Trainer):
         return [
             PrivacyAccountant(),
             resume,
-            PrivacyReport(path, config=self._config()),
+            PrivacyReport(path, title=self._title, config=self._config()),
             RunFiles(self._directory, self._config()),
         ]
 
@@ -149,6 +161,17 @@ class PrivateTrainer(lightning.Trainer):
 
         model.trainer = self  # schedules ask it for the number of steps
         return claim_run(directory, strategy.plan, self.is_global_zero, check, fits, self._config())
+
+
+def _not_private(model: Any, data: Any) -> list[str]:
+    """Returns a problem for the project's own module or data, given in place of what privatize() has returned."""
+    hint = "HINT: model, data, Trainer = lipdp_lightning.privatize(model, data, ...), and fit these."
+    problems = []
+    if not isinstance(model, AdoptedModule):
+        problems.append(f"the model is a {type(model).__name__} as it was before privatize(). {hint}")
+    if not isinstance(data, PrivateDataModule):
+        problems.append(f"the data is a {type(data).__name__} as it was before privatize(). {hint}")
+    return problems
 
 
 def _length(plan: PrivacyPlan, options: Mapping[str, Any]) -> int:

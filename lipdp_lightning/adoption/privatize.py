@@ -12,11 +12,10 @@ import lightning
 import torch
 from torch.utils.data import TensorDataset
 
-from lipdp_lightning.data_modules.base import PrivateDataModule
-
 from ..accounting.spending import Spending
 from ..bounds.graph import CertificationError
 from ..bounds.losses import as_loss
+from ..data_modules.base import PrivateDataModule
 from ..layers import make_private
 from ..privacy.plan import PrivacyPlan
 from ..training.set_up import refuse
@@ -125,7 +124,7 @@ def privatize(
         classes_of(understood.path.outputs), bound)  # fmt: skip
     notes = _notes(plain.project, understood, plan, bound, told is not None, log_nonprivate)
     # one ledger for all Trainers that are made from here: what one has taken, the next must leave
-    ledger = Ledger(plan, settings, run_dir)
+    ledger = Ledger(plan, settings, run_dir, f"{type(plain.project).__name__}, made private")
     trainer = functools.partial(PrivateTrainer, ledger, notes, (understood.logged, held_out or None))
     return Privatized(private, source, plan, notes, trainer)
 

@@ -185,7 +185,7 @@ def test_errors_about_rows_are_withheld() -> None:
     private = engine(data=Leaky())
     with pytest.raises(ValueError, match="its message may hold sizes or values of private rows and is withheld"):
         list(private)
-    with pytest.raises(ValueError, match="may have been released in part.*HINT"):
+    with pytest.raises(ValueError, match=r"may have been released in part.*HINT"):
         next(private)
 
 

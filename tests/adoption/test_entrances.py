@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 import torchmetrics
 from lightning.pytorch.callbacks import Callback, EarlyStopping
+from projects import WITHOUT_FILES
 from small_projects import Project, all_weights, fit, held_out, loader, privatize, rows
 from small_runs import SECRET, Crash, make_module, make_network, make_plan
 from small_runs import fit as fit_directly
@@ -317,6 +319,12 @@ def test_made_up_rows_leave_nothing_behind() -> None:
     assert project.seen == [] and project.accuracy._update_count == 0  # type: ignore[attr-defined,union-attr]
 
 
+def test_what_was_not_made_private_is_refused() -> None:
+    private = privatize()
+    with pytest.raises(ValueError, match=r"(?s)the model is a Project as it was.*HINT.*the data is a DataLoader.*HINT"):
+        private.Trainer(**WITHOUT_FILES).fit(Project(), loader())
+
+
 def test_bf16_runs() -> None:
     assert fit(privatize(), precision="bf16-mixed").global_step == 12
 
@@ -337,7 +345,7 @@ def test_a_run_directory_is_continued_bit_for_bit_and_reported(tmp_path: Path) -
 
     def run(name: str, *callbacks: Callback) -> Tensor:
         private = privatize(plan=plan, run_dir=tmp_path / name)
-        fit(private, *callbacks)
+        fit(private, *callbacks, held_out=held_out())
         return all_weights(private.module)
 
     whole = run("whole")
@@ -345,6 +353,8 @@ def test_a_run_directory_is_continued_bit_for_bit_and_reported(tmp_path: Path) -
         run("parts", Crash(7))
     assert torch.equal(run("parts"), whole)
     assert (tmp_path / "parts" / "report.html").exists() and (tmp_path / "parts" / "ledger.json").exists()
+    facts = json.loads((tmp_path / "parts" / "privacy_report.json").read_text())
+    assert facts["title"] == "Project, made private" and list(facts["metrics"]) == ["validation/val_loss"]
     with pytest.raises(ValueError, match=r"is finished.*HINT"):
         run("parts")
 
