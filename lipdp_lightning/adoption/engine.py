@@ -255,7 +255,7 @@ class Engine(PrivateSteps):
             parameter.grad = None
         for _ in range(self.chunks):
             shown = self.current.hand_over(self._next_batch())
-            batch = self._begin_pass(shown)
+            batch = self._begin_pass(shown, self._steps_done)
             with self.precision_plugin.forward_context():
                 total = self.module.training_step(batch, 0) / self.chunks
             self.current.check_gradients()

@@ -104,9 +104,8 @@ class BinaryCrossEntropy(Loss):
     """Binary cross-entropy with logits / temperature, summed over m outputs.
 
     The Lipschitz constant is sqrt(m) / temperature: each output's derivative p - y lies in [-1, 1], since targets are
-    clamped to [0, 1]. With ``pos_weight``, one public weight for all outputs or one for each along the last axis, the
-    term of a target 1 counts w times: the derivative (1 - y) p - y w (1 - p) lies in [-w, 1], and m becomes the sum of
-    max(1, w)^2.
+    clamped to [0, 1]. Public weights ``pos_weight`` w of positive targets, one or one for each entry of the last axis,
+    make this [-w, 1], and m becomes the sum of max(1, w)^2.
     """
 
     task = "binary"
@@ -124,17 +123,10 @@ class BinaryCrossEntropy(Loss):
         return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
-        return math.sqrt(self._outputs(shape)) / self.temperature
-
-    def _outputs(self, shape: tuple[int, ...]) -> float:
-        """Returns the number of outputs, each counted max(1, w)^2 times."""
         weights = self.pos_weight or (1.0,)
         if len(weights) not in (1, *shape[-1:]):
-            raise ValueError(
-                f"pos_weight holds {len(weights)} weights, and the outputs have shape {shape}. "
-                "HINT: one weight, or one for each output along the last axis."
-            )
-        return math.prod(shape) / len(weights) * sum(max(1.0, weight) ** 2 for weight in weights)
+            raise ValueError(f"pos_weight={weights}, and outputs of shape {shape}. HINT: one weight, or one for each.")
+        return math.sqrt(math.prod(shape) / len(weights) * sum(max(1.0, w) ** 2 for w in weights)) / self.temperature
 
 
 @dataclass(frozen=True)
@@ -199,8 +191,7 @@ class Huber(Loss):
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).reshape(logits.shape)
-        losses = F.huber_loss(logits, goal, reduction="none", delta=self.delta)
-        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        return F.huber_loss(logits, goal, reduction="none", delta=self.delta).unsqueeze(-1).flatten(1).sum(1)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return self.delta * math.sqrt(math.prod(shape))
@@ -262,8 +253,7 @@ def _from_torch(loss: nn.Module) -> Loss:
         weights = None if loss.weight is None else tuple(float(w) for w in loss.weight)
         return CrossEntropy(label_smoothing=loss.label_smoothing, class_weights=weights)
     if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None:
-        weights = None if loss.pos_weight is None else tuple(float(w) for w in loss.pos_weight.flatten())
-        return BinaryCrossEntropy(pos_weight=weights)
+        return BinaryCrossEntropy(pos_weight=None if (w := loss.pos_weight) is None else tuple(w.flatten().tolist()))
     if isinstance(loss, nn.HuberLoss):
         return Huber(delta=loss.delta)
     if isinstance(loss, nn.SmoothL1Loss):

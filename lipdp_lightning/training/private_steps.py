@@ -52,6 +52,7 @@ class PrivateSteps:
     _branch: str
     _record_key: bytes
     _can_repeat: bool
+    _begun: int  # the number of the step that is under way, or was the last one
     _spending: Spending | None
     _norms: Follower
     clipper: Clipper | None
@@ -167,17 +168,18 @@ class PrivateSteps:
 
     # ---- the step
 
-    def _begin_pass(self, batch: Any) -> Batch:
-        """Begins the step with its first micro-batch, and returns the data module's batch for the network."""
+    def _begin_pass(self, batch: Any, number: int) -> Batch:
+        """Begins the step of that number with its first micro-batch, and returns the data module's batch."""
         current = self.current
         drawn = current.opened(batch)
         check_exact_arithmetic()
+        self._begun = number
         if current.between_steps:
             self._begin_step()
-            current.begin(self._number)
+            current.begin(number)
         else:  # nothing may have changed since
             assert self.mechanism is not None
-            self.mechanism.begin_step(self._number)
+            self.mechanism.begin_step(number)
         return drawn
 
     def _end_pass(self) -> None:
@@ -187,30 +189,30 @@ class PrivateSteps:
             self.current.mark_released()
 
     def _begin_step(self) -> None:
-        mechanism, step = self.mechanism, self._number
+        mechanism, step = self.mechanism, self._begun
         assert mechanism is not None
         assert step < self.branches.limit(), f"step {step} is beyond the plan"
-        if self.ranks.rank == 0:
+        if mechanism.place.rank == 0:
             self.branches.reserve(step)
         mechanism.begin_step(step, None if self._can_repeat else self.ranks.agree, sealed=self._can_repeat)
         every = self.checksum_every_n_steps
-        if every is not None and self.ranks.world_size > 1 and step % every == 0:
+        if every is not None and mechanism.place.world_size > 1 and step % every == 0:
             self.ranks.check_in_step(step, mechanism.checksum)
 
     def _release(self) -> None:
         """Puts the step on record, and replaces the sum by its release."""
-        mechanism, step = self.mechanism, self._number
+        mechanism, step = self.mechanism, self._begun
         assert mechanism is not None
         check_exact_arithmetic()
         if not self._can_repeat:
             self._put_on_record(step, mechanism.digest)
-        reduce = self._all_reduce if self.ranks.world_size > 1 else None
+        reduce = self._all_reduce if mechanism.place.world_size > 1 else None
         mechanism.privatize_(step, reduce, self._seal if self._can_repeat else None)
 
     def _seal(self, own: bytes) -> bytes:
         """Puts one digest of what all processes are about to release on record, and returns it."""
         digest = self.ranks.agree(own)
-        self._put_on_record(self._number, digest)
+        self._put_on_record(self._begun, digest)
         return digest
 
     def _put_on_record(self, step: int, digest: bytes) -> None:

@@ -167,7 +167,8 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         module = self.lightning_module
         if module is None or not module.trainer.training:
             return arrived
-        return self.current.hand_over(self.numbered(arrived))
+        assert self._current is not None, "the Strategy is not set up for training"
+        return self._current.hand_over(self.numbered(arrived))
 
     def numbered(self, batch: Any) -> Any:
         """Returns a batch with the ids by which views and dropout are drawn; here the sampler's own ids."""
@@ -175,7 +176,7 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
 
     def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Begins the step with its first micro-batch, and passes the data module's batch to the module."""
-        return super().training_step(self._begin_pass(batch), *args, **kwargs)
+        return super().training_step(self._begin_pass(batch, self._number), *args, **kwargs)
 
     @property
     def _number(self) -> int:
@@ -187,12 +188,12 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Runs the backward pass, and adds noise before the first hook that sees gradients."""
         module = self.lightning_module
-        assert module is not None
+        assert module is not None and self._current is not None
         before = closure_loss._version, closure_loss.grad_fn
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, module)
         _check_same_loss(loss, closure_loss, before)
-        self.current.check_gradients()
+        self._current.check_gradients()
         self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
         self._end_pass()
         loss = self.precision_plugin.post_backward(loss, module)
@@ -201,8 +202,8 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Steps on released gradients alone, projects the weights, and averages them."""
-        assert self.mechanism is not None
-        number, current = self._number, self.current
+        number, current = self._number, self._current
+        assert self.mechanism is not None and current is not None
 
         def complete(*a: Any, **k: Any) -> Any:
             result = closure(*a, **k)

@@ -27,7 +27,7 @@ def measured(name: str, diff: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def on_the_page() -> dict[str, list[float]]:
-    rows = re.findall(r"^\| `(\w+)` \|(.+)\|$", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|([\d |.]+)\|$", PAGE.read_text(), re.MULTILINE)
     return {name: [float(cell) for cell in cells.split("|")] for name, cells in rows}
 
 
