@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .adoption.engine import Engine as Engine
     from .adoption.privatize import privatize as privatize
+    from .data_modules.declaration import Declaration as Declaration
+    from .data_modules.private_data import PrivateData as PrivateData
 
 __version__ = "0.2.0"
-__all__ = ["Engine", "privatize"]
+
+# imported when they are first used, since torch takes seconds
+_HOME = {
+    "Declaration": "data_modules.declaration",
+    "Engine": "adoption.engine",
+    "PrivateData": "data_modules.private_data",
+    "privatize": "adoption.privatize",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, so that importing the package costs nothing."""
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"lipdp_lightning.adoption.{name.lower()}"), name)
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
