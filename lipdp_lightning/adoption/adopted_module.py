@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning
-from torch import Tensor, nn
+from torch import nn
 
 from ..bounds.losses import Loss
 from ..training.module import PrivateModule
@@ -110,12 +110,11 @@ class AdoptedModule(PrivateModule):
 
     def log(self, name: str, value: Any, *arguments: Any, **keywords: Any) -> None:
         """Logs a value; what is computed in a hook around a training batch must be named as not private."""
-        in_batch = self._current_fx_name in _BATCH_HOOKS
-        if in_batch and isinstance(value, Tensor) and not name.startswith(_PUBLIC):
+        if self._current_fx_name in _BATCH_HOOKS and not name.startswith(_PUBLIC):
             raise ValueError(
-                f"{name!r} is logged in {self._current_fx_name}, where a batch and its loss are private: its value "
-                "would be released without noise. HINT: log it from validation; privatize(log_nonprivate=True) logs "
-                "the training loss as nonprivate/loss, and the report says so."
+                f"{name!r} is logged in {self._current_fx_name}, where a batch and its loss are private: its value may "
+                "tell of them without noise. HINT: log it from validation or at the end of an epoch; "
+                "privatize(log_nonprivate=True) logs the training loss as nonprivate/loss, and the report says so."
             )
         super().log(name, value, *arguments, **keywords)
 

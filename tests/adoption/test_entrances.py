@@ -143,16 +143,18 @@ def test_hooks_that_would_see_private_rows_are_refused(name: str) -> None:
 
 
 class LogsTheLoss(Callback):
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, form: Callable[[Tensor], Any] = Tensor.detach) -> None:
+        self.name, self.form = name, form
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        pl_module.log(self.name, outputs["loss"])
+        pl_module.log(self.name, self.form(outputs["loss"]))
 
 
 def test_the_training_loss_is_logged_under_a_name_that_says_so_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"'loss' is logged in on_train_batch_end.*HINT"):
         fit(privatize(), LogsTheLoss("loss"))
+    with pytest.raises(ValueError, match=r"'loss' is logged in on_train_batch_end.*HINT"):
+        fit(privatize(), LogsTheLoss("loss", float))
     trainer = fit(privatize(log_nonprivate=True))
     assert "nonprivate/loss" in trainer.callback_metrics and "train_loss" not in trainer.callback_metrics
     monkeypatch.setattr(AdoptedModule, "log", PrivateModule.log)
@@ -335,6 +337,16 @@ def test_rows_of_a_private_data_module_are_taken_as_declared() -> None:
     private = privatize(data=Blobs(), size=None)
     trainer = fit(private, limit_val_batches=1.0)
     assert trainer.global_step == 12 and "val_loss" in trainer.callback_metrics
+
+
+def test_declared_arrays_train_through_both_entrances() -> None:
+    x, y = rows()
+    declared = {"rows": 60, "shape": [6], "low": -2, "high": 2, "label": {"classes": 3}}
+    data = lipdp_lightning.PrivateData.of((x.clamp(-2, 2).numpy(), y.numpy()), declared)
+    plan = make_plan(scaling="exact", radius=1.0, max_norm=None, dataset_size=data.dataset_size)
+    trainer = fit(privatize(data=data, size=None, plan=plan), limit_val_batches=1.0)
+    assert trainer.global_step == 12 and "val_loss" in trainer.callback_metrics
+    assert len(list(lipdp_lightning.Engine(make_network(), plan, data, loss="cross_entropy"))) == 12
 
 
 # ---- run directories
