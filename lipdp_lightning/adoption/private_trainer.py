@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning
@@ -101,7 +101,7 @@ class PrivateTrainer(lightning.Trainer):
         """Trains; arguments are those of Lightning, and the training rows those that privatize() was given."""
         data = self._data(train_dataloaders, val_dataloaders, datamodule)
         refuse(_not_private(model, data))
-        refuse([*_monitors(self, data, self._logged), *_schedules(self, model, data)])
+        refuse(_problems(self, model, data, self._logged))
         for note in self._notes:
             rank_zero_info(note)
         if self._directory is None:
@@ -193,62 +193,64 @@ def _listed(given: Any) -> list[Any]:
     return [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _monitors(trainer: lightning.Trainer, data: Any, logged: Logged) -> list[str]:
-    """Returns the problems of callbacks that wait for a value that nothing will log."""
-    in_training, held_out = logged
-    has_rows = bool(getattr(data, "val_dataloader", list)())
-    problems = []
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        monitor = getattr(callback, "monitor", None)
-        if not isinstance(monitor, str) or monitor in _LOGGED_ANYWAY:
-            continue
-        name = f"{type(callback).__name__}(monitor={monitor!r})"
-        plain = monitor.removesuffix("_epoch").removesuffix("_step")
-        if plain in in_training and plain not in (held_out or ()):
-            problems.append(
-                f"{name} waits for a value of training rows, which a private run does not log. "
-                f"HINT: monitor what validation_step logs{': ' + ', '.join(held_out) if held_out else ''}."
-            )
-        elif not has_rows:
-            problems.append(
-                f"{name} waits for a metric of held-out rows, and none are declared. HINT: give a validation loader "
-                "of rows that are not among the training rows, or leave the callback out."
-            )
-        elif held_out and plain not in held_out and monitor not in held_out:
-            problems.append(f"{name} waits for a value that nothing logs. HINT: monitor {', '.join(held_out)}.")
-    return problems
-
-
-def _schedules(trainer: PrivateTrainer, model: Any, data: Any) -> list[str]:
-    """Returns the problem of a schedule of a fixed length that ends before the run does."""
+def _problems(trainer: PrivateTrainer, model: Any, data: Any, logged: Logged) -> list[str]:
+    """Returns the problems of callbacks and schedules that wait for what never comes, or that end before the run."""
     model.trainer = trainer
     try:
-        made = model.configure_optimizers()
+        schedules = _schedules(model.configure_optimizers())
     except Exception:  # the Strategy's own checks say what is wrong
-        return []
-    problems = []
-    for schedule, interval in _scheduled(made):
-        total = getattr(schedule, "total_steps", None)
-        moves = trainer.max_steps if interval == "step" else trainer.max_epochs
-        if isinstance(total, int) and isinstance(moves, int) and total < moves:
-            problems.append(
-                f"{type(schedule).__name__} ends after {total} {interval}s, and the run takes {moves}: sampled batches "
-                "have other sizes than those of a loader. HINT: total_steps=self.trainer.estimated_stepping_batches, "
-                "with interval 'step'."
-            )
-    return problems
+        schedules = []
+    held_out_rows = bool(getattr(data, "val_dataloader", list)())
+    waiting: list[tuple[Any, Any]] = [(c, getattr(c, "monitor", None)) for c in trainer.callbacks]  # type: ignore[attr-defined]
+    waiting += [(one.get("scheduler"), one.get("monitor")) for one in schedules]
+    return [
+        *(problem for part, monitor in waiting for problem in _unlogged(part, monitor, logged, held_out_rows)),
+        *(problem for one in schedules for problem in _too_short(one, trainer)),
+    ]
 
 
-def _scheduled(made: Any) -> list[tuple[Any, str]]:
-    """Returns the schedules of configure_optimizers with their intervals."""
+def _unlogged(part: Any, monitor: Any, logged: Logged, held_out_rows: bool) -> Iterator[str]:
+    """Yields the reason why nothing will log the value that a callback or a schedule monitors."""
+    if not isinstance(monitor, str) or monitor in _LOGGED_ANYWAY:
+        return
+    in_training, held_out = logged
+    name = f"{type(part).__name__}(monitor={monitor!r})"
+    plain = monitor.removesuffix("_epoch").removesuffix("_step")
+    if plain in in_training and plain not in (held_out or ()):
+        yield (
+            f"{name} waits for a value of training rows, which a private run does not log. "
+            f"HINT: monitor what validation_step logs{': ' + ', '.join(held_out) if held_out else ''}."
+        )
+    elif not held_out_rows:
+        yield (
+            f"{name} waits for a metric of held-out rows, and none are declared. HINT: give a validation loader "
+            "of rows that are not among the training rows, or leave it out."
+        )
+    elif held_out and plain not in held_out and monitor not in held_out:
+        yield f"{name} waits for a value that nothing logs. HINT: monitor {', '.join(held_out)}."
+
+
+def _too_short(one: Mapping[str, Any], trainer: PrivateTrainer) -> Iterator[str]:
+    """Yields the reason why a schedule of a fixed length ends before the run does."""
+    total, interval = getattr(one.get("scheduler"), "total_steps", None), one.get("interval", "epoch")
+    moves = trainer.max_steps if interval == "step" else trainer.max_epochs
+    if isinstance(total, int) and isinstance(moves, int) and total < moves:
+        yield (
+            f"{type(one['scheduler']).__name__} ends after {total} {interval}s, and the run takes {moves}: sampled "
+            "batches have other sizes than those of a loader. "
+            "HINT: total_steps=self.trainer.estimated_stepping_batches, with interval 'step'."
+        )
+
+
+def _schedules(made: Any) -> list[Mapping[str, Any]]:
+    """Returns the schedules of configure_optimizers with their options, in any of the forms that Lightning accepts."""
     if isinstance(made, dict):
         found = [made.get("lr_scheduler")]
+        found = [
+            {"monitor": made.get("monitor")} | (one if isinstance(one, dict) else {"scheduler": one}) for one in found
+        ]
     elif isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[1], list | tuple):
         found = list(made[1])
     else:
         found = []
-    return [
-        (one["scheduler"], one.get("interval", "epoch")) if isinstance(one, dict) else (one, "epoch")
-        for one in found
-        if one is not None
-    ]
+    return [one if isinstance(one, dict) else {"scheduler": one} for one in found if one is not None]

@@ -237,6 +237,15 @@ def test_monitors_of_what_nothing_logs_are_refused() -> None:
         fit(privatize(), EarlyStopping("val_los"), held_out=held_out())
     fit(privatize(), EarlyStopping("val_loss", patience=99), held_out=held_out())
 
+    class Plateau(Project):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "train_loss"}}
+
+    with pytest.raises(ValueError, match=r"ReduceLROnPlateau\(monitor='train_loss'\) waits for a value of training"):
+        fit(privatize(Plateau()), held_out=held_out())
+
 
 def test_a_schedule_that_is_too_short_is_refused_before_the_first_step() -> None:
     class Scheduled(Project):
