@@ -155,7 +155,7 @@ def test_all_reasons_are_given_at_once() -> None:
         (lambda: loader(shuffle=False, sampler=torch.utils.data.WeightedRandomSampler(torch.ones(60), 60)), "draws by"),
         (lambda: iter(()), "cannot be drawn one by one"),
         (lambda: loader(y=torch.full((60,), 7)), "is not one of the network's 3 classes"),
-        (lambda: loader(x=torch.zeros(10, 6), y=torch.zeros(10).long()), "more than 5 % apart"),
+        (lambda: loader(x=torch.zeros(10, 6), y=torch.zeros(10).long()), "by more than 5 %"),
     ],
 )
 def test_data_that_the_sampler_cannot_draw_from_is_refused(data: Callable[[], Any], reason: str) -> None:
