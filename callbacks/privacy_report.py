@@ -11,6 +11,7 @@ from typing import Any
 import lightning
 import numpy as np
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import WandbLogger
 
 from lipdp_lightning.accounting.accountants import PrivacyBound
 from lipdp_lightning.bound_text import upper_text
@@ -101,7 +102,7 @@ class PrivacyReport(Callback):
         self.paths = write_report(self.directory, self.facts)
 
     def publish(self, trainer: lightning.Trainer) -> None:
-        """Sends plots as images, the layers as a table and the summary to every logger that accepts them."""
+        """Sends plots as images, the layers as a table, the summary and the report to the loggers that accept them."""
         if not trainer.is_global_zero or self.facts is None:
             return
         for logger in trainer.loggers:
@@ -115,6 +116,17 @@ class PrivacyReport(Callback):
             summary = getattr(getattr(logger, "experiment", None), "summary", None)
             if summary is not None and hasattr(summary, "update"):
                 summary.update(_rounded_up(summary_of(self.facts)))
+            if isinstance(logger, WandbLogger):
+                self._attach(logger.experiment)
+
+    def _attach(self, run: Any) -> None:
+        """Attaches the three files of the report to a run of W&B, which uploads them, at once or by `wandb sync`."""
+        import wandb
+
+        artifact = wandb.Artifact(f"privacy-report-{run.id}", type="privacy-report")
+        for path in self.paths.values():
+            artifact.add_file(str(path))
+        run.log_artifact(artifact)
 
     def _facts(self, trainer: lightning.Trainer, module: Any, metrics: dict[str, float]) -> RunFacts:
         steps: Any = trainer.strategy
@@ -177,7 +189,7 @@ class PrivacyReport(Callback):
             averaged_groups=[] if (averaging := averaging_of(trainer)) is None else averaging.certificate(),
             metrics=metrics,
             metric_sources=dict.fromkeys(metrics, "validation"),
-            primary_metric=next((k for k in metrics if k.endswith(("accuracy", "mae"))), None),
+            primary_metric=next((k for k in metrics if k.endswith(("/accuracy", "/mae"))), None),
             nonprivate_released=_released(module, plan),
             versions=_versions(),
             history=self._merged_history(trainer),

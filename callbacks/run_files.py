@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import lightning
@@ -15,18 +17,21 @@ from lipdp_lightning.report.tables import certificate_table, plan_table
 from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
 
+SIGN_OF_LIFE = 10.0  # seconds between two notes of the progress
 NO_METRIC = "none: no row is held out (data.init_args.validation_fraction)"
 """What the table before the first step says where nothing will tell how good the model is."""
 
 
 class RunFiles(Callback):
-    """Claims the run directory, prints numbers derived from the plan, and keeps run.json up to date.
+    """Claims the run directory, prints numbers derived from the plan, and keeps run.json and progress.json up to date.
 
     The run is finished when the plan's steps are spent. If it stops earlier, it can be continued.
     """
 
     def __init__(self, directory: RunDirectory, config: str = "") -> None:
         self.directory, self.config = directory, config
+        self._noted: tuple[float, float | None] = (-math.inf, None)
+        self._began: float | None = None
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         strategy = _strategy(trainer)
@@ -46,6 +51,29 @@ class RunFiles(Callback):
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
 
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._began = time.monotonic()
+
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Notes the epsilon before the step that spends it, so that the note is an upper bound at any moment."""
+        if not trainer.is_global_zero:
+            return
+        strategy, epsilon, guarantee = _strategy(trainer), None, None
+        assert strategy.plan is not None
+        if strategy.plan.certified:
+            beside = planned_beside_training(trainer)
+            guarantee = strategy.spending.guarantee().epsilon + beside
+            epsilon = strategy.spending.shown(strategy.branches.spent(trainer.global_step + 1)) + beside
+        now = time.monotonic()
+        if epsilon == self._noted[1] and now - self._noted[0] < SIGN_OF_LIFE:
+            return
+        self._noted = (now, epsilon)
+        held_out = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("validation/")}
+        metrics = {k: v for k, v in held_out.items() if math.isfinite(v)}
+        self.directory.note_progress({"epsilon_taken": epsilon, "epsilon": guarantee, "metrics": metrics})
+
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         finished = trainer.global_step >= _strategy(trainer).branches.limit()
         self.mark(trainer, "finished" if finished else "stopped")
@@ -55,4 +83,7 @@ class RunFiles(Callback):
         plan = _strategy(trainer).plan
         assert plan is not None
         if trainer.is_global_zero:
-            self.directory.mark(status, plan.digest().hex(), steps=trainer.global_step)
+            before, now = (self.directory.record() or {}).get("seconds", 0.0), time.monotonic()
+            lasted = 0.0 if self._began is None else now - self._began
+            self._began = now
+            self.directory.mark(status, plan.digest().hex(), steps=trainer.global_step, seconds=before + lasted)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .adoption.privatize import privatize as privatize
     from .data_modules.declaration import Declaration as Declaration
     from .data_modules.private_data import PrivateData as PrivateData
+    from .release import load_release as load_release
 
 __version__ = "0.2.0"
 
@@ -18,6 +19,7 @@ _HOME = {
     "Declaration": "data_modules.declaration",
     "Engine": "adoption.engine",
     "PrivateData": "data_modules.private_data",
+    "load_release": "release",
     "privatize": "adoption.privatize",
 }
 

@@ -161,6 +161,7 @@ def test_the_critical_rooms_load_no_trainer() -> None:
 
 # Which rooms a room may import, also inside functions; modules beside the rooms, such as files.py, count as rooms.
 KNOWS = {
+    "alive": "",
     "bound_text": "",
     "files": "",
     "kernels": "",
@@ -181,7 +182,7 @@ KNOWS = {
     "clipping": "bounds layers privacy",
     "data_modules": "features files privacy",
     "training": (
-        "accounting augmentations bounds clipping files kernels layers mechanism norms own_folders privacy "
+        "accounting alive augmentations bounds clipping files kernels layers mechanism norms own_folders privacy "
         "run_names slurm"
     ),
     "curves": "bound_text files privacy report",
@@ -192,6 +193,7 @@ KNOWS = {
     "audit": "accounting bound_text bounds clipping data_modules layers mechanism norms privacy report training",
     "experiment": "accounting bounds callbacks data_modules files privacy report schedules training",
     "adoption": "accounting bounds callbacks data_modules experiment layers privacy training",
+    "release": "experiment files training",
     "tuning": "accounting bound_text experiment files privacy report training",
     "bench": "bounds data_modules files kernels layers mechanism models norms privacy report training",
     "studies": (
@@ -200,8 +202,8 @@ KNOWS = {
     ),
     "doctor": "bounds kernels layers mechanism norms privacy",
     "commands": (
-        "accounting audit bench bound_text bounds callbacks curves data_modules doctor experiment files "
-        "mechanism norms privacy report run_names slurm studies training tuning"
+        "accounting alive audit bench bound_text bounds calibration callbacks curves data_modules doctor experiment "
+        "files mechanism norms privacy release report run_names slurm studies training tuning"
     ),
     "cli": "commands experiment own_folders report",
 }

@@ -223,7 +223,9 @@ class Experiment(LightningCLI):
 
         loggers: list[Any] = [RunCSVLogger(self._directory.path)]
         if self._wandb != "off":
-            loggers.append(wandb_logger(self._directory.path, self._directory.id, self._wandb))
+            tags = [type(self.model.network).__name__, type(self.datamodule).__name__, self.plan.scaling]
+            tags.append("certified" if self.plan.certified else "not private")
+            loggers.append(wandb_logger(self._directory.path, self._directory.id, self._wandb, tags))
         return loggers
 
     def callback(self, kind: type[Any]) -> Any:
