@@ -31,8 +31,8 @@ from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures
 from lipdp_lightning.report.write import write_report
+from lipdp_lightning.training.private_steps import PrivateSteps
 from lipdp_lightning.training.public_numbers import group_rows
-from lipdp_lightning.training.strategy import PrivateStrategy
 
 HELD_OUT = ("validation/", "test/")
 _NOTED = (
@@ -129,7 +129,8 @@ class PrivacyReport(Callback):
         run.log_artifact(artifact)
 
     def _facts(self, trainer: lightning.Trainer, module: Any, metrics: dict[str, float]) -> RunFacts:
-        strategy = _strategy(trainer)
+        steps: Any = trainer.strategy
+        strategy = steps if isinstance(steps, PrivateSteps) else _strategy(trainer)  # which says what is missing
         plan, mechanism, branches = strategy.plan, strategy.mechanism, strategy.branches
         assert plan is not None and mechanism is not None
         options = plan.to_dict()
@@ -199,7 +200,7 @@ class PrivacyReport(Callback):
             config=self.config,
         )
 
-    def _exactly(self, strategy: PrivateStrategy, steps: int) -> PrivacyBound:
+    def _exactly(self, strategy: PrivateSteps, steps: int) -> PrivacyBound:
         """Returns the epsilon of the steps taken; the last answer is kept, since reports are written repeatedly."""
         if self._taken is None or self._taken[0] != steps:
             self._taken = (steps, strategy.spending.exactly(steps))

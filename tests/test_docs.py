@@ -88,6 +88,7 @@ def test_no_page_with_code_is_left_out() -> None:
         "docs/bring_your_own_data.md",  # in tests/data_modules/test_data_own.py
         "docs/parties.md",
         "docs/reproduce.md",
+        "docs/your_project.md",
     ]
 
 
@@ -103,6 +104,13 @@ def test_the_python_example_of_reproduce_is_an_entry(example: types.ModuleType, 
     rows = [{**cell, **checked_result(cell, entry.run(cell))} for cell in checked_cells(entry, Options(seeds=200))]
     assert "Over 400 releases" in entry.finish(rows, Output(tmp_path, entry.name))
     assert float(entry.claims[0].ours(rows)) == pytest.approx(1, abs=0.3)
+
+
+def test_a_project_of_its_own_page_becomes_private(example: types.ModuleType, tmp_path: Path) -> None:
+    run_python(ROOT / "docs/your_project.md", example)
+    assert example.trainer.callback_metrics["val_acc"] > 0.7 and example.accuracy > 0.7
+    assert example.trainer.strategy.branches.spent(225) == 225 == example.step.number + 1
+    assert (tmp_path / "runs/loop/report.html").is_file()
 
 
 def test_the_python_examples_of_contributing_run(example: types.ModuleType) -> None:
@@ -440,8 +448,8 @@ def test_the_core_is_no_larger_than_the_page_says() -> None:
 
 # What a step of a real run walks through: at most so many files and changes of file. The second pair is for the files
 # that drive the step: training, callbacks and data modules.
-LONGEST_WALK = (50, 310)
-LONGEST_WALK_OF_THE_DRIVERS = (9, 40)
+LONGEST_WALK = (51, 375)
+LONGEST_WALK_OF_THE_DRIVERS = (10, 42)
 PACKAGES = ("lipdp_lightning", "callbacks", "data_modules")
 DRIVERS = ("lipdp_lightning/training", "callbacks", "data_modules")
 

@@ -192,6 +192,7 @@ KNOWS = {
     ),
     "audit": "accounting bound_text bounds clipping data_modules layers mechanism norms privacy report training",
     "experiment": "accounting bounds callbacks data_modules files privacy report schedules training",
+    "adoption": "accounting bounds callbacks data_modules experiment layers privacy training",
     "release": "experiment files training",
     "tuning": "accounting bound_text experiment files privacy report training",
     "bench": "bounds data_modules files kernels layers mechanism models norms privacy report training",

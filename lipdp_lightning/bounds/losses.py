@@ -69,9 +69,9 @@ def _check_positive(reason: str = "", *, hint: str, **numbers: float) -> None:
             raise ValueError(f"{name}={value} is not positive{reason}. HINT: {hint}")
 
 
-def _check_weights(weights: tuple[float, ...] | None) -> None:
+def _check_weights(weights: tuple[float, ...] | None, name: str = "class_weights") -> None:
     if weights is not None and not all(math.isfinite(w) and w >= 0 for w in weights):
-        raise ValueError(f"class_weights={weights} are not finite and non-negative. HINT: declare public weights.")
+        raise ValueError(f"{name}={weights} are not finite and non-negative. HINT: declare public weights.")
 
 
 @dataclass(frozen=True)
@@ -109,22 +109,29 @@ class BinaryCrossEntropy(Loss):
     """Binary cross-entropy with logits / temperature, summed over m outputs.
 
     The Lipschitz constant is sqrt(m) / temperature: each output's derivative p - y lies in [-1, 1], since targets are
-    clamped to [0, 1].
+    clamped to [0, 1]. Public weights ``pos_weight`` w of positive targets, one or one for each entry of the last axis,
+    make this [-w, 1], and m becomes the sum of max(1, w)^2.
     """
 
     task = "binary"
     temperature: float = 1.0
+    pos_weight: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_positive(temperature=self.temperature, hint="1.0 is the plain loss.")
+        _check_weights(self.pos_weight, "pos_weight")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).clamp(0, 1).reshape(logits.shape)
-        losses = F.binary_cross_entropy_with_logits(logits / self.temperature, goal, reduction="none")
+        scaled, weights = logits / self.temperature, _public_weights(self.pos_weight, logits)
+        losses = F.binary_cross_entropy_with_logits(scaled, goal, reduction="none", pos_weight=weights)
         return _of_examples(losses, target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
-        return math.sqrt(math.prod(shape)) / self.temperature
+        weights = self.pos_weight or (1.0,)
+        if len(weights) not in (1, *shape[-1:]):
+            raise ValueError(f"pos_weight={weights}, and outputs of shape {shape}. HINT: one weight, or one for each.")
+        return math.sqrt(math.prod(shape) / len(weights) * sum(max(1.0, w) ** 2 for w in weights)) / self.temperature
 
 
 @dataclass(frozen=True)
@@ -188,7 +195,7 @@ class Huber(Loss):
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).reshape(logits.shape)
-        return F.huber_loss(logits, goal, reduction="none", delta=self.delta).flatten(1).sum(1)
+        return F.huber_loss(logits, goal, reduction="none", delta=self.delta).unsqueeze(-1).flatten(1).sum(1)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return self.delta * math.sqrt(math.prod(shape))
@@ -212,7 +219,7 @@ class SquaredError(Loss):
         _check_positive(output_bound=self.output_bound, target_bound=self.target_bound, reason=reason, hint=hint)
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        flat = logits.flatten(1)
+        flat = logits.unsqueeze(-1).flatten(1)
         goal = torch.nan_to_num(target.to(logits.dtype)).reshape(flat.shape)
         difference = to_ball(flat, self.output_bound) - to_ball(goal, self.target_bound)
         return difference.square().sum(1) / 2
@@ -249,8 +256,8 @@ def _from_torch(loss: nn.Module) -> Loss:
             )
         weights = None if loss.weight is None else tuple(float(w) for w in loss.weight)
         return CrossEntropy(label_smoothing=loss.label_smoothing, class_weights=weights)
-    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None:
-        return BinaryCrossEntropy()
+    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None:
+        return BinaryCrossEntropy(pos_weight=None if (w := loss.pos_weight) is None else tuple(w.flatten().tolist()))
     if isinstance(loss, nn.HuberLoss):
         return Huber(delta=loss.delta)
     if isinstance(loss, nn.SmoothL1Loss):

@@ -111,7 +111,7 @@ class KeyedByTheState(Mechanism):
 def test_noise_keyed_by_the_state_alone_fails_the_same_check(
     tmp_path: Path, switch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lipdp_lightning.training.strategy.Mechanism", KeyedByTheState)
+    monkeypatch.setattr("lipdp_lightning.training.private_steps.Mechanism", KeyedByTheState)
     first, second = Gradients(), Gradients()
     session(tmp_path, first, crash=5, record=False, data=Switched())
     switch()
