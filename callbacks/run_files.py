@@ -33,9 +33,10 @@ class RunFiles(Callback):
             return
         self.directory.claim(plan.digest().hex(), plan.to_dict(), self.config)
         facts: dict[str, Any] = dict(plan.to_dict(), sample_rate=plan.sample_rate, certified=plan.certified)
+        facts["scaling_reason"] = strategy.scaling_reason
         if plan.certified:
             facts["epsilon"] = strategy.spending.guarantee().epsilon + planned_beside_training(trainer)
-        shown = {k: v for k, v in facts.items() if v not in (None, (), [], False) or k == "certified"}
+        shown = {k: v for k, v in facts.items() if v not in (None, (), [], False, "") or k == "certified"}
         show(f"{plan_table(shown)}\n\n{certificate_table(group_rows(mechanism))}\n\n")
         hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:

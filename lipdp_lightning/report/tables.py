@@ -30,6 +30,7 @@ PLAN_LABELS = {
     "steps_planned": "steps planned",
     "steps_taken": "steps taken",
     "scaling": "scaling",
+    "scaling_reason": "why this scaling",
     "allocation": "noise allocation",
     "projection": "projection",
     "max_norm": "maximum layer norm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from ..privacy.branches import Branches
 from ..privacy.keys import derive_key, new_secret
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
+from .automatic_scaling import settle
 from .averaging import WeightAverage, average_of
 from .batches import padding_multiple, planned_draws, transfer_problems
 from .checkpoint_files import OwnerOnlyCheckpointIO
@@ -111,6 +113,7 @@ class PrivateStrategy(CheckpointStrategy):
         statistics: Statistics | None = None,
         deterministic: bool = False,
         public_context: bytes = b"",
+        scaling_reason: str = "",
     ) -> None:
         """Replaces the constructor's arguments by those of a configuration.
 
@@ -118,12 +121,14 @@ class PrivateStrategy(CheckpointStrategy):
             plan, physical_batch_size, noise_mode, deterministic: As in the constructor.
             branches, record, statistics: As in the constructor; None keeps the present one.
             public_context: Names the configuration; a run that is continued under another one starts a new branch.
+            scaling_reason: Why the scaling was chosen, if the configuration left it open.
         """
         self.plan, self.physical_batch_size, self.noise_mode = plan, physical_batch_size, noise_mode
         self.branches = branches or self.branches
         self.record = record or self.record
         self.statistics = statistics or self.statistics
         self.deterministic, self.public_context = deterministic, public_context
+        self.scaling_reason = scaling_reason
         self._spending: Spending | None = None
 
     @property
@@ -151,8 +156,15 @@ class PrivateStrategy(CheckpointStrategy):
     def check(self, trainer: lightning.Trainer, module: Any, data: Any) -> None:
         """Raises one ValueError with every reason to refuse this set-up; it writes nothing."""
         self.views, self.average = views_of(trainer), average_of(trainer)
+        self._settle(module, data)
         check_set_up(trainer, module, self, data)
         self._checked = module
+
+    def _settle(self, module: Any, data: Any) -> None:
+        """Settles a scaling that is left open; what cannot be settled is refused by the check that follows."""
+        if self.plan is not None and not self.plan.is_settled and isinstance(module, PrivateModule):
+            with contextlib.suppress(ValueError, AttributeError):
+                self.plan, self.scaling_reason = settle(self.plan, module, data)
 
     def setup_environment(self) -> None:
         """Refuses whatever cannot be trained privately, before a logger or a callback has opened a file."""

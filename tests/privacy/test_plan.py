@@ -13,6 +13,7 @@ from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.privacy.plan import DeltaWarning, NonCertifiedWarning, PrivacyPlan
 from lipdp_lightning.privacy.plan_parts import (
     FLAT,
+    Automatic,
     BatchMaximum,
     CertifiedBounds,
     ClippedExamples,
@@ -125,13 +126,29 @@ def test_digest_ignores_how_a_value_was_written():
 
 
 def test_the_plan_is_frozen():
-    for value, name in ((plan(), "steps"), (plan().influence, "name"), (plan().constraint.balls, "max_norm")):
+    balls = plan(scaling="joint").constraint.balls
+    for value, name in ((plan(), "steps"), (plan().influence, "name"), (balls, "max_norm")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, name, 3)
 
 
 FORMS = [  # flat options, the parts they make, and how the digest begins, which other versions have written to disk
-    (dict(), dict(), "a0e74492d9e4f977"),
+    (
+        dict(scaling="joint"),
+        dict(influence=CertifiedBounds(), shares=Shares(), constraint=Constraint(NormBalls())),
+        "a0e74492d9e4f977",
+    ),
+    (dict(), dict(), "0c49dee97afa0587"),
+    (
+        dict(radius=2, allocation="equal", max_norm=None),
+        dict(influence=Automatic(2.0), shares=Shares("equal"), constraint=Constraint(None)),
+        "95cd601aea664cf1",
+    ),
+    (
+        dict(projection="bjorck", scaling_floor=1e-3),
+        dict(influence=Automatic(floor=1e-3), constraint=Constraint(NormBalls("bjorck"))),
+        "cc3635b50ff37936",
+    ),
     (
         dict(scaling="worst_case", allocation="equal", scaling_floor=1e-3, max_norm=[["a", 1]]),
         dict(
@@ -151,7 +168,7 @@ FORMS = [  # flat options, the parts they make, and how the digest begins, which
     ),
     (
         dict(scaling="radius", radius=2, standardize="mean"),
-        dict(influence=ExampleNorms("radius", PublicRadius(2.0)), constraint=Constraint(standardize="mean")),
+        dict(influence=ExampleNorms("radius", PublicRadius(2.0)), constraint=Constraint(NormBalls(), (), "mean")),
         "3ce1abcba7c64ff3",
     ),
     (
@@ -198,6 +215,28 @@ def test_flat_options_and_parts_make_one_plan_whose_digest_stays(options, parts,
     assert PrivacyPlan.from_dict(json.loads(json.dumps(made.to_dict()))) == made
     assert {name: getattr(made, name) for name in parts} == parts
     assert set(FLAT) < set(made.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "scaling", "settled"),
+    [
+        (dict(), "joint", dict(allocation="optimal", max_norm=8.0, radius=None)),
+        (dict(), "exact", dict(allocation="global", max_norm=8.0, radius=1.0)),
+        (dict(radius=3.0, max_norm=None), "exact", dict(allocation="global", max_norm=None, radius=3.0)),
+        (dict(radius=3.0, allocation="equal"), "joint", dict(allocation="equal", max_norm=8.0, radius=None)),
+        (dict(projection="bjorck"), "exact", dict(projection="bjorck", max_norm=1.0, radius=1.0)),
+    ],
+)
+def test_what_is_open_is_settled_and_what_was_given_stays(options, scaling, settled):
+    left_open = plan(**options, free_layers=["head"], scaling_floor=1e-3, accountant="rdp")
+    assert not left_open.is_settled and left_open.scaling == "auto" and left_open.certified
+    found = left_open.settled(scaling, 8.0)
+    assert found.is_settled and found.events() == left_open.events()
+    values, before = found.to_dict(), left_open.to_dict()
+    assert values == values | {"scaling": scaling} | settled
+    for name in ("scaling", "allocation", "max_norm", "radius"):
+        del values[name], before[name]
+    assert values == before
 
 
 def test_parts_are_checked_like_options():
@@ -262,7 +301,10 @@ WRONG = [
     ("loss_clip", math.inf, "loss_clip"),
     ("cotangent_clip", (("a", 0.0),), "cotangent_clip"),
     ("cotangent_clip", "a", "cotangent_clip"),
-    ("radius", 1.0, "scaling='radius'"),
+    ("radius_quantile", 0.5, "scaling='radius'"),
+    ("switch_to", "joint", "'auto' cannot switch"),
+    ("radius", -1.0, "radius"),
+    ("max_norm", "none", "max_norm"),
     ("scaling_floor", 0.0, "scaling_floor"),
     ("secure", "yes", "secure"),
     ("sampling", "shuffle", "independently"),
