@@ -52,7 +52,7 @@ def scaling_of(plan: PrivacyPlan, step: int, certificate: Certificate, views: in
     if not plan.is_settled:
         raise ValueError(
             "scaling 'auto' is not settled: a mechanism needs the scaling that its noise is for. "
-            "HINT: plan.settled('joint') or plan.settled('exact'); PrivateStrategy does it in set-up."
+            "HINT: scaling='joint', or scaling='exact' with a radius; PrivateStrategy settles it in set-up."
         )
     budget = NoiseBudget.of(plan, views)
     match plan.influence_at(step):

@@ -171,10 +171,9 @@ def parts_of(options: Mapping[str, Any]) -> dict[str, Any]:
         ExampleNorms(name='exact', radius=PublicRadius(value=1.0), floor=1e-06)
     """
     rule, max_norm = options["allocation"], options["max_norm"]
-    balls = None if max_norm is None else NormBalls(options["projection"], max_norm)
-    constraint = Constraint(
-        Unsettled() if max_norm == "auto" else balls, options["free_layers"], options["standardize"]
-    )
+    balls: NormBalls | Unsettled | None = None
+    if max_norm is not None:
+        balls = Unsettled() if max_norm == "auto" else NormBalls(options["projection"], max_norm)
     return {name: value for name, value in options.items() if name not in FLAT} | {
         "influence": _influence(options),
         "shares": _shares(rule, options["group_weights"]),
