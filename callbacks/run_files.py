@@ -10,8 +10,11 @@ from lightning.pytorch.callbacks import Callback
 
 from callbacks.accountant import _strategy
 from callbacks.temperature_scaling import planned_beside_training
+from lipdp_lightning.forecast import Forecast, NoForecast, forecast
+from lipdp_lightning.forecast.forecasts import signal_columns
 from lipdp_lightning.report.show import show
 from lipdp_lightning.report.tables import certificate_table, plan_table
+from lipdp_lightning.training.module import PrivateModule
 from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
 
@@ -24,6 +27,20 @@ class RunFiles(Callback):
 
     def __init__(self, directory: RunDirectory, config: str = "") -> None:
         self.directory, self.config = directory, config
+        self.forecast: Forecast | None = None
+        self.verdict = ""
+
+    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        """Makes the forecast of a new run from made-up rows, while nothing is attached to the network yet."""
+        plan, data = _strategy(trainer).plan, getattr(trainer, "datamodule", None)
+        if stage != "fit" or not trainer.is_global_zero or trainer.ckpt_path is not None or plan is None:
+            return
+        assert isinstance(pl_module, PrivateModule)
+        try:
+            self.forecast = forecast(pl_module, plan, data)
+            self.verdict = self.forecast.verdict()
+        except NoForecast as error:  # a run does not depend on its forecast
+            self.verdict = str(error)
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         strategy = _strategy(trainer)
@@ -37,7 +54,9 @@ class RunFiles(Callback):
         if plan.certified:
             facts["epsilon"] = strategy.spending.guarantee().epsilon + planned_beside_training(trainer)
         shown = {k: v for k, v in facts.items() if v not in (None, (), [], False, "") or k == "certified"}
-        show(f"{plan_table(shown)}\n\n{certificate_table(group_rows(mechanism))}\n\n")
+        rows = [row | signal_columns(self.forecast, row["name"]) for row in group_rows(mechanism)]
+        verdict = f"forecast: {self.verdict}\n\n" if self.verdict else ""
+        show(f"{plan_table(shown)}\n\n{certificate_table(rows)}\n\n{verdict}")
         hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)

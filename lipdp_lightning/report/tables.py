@@ -61,6 +61,8 @@ GROUP_COLUMNS = {
     "weight_norm": "weight norm",
     "max_norm": "max norm",
     "on_boundary": "on boundary",
+    "signal_step": "signal / noise",
+    "signal_run": "over the run",
 }
 
 

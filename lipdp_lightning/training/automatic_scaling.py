@@ -90,7 +90,7 @@ def choose_scaling(network: nn.Module, certificate: Certificate) -> tuple[Litera
     examples are far below it.
     """
     uses = [use for group in certificate.groups for use in group.uses]
-    unmeasured = [use.node for use in uses if not use.scalable]
+    unmeasured = [use.module or use.node for use in uses if not use.scalable]
     own = [path for path, layer in network.named_modules() if isinstance(layer, ScaledLayer) and not hands_over(layer)]
     if unmeasured or own:
         return "joint", f"the gradients of single examples in {_listing(unmeasured + own)} cannot be measured"
