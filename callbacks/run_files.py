@@ -8,8 +8,8 @@ import lightning
 import yaml
 from lightning.pytorch.callbacks import Callback
 
-from callbacks.accountant import _strategy
-from callbacks.temperature_scaling import planned_beside_training
+from lipdp_lightning.callbacks.accountant import _strategy
+from lipdp_lightning.callbacks.temperature_scaling import planned_beside_training
 from lipdp_lightning.forecast import Forecast, NoForecast, forecast
 from lipdp_lightning.forecast.forecasts import signal_columns
 from lipdp_lightning.report.show import show

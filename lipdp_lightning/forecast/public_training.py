@@ -28,6 +28,7 @@ from .public_rows import PublicRows
 
 MOST_STEPS, FEWEST_STEPS = 32, 8
 MOST_ROWS, FEWEST_ROWS = 64, 20
+MOST_FASTER = 4.0  # longer steps may diverge where those of the run do not
 _SECRET = bytes(16)  # the rows are public, so their noise may be known, and a forecast repeats itself
 _ADAPTIVE = {"betas", "alpha", "rho", "lr_decay"}  # arguments of optimizers that divide by the size of gradients
 
@@ -97,8 +98,9 @@ class PublicTraining:
     """A copy of a module under a plan, which is trained on public rows.
 
     Steps are coarse: S steps stand for the T of the plan, with noise smaller by sqrt(S / T), and step sizes larger by
-    T / S, or sqrt(T / S) for optimizers that divide by the size of gradients. Signal and noise then move the weights as
-    far as in T steps, to first order. A batch is smaller than the plan's, with the noise that its mean would have.
+    T / S, or sqrt(T / S) for optimizers that divide by the size of gradients, but at most by ``MOST_FASTER``. To first
+    order, the signal outweighs the noise as much as after T steps. A batch is smaller than the plan's, with the noise
+    that its mean would have.
 
     Args:
         module: the module, which stays as it is.
@@ -169,7 +171,7 @@ class PublicTraining:
         ratio = self._plan.steps / size.steps
         made = []
         for optimizer in optimizers_of(self._module):
-            faster = math.sqrt(ratio) if _ADAPTIVE & optimizer.defaults.keys() else ratio
+            faster = min(math.sqrt(ratio) if _ADAPTIVE & optimizer.defaults.keys() else ratio, MOST_FASTER)
             groups = []
             for group in optimizer.param_groups:
                 parameters = [own[names[id(p)]] for p in group["params"] if id(p) in names]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from data_modules import Digits
-from data_modules.base import PrivateDataModule
 from lipdp_lightning.bounds import Bound, Operation, ParameterUse, Value, rule
 from lipdp_lightning.bounds.certifier import Certifier
+from lipdp_lightning.data_modules import Digits
+from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.experiment.short_training import prepare, train
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.layers.scaled import ScaledLinear
