@@ -1,4 +1,4 @@
-"""Forecasts, from public rows and before a run, whether the run will learn.
+"""Holds forecasts, made from public rows and before a run, of whether the run will learn.
 
 * ``public_rows``: made-up rows within what is declared, and files of public rows
 * ``public_training``: trains a copy of the network on them, in a few coarse steps with the plan's noise

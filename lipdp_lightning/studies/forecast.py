@@ -84,7 +84,7 @@ class Cell:
         return {
             "seed_everything": 1,
             "model": {"network": network, "input_bound": data["bound"], "input_mode": data["mode"]},
-            "data": {"class_path": f"data_modules.{self.data}"},
+            "data": {"class_path": f"lipdp_lightning.data_modules.{self.data}"},
             "privacy": privacy,
             "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.02}},
             "trainer": {"accelerator": "cpu", "devices": 1},
