@@ -35,7 +35,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "MLPMixer": {"patch_size": 2, "width": 32, "depth": 1},
     "GaborNet": {"kernel_size": 4, "stride": 2, "width": 16},
 }
-ON_VECTORS = ("Linear", "MLP", "MLP, four layers", "NormPreservingMLP")
+ON_VECTORS = ("Linear", "MLP", "MLP, four layers")
 ON_MNIST = ("Linear", "MLP", "ConvNet", "ShallowVGG", "GaborNet")
 SCALINGS: dict[str, dict[str, Any]] = {
     "auto": {},
