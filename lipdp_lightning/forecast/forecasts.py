@@ -11,10 +11,13 @@ import torch
 from ..privacy.plan import PrivacyPlan
 from ..training.module import PrivateModule
 from .public_rows import PublicRows, made_up_rows
-from .public_training import LayerSignal, Outcome, PublicTraining, Size, size_of
+from .public_training import MOST_STEPS, LayerSignal, Outcome, PublicTraining, Size, size_of
 
 MOST_OPERATIONS = 1e11
 LARGEST_OPERATIONS = 2e12
+ENOUGH_SIGNAL = 0.5
+"""The signal over the noise of a run from which on a strongest layer is expected to learn, if few steps are tried."""
+
 EXPLAINED = 0.1
 """The share of the variance that a regression has to explain."""
 
@@ -39,11 +42,13 @@ class Forecast:
         outcome: the signal of every layer, and the score on further public rows.
         source: where the rows come from.
         scaling: the scaling of the plan.
+        short: whether the network is so large that fewer steps were taken than show whether it learns.
     """
 
     outcome: Outcome
     source: str
     scaling: str
+    short: bool = False
 
     @property
     def needed(self) -> float:
@@ -53,13 +58,18 @@ class Forecast:
 
     @property
     def learns(self) -> bool:
-        """Returns whether the run is expected to learn."""
-        return self.outcome.score >= self.needed
+        """Returns whether the run is expected to learn, from the score, or after few steps from the signal alone."""
+        return self.outcome.score >= self.needed or (self.short and self.strongest.over_run >= ENOUGH_SIGNAL)
 
     @property
     def weakest(self) -> LayerSignal:
         """The layer with the least signal for its noise."""
         return min(self.outcome.signals, key=lambda signal: signal.over_run)
+
+    @property
+    def strongest(self) -> LayerSignal:
+        """The layer with the most signal for its noise."""
+        return max(self.outcome.signals, key=lambda signal: signal.over_run)
 
     def signals(self) -> dict[str, LayerSignal]:
         """Returns the signal of each layer, by name."""
@@ -71,6 +81,12 @@ class Forecast:
         size = f"{outcome.size.steps} coarse steps on {self.source}"
         score = "explained variance" if outcome.chance == 0 else "accuracy"
         result = f"{size} end at {score} {outcome.score:.2f}, where chance is {outcome.chance:.2f}"
+        if self.learns and outcome.score < self.needed:
+            best = self.strongest
+            return (
+                f"this run is expected to learn, by its signal alone: in {best.name} it is {best.over_run:.1g} of the "
+                f"noise over the run; the network is too large to try more, and {result}"
+            )
         if self.learns:
             return f"this run is expected to learn: {result}"
         signal = f"{weakest.per_step:.1g} of its noise in a step, {weakest.over_run:.1g} over the run"
@@ -87,7 +103,7 @@ class Forecast:
             )
         if self.scaling not in _EXACT and len(signals) > 1:
             return "leave privacy.scaling, allocation and max_norm out, and auto takes the exact norms of gradients."
-        if max(signal.over_run for signal in signals) < 1:
+        if self.strongest.over_run < 1:
             return "the noise is too large: more epochs, a larger batch_size, fewer parameters, or a larger epsilon."
         return "the noise leaves a signal: try other learning rates, fewer layers, or a larger epsilon."
 
@@ -97,8 +113,8 @@ class Forecast:
         layers = [vars(signal) for signal in outcome.signals]
         return {
             "expected_to_learn": self.learns, "score": outcome.score, "chance": outcome.chance, "needed": self.needed,
-            "inputs": self.source, "steps": outcome.size.steps, "rows_per_step": outcome.size.rows, "layers": layers,
-            "verdict": self.verdict(),
+            "short": self.short, "inputs": self.source, "steps": outcome.size.steps,
+            "rows_per_step": outcome.size.rows, "layers": layers, "verdict": self.verdict(),
         }  # fmt: skip
 
 
@@ -156,7 +172,7 @@ def _forecast(
     if rows is None:
         count = size.rows * (size.steps + 4)
         rows = made_up_rows(shape, module.task, outputs, module.input_bound, count, seed=0)
-    return Forecast(training.run(rows, size), rows.source, plan.scaling)
+    return Forecast(training.run(rows, size), rows.source, plan.scaling, size.steps < min(plan.steps, MOST_STEPS))
 
 
 def signal_columns(found: Forecast | None, name: str) -> dict[str, float]:

@@ -182,6 +182,18 @@ def test_a_network_that_is_too_large_has_none(monkeypatch: pytest.MonkeyPatch) -
         forecast_of(module_of())
 
 
+def test_after_few_steps_the_signal_decides() -> None:
+    """Eight steps end near chance with a step size that is too small for so few; the signal tells the two apart."""
+    few = Size(FEWEST_STEPS, FEWEST_ROWS)
+    verdicts = {}
+    for scaling in ("auto", "joint"):
+        module = module_of(lr=1e-4)
+        verdicts[scaling] = forecast(module, plan_of(module, scaling=scaling), Declared(), size=few)
+    exact, joint = verdicts["auto"], verdicts["joint"]
+    assert exact.short and exact.outcome.score < exact.needed and exact.learns and "by its signal" in exact.verdict()
+    assert joint.short and not joint.learns and joint.strongest.over_run < 0.5
+
+
 def test_public_rows_of_a_file_are_used(tmp_path: Any) -> None:
     rows = made_up_rows(SHAPE, "classification", 10, 1.0, 300, seed=5)
     np.savez(tmp_path / "rows.npz", x=rows.x.numpy(), y=rows.y.numpy())
