@@ -1,4 +1,4 @@
-"""Holds forecasts, made from public rows and before a run, of whether the run will learn.
+"""Provides forecasts, from public rows and before a run, of whether it will learn.
 
 * ``public_rows``: made-up rows within what is declared, and files of public rows
 * ``public_training``: trains a copy of the network on them, in a few coarse steps with the plan's noise

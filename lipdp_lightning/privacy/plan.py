@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ..accounting.events import GAUSSIAN, SMALLEST_EPSILON, SUBSAMPLED_GAUSSIAN, LedgerEntry, join_noise_multipliers
 from ..bound_text import upper_text
@@ -41,7 +41,7 @@ class PrivacyPlan:
         noise_multiplier: the sigma of the joint condition sum_k ||c_ik g_ik||^2 / sigma_k^2 <= 1 / sigma^2.
         delta: the delta of the guarantee.
         influence: how the influence of one example on a step is limited; by default, set-up decides from the
-            certificate of the network (``settled``). A tracked radius is estimated from the step's
+            certificate of the network. A tracked radius is estimated from the step's
             sample with its own noise, which makes the step one release of a smaller, joined noise multiplier.
         shares: how the noise is shared among the groups of parameters.
         constraint: the constraint that the weights meet after every step.
@@ -191,26 +191,6 @@ class PrivacyPlan:
     def is_settled(self) -> bool:
         """Returns whether the plan names its scaling, and does not leave it to the certificate of a network."""
         return not isinstance(self.influence, parts.Automatic)
-
-    def settled(self, scaling: Literal["joint", "exact"], max_norm: float | None) -> PrivacyPlan:
-        """Returns the plan with a scaling in place of `auto`; noise, steps and epsilon are those of this plan.
-
-        What else is open becomes flat clipping to norm 1 for `exact`, and an optimal allocation for `joint`.
-
-        Args:
-            scaling: the scaling; `joint` drops a radius, which is that of `exact`.
-            max_norm: the largest norm of a layer, if it is left open, too.
-        """
-        assert not self.is_settled, f"the scaling is {self.scaling} already"
-        options = self.to_dict()
-        given: dict[str, Any] = {"radius": options["radius"] or 1.0} if scaling == "exact" else {"radius": None}
-        if options["max_norm"] == "auto":
-            given["max_norm"] = max_norm
-        if options["allocation"] == "auto":
-            options["allocation"] = "global" if scaling == "exact" else "optimal"
-        with warnings.catch_warnings():  # this plan has caused them already
-            warnings.simplefilter("ignore")
-            return self.from_dict(options | given | {"scaling": scaling})
 
     @property
     def first_switched_step(self) -> float:

@@ -90,10 +90,7 @@ class Unlimited:
 
 @dataclass(frozen=True)
 class Automatic:
-    """The certificate decides between ``joint`` and ``exact``, and ``PrivacyPlan.settled`` replaces this.
-
-    ``radius`` is that of ``exact``; None leaves it at 1.
-    """
+    """Leaves the choice between ``joint`` and ``exact`` to set-up; ``radius`` is that of ``exact``."""
 
     radius: float | None = None
     floor: float = 1e-6

@@ -22,7 +22,6 @@ import lightning
 import torch
 from torch import Tensor
 
-from ..callbacks import AugmentationMultiplicity, ParameterAveraging
 from ..data_modules import CIFAR10
 from ..data_modules.base import Rows, box_norm
 from ..experiment.experiment import Experiment
@@ -72,19 +71,21 @@ def config(method: str, steps: int) -> dict[str, Any]:
 
 
 def _callbacks(method: str) -> list[dict[str, Any]]:
-    average = {"class_path": _path(ParameterAveraging), "init_args": {"kind": "ema", "decay": 0.99}}
+    average = {
+        "class_path": "lipdp_lightning.callbacks.ParameterAveraging",
+        "init_args": {"kind": "ema", "decay": 0.99},
+    }
     if not method.endswith("views"):
         return [average]
     augmentations = [
         {"class_path": "lipdp_lightning.augmentations.HorizontalFlip"},
         {"class_path": "lipdp_lightning.augmentations.ShiftedCrop", "init_args": {"padding": 2, "mode": "reflect"}},
     ]
-    views = {"class_path": _path(AugmentationMultiplicity), "init_args": {"views": 4, "augmentations": augmentations}}
+    views = {
+        "class_path": "lipdp_lightning.callbacks.AugmentationMultiplicity",
+        "init_args": {"views": 4, "augmentations": augmentations},
+    }
     return [average, views]
-
-
-def _path(kind: type) -> str:
-    return f"lipdp_lightning.callbacks.{kind.__name__}"
 
 
 class Curve(lightning.Callback):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from typing import Any, Literal
 
 import torch
@@ -43,9 +44,28 @@ def settle(plan: PrivacyPlan, module: PrivateModule, data: Any) -> tuple[Privacy
     certificate = _certifier(plan, module, data, NormSource()).certify()
     scaling, reason = choose_scaling(module.network, certificate)
     if scaling == "exact":
-        return plan.settled("exact", _largest_norm(plan, module, data)), reason
+        return with_scaling(plan, "exact", _largest_norm(plan, module, data)), reason
     # the norm of a layer enters the bounds of others, and not its own
-    return plan.settled("joint", None if len(certificate.groups) == 1 else 1.0), reason
+    return with_scaling(plan, "joint", None if len(certificate.groups) == 1 else 1.0), reason
+
+
+def with_scaling(plan: PrivacyPlan, scaling: Literal["joint", "exact"], max_norm: float | None) -> PrivacyPlan:
+    """Returns the plan with a scaling in place of `auto`; noise, steps and epsilon are those of the plan.
+
+    Args:
+        plan: The plan. What else it leaves open becomes flat clipping to norm 1 for `exact`, and an optimal allocation
+            for `joint`, which drops a radius.
+        scaling: The scaling.
+        max_norm: The largest norm of a layer, if the plan leaves it open.
+    """
+    assert not plan.is_settled, f"the scaling is {plan.scaling} already"
+    options, exact = plan.to_dict(), scaling == "exact"
+    options |= {"scaling": scaling, "radius": (options["radius"] or 1.0) if exact else None}
+    defaults = {"allocation": "global" if exact else "optimal", "max_norm": max_norm}
+    options |= {name: value for name, value in defaults.items() if options[name] == "auto"}
+    with warnings.catch_warnings():  # the plan has caused them already
+        warnings.simplefilter("ignore")
+        return PrivacyPlan.from_dict(options)
 
 
 def _certifier(plan: PrivacyPlan, module: PrivateModule, data: Any, norms: NormSource) -> Certifier:

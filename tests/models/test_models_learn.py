@@ -25,11 +25,11 @@ QUICK = {
 }
 SLOW = {
     "digits_published_convnet": 0.60,
-    "digits_norm_preserving": 0.60,
-    "digits_scattering": 0.80,
-    "digits_vgg": 0.60,
-    "digits_resnet": 0.50,
-    "digits_mixer": 0.40,
+    "digits_norm_preserving": 0.80,
+    "digits_scattering": 0.85,
+    "digits_vgg": 0.65,
+    "digits_resnet": 0.45,
+    "digits_mixer": 0.50,
     "digits_wide_resnet": 0.85,
 }
 

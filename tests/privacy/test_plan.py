@@ -217,28 +217,6 @@ def test_flat_options_and_parts_make_one_plan_whose_digest_stays(options, parts,
     assert set(FLAT) < set(made.to_dict())
 
 
-@pytest.mark.parametrize(
-    ("options", "scaling", "settled"),
-    [
-        (dict(), "joint", dict(allocation="optimal", max_norm=8.0, radius=None)),
-        (dict(), "exact", dict(allocation="global", max_norm=8.0, radius=1.0)),
-        (dict(radius=3.0, max_norm=None), "exact", dict(allocation="global", max_norm=None, radius=3.0)),
-        (dict(radius=3.0, allocation="equal"), "joint", dict(allocation="equal", max_norm=8.0, radius=None)),
-        (dict(projection="bjorck"), "exact", dict(projection="bjorck", max_norm=1.0, radius=1.0)),
-    ],
-)
-def test_what_is_open_is_settled_and_what_was_given_stays(options, scaling, settled):
-    left_open = plan(**options, free_layers=["head"], scaling_floor=1e-3, accountant="rdp")
-    assert not left_open.is_settled and left_open.scaling == "auto" and left_open.certified
-    found = left_open.settled(scaling, 8.0)
-    assert found.is_settled and found.events() == left_open.events()
-    values, before = found.to_dict(), left_open.to_dict()
-    assert values == values | {"scaling": scaling} | settled
-    for name in ("scaling", "allocation", "max_norm", "radius"):
-        del values[name], before[name]
-    assert values == before
-
-
 def test_parts_are_checked_like_options():
     for influence, word in (
         (ExampleNorms("exact", PublicRadius(-1.0)), "radius -1.0"),

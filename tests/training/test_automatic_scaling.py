@@ -20,7 +20,7 @@ from lipdp_lightning.layers.scaled import ScaledLinear
 from lipdp_lightning.models import ConvNet, Linear, WideResNet
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.training import PrivateModule
-from lipdp_lightning.training.automatic_scaling import LARGEST_NORMS, choose_scaling, settle
+from lipdp_lightning.training.automatic_scaling import LARGEST_NORMS, choose_scaling, settle, with_scaling
 
 SHAPE = (1, 8, 8)
 
@@ -128,6 +128,30 @@ def test_weights_do_not_decide() -> None:
                 parameter.copy_(7 * torch.randn_like(parameter))
         first, second = settled(network), settled(other)
         assert first == second and first[0].digest() == second[0].digest()
+
+
+@pytest.mark.parametrize(
+    ("options", "scaling", "settled"),
+    [
+        (dict(), "joint", dict(allocation="optimal", max_norm=8.0, radius=None)),
+        (dict(), "exact", dict(allocation="global", max_norm=8.0, radius=1.0)),
+        (dict(radius=3.0, max_norm=None), "exact", dict(allocation="global", max_norm=None, radius=3.0)),
+        (dict(radius=3.0, allocation="equal"), "joint", dict(allocation="equal", max_norm=8.0, radius=None)),
+        (dict(projection="bjorck"), "exact", dict(projection="bjorck", max_norm=1.0, radius=1.0)),
+    ],
+)
+def test_what_is_open_is_settled_and_what_was_given_stays(
+    options: dict[str, Any], scaling: Any, settled: dict[str, Any]
+) -> None:
+    left_open = plan_of(**options, free_layers=["head"], scaling_floor=1e-3, accountant="rdp")
+    assert not left_open.is_settled and left_open.scaling == "auto" and left_open.certified
+    found = with_scaling(left_open, scaling, 8.0)
+    assert found.is_settled and found.events() == left_open.events()
+    values, before = found.to_dict(), left_open.to_dict()
+    assert values == values | {"scaling": scaling} | settled
+    for name in ("scaling", "allocation", "max_norm", "radius"):
+        del values[name], before[name]
+    assert values == before
 
 
 def test_what_the_user_gave_stays() -> None:
