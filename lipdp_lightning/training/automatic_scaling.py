@@ -28,8 +28,8 @@ _ROUNDING = 1e-3  # margins of the certificate, which no reason is made of
 def settle(plan: PrivacyPlan, module: PrivateModule, data: Any) -> tuple[PrivacyPlan, str]:
     """Returns the plan with a scaling in place of `auto`, and the reason, which is empty for a settled plan.
 
-    What decides is the structure of the network and no trained weight, so that all processes and every resume of a run
-    decide alike.
+    What decides is the structure of the network and no weight, so that all processes and every resume of a run decide
+    alike.
 
     Args:
         plan: The plan.
@@ -41,7 +41,9 @@ def settle(plan: PrivacyPlan, module: PrivateModule, data: Any) -> tuple[Privacy
     """
     if plan.is_settled:
         return plan, ""
-    certificate = _certifier(plan, module, data, NormSource()).certify()
+    certificate = _certifier(plan, module, data, _SameNorm(1.0)).certify()
+    if len(certificate.groups) == 1:  # an operator behind the one layer now shows in the bound of its cotangents
+        certificate = _certifier(plan, module, data, _SameNorm(2.0)).certify()
     scaling, reason = choose_scaling(module.network, certificate)
     if scaling == "exact":
         return with_scaling(plan, "exact", _largest_norm(plan, module, data)), reason

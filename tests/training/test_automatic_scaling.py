@@ -79,7 +79,6 @@ def frozen_then(*layers: nn.Module) -> nn.Sequential:
 def frozen_after() -> nn.Sequential:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 10))
     network[2].requires_grad_(False)
-    nn.init.orthogonal_(network[2].weight, gain=5.0)
     return network
 
 
