@@ -213,3 +213,11 @@ def test_a_network_without_a_certificate_is_refused_by_the_check_and_not_by_the_
     with pytest.raises(ValueError, match=r"extra: this trained parameter has no bound") as caught:
         train(PrivateModule(network), Digits(), plan_of())
     assert "auto" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scaling", ["auto", "joint"])
+def test_a_network_of_which_nothing_is_trained_is_refused(scaling: str) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
+    with pytest.raises(ValueError, match=r"no layer of the network is trained.*HINT") as caught:
+        train(PrivateModule(network), Digits(), plan_of(scaling=scaling))
+    assert "not settled" not in str(caught.value)
