@@ -18,6 +18,9 @@ from lipdp_lightning.training.module import PrivateModule
 from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
 
+NO_METRIC = "none: no row is held out (data.init_args.validation_fraction)"
+"""What the table before the first step says where nothing will tell how good the model is."""
+
 
 class RunFiles(Callback):
     """Claims the run directory, prints numbers derived from the plan, and keeps run.json up to date.
@@ -54,6 +57,8 @@ class RunFiles(Callback):
         if plan.certified:
             facts["epsilon"] = strategy.spending.guarantee().epsilon + planned_beside_training(trainer)
         shown = {k: v for k, v in facts.items() if v not in (None, (), [], False, "") or k == "certified"}
+        if not getattr(trainer.datamodule, "holds_rows_out", True):  # type: ignore[attr-defined]
+            shown["metrics"] = NO_METRIC
         rows = [row | signal_columns(self.forecast, row["name"]) for row in group_rows(mechanism)]
         verdict = f"forecast: {self.verdict}\n\n" if self.verdict else ""
         show(f"{plan_table(shown)}\n\n{certificate_table(rows)}\n\n{verdict}")
