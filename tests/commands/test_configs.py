@@ -104,12 +104,9 @@ def test_a_configuration_is_expected_to_learn_or_says_what_it_is_for(file: Path)
     check_forecast(file)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "file", [f for f in LARGE if "_eps" not in f.stem or f.stem.endswith("_eps1")], ids=lambda f: f.stem
-)
+@pytest.mark.parametrize("file", [f for f in LARGE if "_wrn" not in f.stem], ids=lambda f: f.stem)
 def test_a_large_configuration_is_expected_to_learn(file: Path) -> None:
-    """The smallest epsilon speaks for the larger ones of the same network."""
+    """A forecast of one of the twelve wide networks takes minutes on a processor, and is left out."""
     check_forecast(file)
 
 
