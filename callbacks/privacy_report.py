@@ -154,6 +154,8 @@ class PrivacyReport(Callback):
                 "this run was continued from a copy of its directory, or from a backup, with a new secret: steps that "
                 "were taken in another copy are further releases on the same data, and the epsilon here leaves them out"
             )
+        if strategy.scaling_reason:
+            notes.append(f"the scaling {plan.scaling!r} was chosen from the certificate: {strategy.scaling_reason}")
         if strategy.fixed_secret is not None:
             notes.append("the secret was fixed for a test: whoever knows it can remove the noise")
         for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch.plugins.precision import DoublePrecision, MixedPrecision, Precision
 from torch import Tensor, nn
 
-from ..bounds.identity import training_mode
 from ..bounds.losses import Loss, as_loss
+from ..bounds.modes import training_mode
 from ..callbacks import PrivacyReport
 from ..data_modules.base import PrivateDataModule
 from ..privacy.branches import Branches
@@ -112,6 +112,7 @@ class Engine(PrivateSteps):
     ) -> None:  # fmt: skip
         self.plan, self.noise_mode, self.physical_batch_size = plan, noise_mode, physical_batch_size
         self.fixed_secret, self.precision, self.deterministic = fixed_secret, precision, False
+        self.scaling_reason = ""
         self._directory = None if run_dir is None else RunDirectory(run_dir)
         folder = self._directory
         self.branches = Branches(None if folder is None else folder.ledger)
@@ -133,6 +134,7 @@ class Engine(PrivateSteps):
         self.module.trainer = self  # type: ignore[assignment]  # what the private step asks of a Trainer, it finds here
         self.precision_plugin.convert_module(self.module)
         self.configured: list[dict[str, Any]] = []
+        self._settle(self.module, self.data)
         self._saved = self._claim()
 
     # ---- what the private step asks of a Strategy and of a Trainer

@@ -45,6 +45,10 @@ def _positions(shape: tuple[int, ...]) -> int:
     return math.prod(shape[1:])
 
 
+def _public_weights(weights: tuple[float, ...] | None, like: Tensor) -> Tensor | None:
+    return None if weights is None else torch.tensor(weights, dtype=like.dtype, device=like.device)
+
+
 def _of_examples(losses: Tensor, target: Tensor, weights: tuple[float, ...] | None = None) -> Tensor:
     """Returns one number for each example: the sum over positions, each times the weight of its class.
 

@@ -24,6 +24,7 @@ from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
 from ..schedules import PlannedSchedule
+from ..training.automatic_scaling import settle
 from ..training.checkpoints import check_fits
 from ..training.claim import claim_run
 from ..training.model_checks import optimizers_of
@@ -63,6 +64,7 @@ class Experiment(LightningCLI):
     """The groups model, data, privacy, optimizer, lr_scheduler and trainer, and the objects derived from them."""
 
     plan: PrivacyPlan
+    scaling_reason: str
 
     def __init__(self, arguments: Sequence[str], directory: RunDirectory | None, wandb: str = "auto") -> None:
         self._directory, self._wandb = directory, wandb
@@ -124,13 +126,20 @@ class Experiment(LightningCLI):
         self._make_optimizer()
         if self.datamodule.dataset_size < 1:
             self.datamodule.setup()  # raises and names the declaration that is wrong
-        self.plan = self.make_plan()
+        self.plan, self.scaling_reason = self._settled(self.make_plan())
         self.trainer = self.instantiate_trainer()
 
     def make_plan(self) -> PrivacyPlan:
         """Returns the plan of the configuration, for the N that the data module declares."""
         data = self.datamodule
         return self.settings.plan(data.dataset_size, self.model.input_bound, data.preliminary)
+
+    def _settled(self, plan: PrivacyPlan) -> tuple[PrivacyPlan, str]:
+        """Returns the plan with its scaling, and the reason; a network without a certificate is refused in set-up."""
+        try:
+            return settle(plan, self.model, self.datamodule)
+        except ValueError:
+            return plan, ""
 
     def _make_optimizer(self) -> None:
         try:
@@ -172,6 +181,7 @@ class Experiment(LightningCLI):
             record=None if folder is None else StepRecord(folder.steps),
             statistics=None if folder is None else Statistics(folder.statistics),
             deterministic=self.settings.deterministic, public_context=self.resolved().encode(),
+            scaling_reason=self.scaling_reason,
         )  # fmt: skip
         return strategy
 

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 from ..privacy.plan import PrivacyPlan
-from ..privacy.plan_parts import CustomShares, Shares
+from ..privacy.plan_parts import CustomShares, Shares, Unsettled
 
 Allocation = Literal["equal", "global", "optimal", "custom"]
 
@@ -58,6 +58,8 @@ class NoiseBudget:
     def of(cls, plan: PrivacyPlan, views: int = 1) -> NoiseBudget:
         """Returns the budget of one step under a plan; custom weights are scaled to sum to 1."""
         match plan.shares:
+            case Unsettled():
+                raise AssertionError("the plan's scaling is not settled")
             case Shares(rule=rule):
                 return cls(plan.noise_multiplier, rule, plan.expected_batch_size, views)
             case CustomShares(weights=given):

@@ -6,6 +6,7 @@ from ..bounds.certificate import Certificate
 from ..layers.exact_norms import LARGEST_CANCELLATION
 from ..privacy.plan import PrivacyPlan
 from ..privacy.plan_parts import (
+    Automatic,
     BatchMaximum,
     CertifiedBounds,
     ClippedExamples,
@@ -43,7 +44,16 @@ class Unbounded(Clipped):
 
 
 def scaling_of(plan: PrivacyPlan, step: int, certificate: Certificate, views: int = 1) -> Scaling:
-    """Returns the scaling that the plan has in force at a step, for a model with this certificate."""
+    """Returns the scaling that the plan has in force at a step, for a model with this certificate.
+
+    Raises:
+        ValueError: if the plan leaves the scaling open.
+    """
+    if not plan.is_settled:
+        raise ValueError(
+            "scaling 'auto' is not settled: a mechanism needs the scaling that its noise is for. "
+            "HINT: scaling='joint', or scaling='exact' with a radius; PrivateStrategy settles it in set-up."
+        )
     budget = NoiseBudget.of(plan, views)
     match plan.influence_at(step):
         case CertifiedBounds(name="layerwise", floor=floor):
@@ -65,6 +75,8 @@ def scaling_of(plan: PrivacyPlan, step: int, certificate: Certificate, views: in
             return BatchMax(budget)
         case Unlimited():
             return Unbounded(budget)
+        case Automatic():
+            raise AssertionError("refused above")
 
 
 def _radii(radius: PublicRadius | TrackedRadius, names: list[str]) -> Radii:

@@ -22,6 +22,7 @@ from ..norms.dense import as_float64, rounding_margin, spectral_norms
 from ..norms.follow import Follower
 from ..norms.operators import Operator
 from ..privacy.plan import PrivacyPlan
+from ..privacy.plan_parts import Unsettled
 
 _ATTEMPTS = 64
 _INSIDE = 1.0 - 2.0**-40
@@ -289,7 +290,9 @@ class Projector:
         self._names = {n.rpartition(".")[0] or n: n for n in trained if follower.operators_of(n)}
         self._rules: dict[str, Projection | None] = dict.fromkeys(self._names)
         constraint = plan.constraint
-        if (balls := constraint.balls) is not None:
+        balls = constraint.balls
+        assert not isinstance(balls, Unsettled), "the plan's scaling is not settled"
+        if balls is not None:
             limit = balls.max_norm if isinstance(balls.max_norm, int | float) else dict(balls.max_norm)
             self._rules = resolve_projection(list(self._names), balls.projection, limit, constraint.free_layers)
         ruled = {self._names[layer]: rule for layer, rule in self._rules.items() if rule is not None}

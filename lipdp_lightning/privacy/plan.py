@@ -40,7 +40,8 @@ class PrivacyPlan:
         steps: the planned number of steps.
         noise_multiplier: the sigma of the joint condition sum_k ||c_ik g_ik||^2 / sigma_k^2 <= 1 / sigma^2.
         delta: the delta of the guarantee.
-        influence: how the influence of one example on a step is limited. A tracked radius is estimated from the step's
+        influence: how the influence of one example on a step is limited; by default, set-up decides from the
+            certificate of the network. A tracked radius is estimated from the step's
             sample with its own noise, which makes the step one release of a smaller, joined noise multiplier.
         shares: how the noise is shared among the groups of parameters.
         constraint: the constraint that the weights meet after every step.
@@ -65,8 +66,8 @@ class PrivacyPlan:
     steps: int
     noise_multiplier: float
     delta: float
-    influence: parts.Influence = field(default_factory=parts.CertifiedBounds)
-    shares: parts.Shares | parts.CustomShares = field(default_factory=parts.Shares)
+    influence: parts.Influence = field(default_factory=parts.Automatic)
+    shares: parts.Shares | parts.CustomShares | parts.Unsettled = field(default_factory=parts.Unsettled)
     constraint: parts.Constraint = field(default_factory=parts.Constraint)
     adjacency: str = "add_remove"
     accountant: str = "pld"
@@ -185,6 +186,11 @@ class PrivacyPlan:
     def clips_examples(self) -> bool:
         """Returns whether the guarantee rests on clipping each example's gradient, and not on bounds of the network."""
         return isinstance(self.influence, parts.ClippedExamples)
+
+    @property
+    def is_settled(self) -> bool:
+        """Returns whether the plan names its scaling, and does not leave it to the certificate of a network."""
+        return not isinstance(self.influence, parts.Automatic)
 
     @property
     def first_switched_step(self) -> float:

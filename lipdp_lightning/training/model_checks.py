@@ -259,7 +259,8 @@ def _rehearse(
     x = x.double() if double else x
     kept = {n: b.clone() for n, b in module.network.named_buffers()}
     values = {n: p.detach().to(torch.float64) if double else p.detach() for n, p in module.network.named_parameters()}
-    tensors = {n: v.requires_grad_(v.is_floating_point()) for n, v in values.items()}
+    frozen = {n for n, p in module.network.named_parameters() if not p.requires_grad}
+    tensors = {n: v.requires_grad_(v.is_floating_point() and n not in frozen) for n, v in values.items()}
     buffers = {n: b.double() if double and b.is_floating_point() else b for n, b in kept.items()}
     loss = module.private_loss(plan.loss_clip)
     with trainer.precision_plugin.forward_context(), torch.enable_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from ..privacy.branches import Branches
 from ..privacy.keys import derive_key, new_secret
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
+from .automatic_scaling import settle
 from .batches import Batch, padding_multiple, planned_draws, transfer_problems
 from .checkpoints import Restored, settle_statistics
 from .context import can_repeat, context_of
@@ -40,6 +42,7 @@ class PrivateSteps:
     """
 
     plan: PrivacyPlan | None
+    scaling_reason: str  # why the scaling was chosen, if the configuration left it open
     mechanism: Mechanism | None
     branches: Branches
     record: StepRecord
@@ -99,6 +102,12 @@ class PrivateSteps:
         return self._current
 
     # ---- set-up
+
+    def _settle(self, module: Any, data: Any) -> None:
+        """Settles a scaling that is left open; what cannot be settled is refused by the check that follows."""
+        if self.plan is not None and not self.plan.is_settled and isinstance(module, PrivateModule):
+            with contextlib.suppress(ValueError, AttributeError):
+                self.plan, self.scaling_reason = settle(self.plan, module, data)
 
     def _prepare_steps(self, trainer: Any, module: PrivateModule, data: Any) -> None:
         """Makes everything that the steps need, and lets the plan's sampler decide the rows of the data module."""

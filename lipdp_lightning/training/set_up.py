@@ -354,6 +354,8 @@ def _certificate(
     trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any
 ) -> tuple[list[str], tuple[int, ...]]:
     """Returns the problems of making a mechanism, which is not used, and the shape of the model's output."""
+    if not any(parameter.requires_grad for parameter in module.network.parameters()):
+        return ["no layer of the network is trained, so that nothing can be learnt. HINT: requires_grad_(True)."], ()
     if plan.clips_examples:
         from ..clipping.samplers import clipping_problems
 

@@ -103,6 +103,7 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         statistics: Statistics | None = None,
         deterministic: bool = False,
         public_context: bytes = b"",
+        scaling_reason: str = "",
     ) -> None:
         """Replaces the constructor's arguments by those of a configuration.
 
@@ -110,12 +111,14 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
             plan, physical_batch_size, noise_mode, deterministic: As in the constructor.
             branches, record, statistics: As in the constructor; None keeps the present one.
             public_context: Names the configuration; a run that is continued under another one starts a new branch.
+            scaling_reason: Why the scaling was chosen, if the configuration left it open.
         """
         self.plan, self.physical_batch_size, self.noise_mode = plan, physical_batch_size, noise_mode
         self.branches = branches or self.branches
         self.record = record or self.record
         self.statistics = statistics or self.statistics
         self.deterministic, self.public_context = deterministic, public_context
+        self.scaling_reason = scaling_reason
         self._spending: Spending | None = None
 
     @property
@@ -126,6 +129,7 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
     def check(self, trainer: lightning.Trainer, module: Any, data: Any) -> None:
         """Raises one ValueError with every reason to refuse this set-up; it writes nothing."""
         self.views, self.average = views_of(trainer), average_of(trainer)
+        self._settle(module, data)
         check_set_up(trainer, module, self, data)
         self._checked = module
 
