@@ -316,20 +316,17 @@ def _normals(words: Any, out: Any) -> None:
             out[2 * (first + j)], out[2 * (first + j) + 1] = cosines[j], sines[j]
 
 
-def _complete(values: Any, drawn: Any, ends: Any, numbers: Any) -> None:
-    """Within each segment, which stops at ends[k], values[i] <- grid(values[i] * share + own * drawn[i]) * factor.
-
-    Row k of ``numbers`` holds own, share, shift and factor; a shift of 0 leaves what is released as it is.
-    """
-    first = 0
-    for k in range(len(ends)):
-        own, share, shift, factor = numbers[k, 0], numbers[k, 1], numbers[k, 2], numbers[k, 3]
-        for i in range(first, ends[k]):
-            noisy = drawn[i] * own + values[i] * share
-            if shift > 0.0:
-                noisy = (noisy + shift) - shift
-            values[i] = noisy * factor
-        first = ends[k]
+def _complete(values: Any, apart: Any, drawn: Any, own: Any, share: Any, shift: Any, factor: Any) -> None:
+    """values[i] <- grid((values[i] + apart[i]) * share + own * drawn[i]) * factor; ``apart`` may be empty."""
+    further, rounded = len(apart) > 0, shift > 0.0
+    for i in range(len(values)):
+        total = np.float64(values[i])
+        if further:
+            total += apart[i]
+        noisy = drawn[i] * own + total * share
+        if rounded:
+            noisy = (noisy + shift) - shift
+        values[i] = noisy * factor
 
 
 def _cached(function: Any, *signatures: str) -> Any:
@@ -341,4 +338,5 @@ def _cached(function: Any, *signatures: str) -> Any:
 
 
 normals = _cached(_normals, "void(int64[::1], float64[::1])")
-complete = _cached(_complete, "void(float64[::1], float64[::1], int64[::1], float64[:, ::1])")
+_REST = "float64[::1], float64[::1], float64, float64, float64, float64"
+complete = _cached(_complete, f"void(float32[::1], {_REST})", f"void(float64[::1], {_REST})")

@@ -9,7 +9,6 @@ function of the key, the stream and its own position alone, so that any device m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -22,10 +21,6 @@ NORMALS_IN_A_BLOCK = 8  # a block of ChaCha20 has 64 bytes
 _BYTES_OF_A_NORMAL = 8
 
 
-Part = tuple[int, int, int]
-"""A part of a stream: the stream's number, the first normal, a multiple of the 8 of one block, and their count."""
-
-
 def normals(key: bytes, stream: int, start: int, count: int) -> Tensor:
     """Returns the normals ``start`` to ``start + count`` of a stream, float64 on the CPU.
 
@@ -35,19 +30,10 @@ def normals(key: bytes, stream: int, start: int, count: int) -> Tensor:
         key: 32 bytes that no other draw uses.
         stream: number of the stream, from 0 on.
     """
-    return normals_of_parts(key, [(stream, start, count)])
-
-
-def normals_of_parts(key: bytes, parts: Sequence[Part]) -> Tensor:
-    """Returns the normals of several parts of streams, one part after the other."""
-    sizes = [count + count % 2 for _, _, count in parts]
-    words = np.concatenate([stream_words(key, *part[:2], size) for part, size in zip(parts, sizes, strict=True)])
-    drawn = torch.from_numpy(np.empty(len(words)))
-    cpu_loops().normals(words, drawn.numpy())
-    counts = [count for _, _, count in parts]
-    if counts == sizes:
-        return drawn
-    return torch.cat([of_part[:count] for of_part, count in zip(drawn.split(sizes), counts, strict=True)])
+    words = stream_words(key, stream, start, count + count % 2)
+    drawn = np.empty(len(words))
+    cpu_loops().normals(words, drawn)
+    return torch.from_numpy(drawn)[:count]
 
 
 def normals_by_torch(words: Tensor) -> Tensor:

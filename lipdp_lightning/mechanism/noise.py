@@ -9,7 +9,7 @@ sum to the parameter's dtype is post-processing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.loops import cpu_loops, gpu_kernels
-from ..kernels.normals import Part, normals_of_parts
+from ..kernels.normals import normals
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key
 
@@ -105,15 +105,12 @@ class StepNoise:
         """Returns the first of the streams of the sum of this number; it has one for each sample."""
         return number * self.samples
 
-    def normals(self, parts: Sequence[Part]) -> Tensor:
-        """Returns the standard normals of parts of sums, one after the other.
-
-        A part consists of the number of a sum, the first of its normals, and their count.
-        """
-        total = torch.zeros(())
-        for sample in range(self.samples):
-            drawn = normals_of_parts(self.key, [(self.stream(n) + sample, start, count) for n, start, count in parts])
-            total = drawn if sample == 0 else total.add_(drawn)
+    def normals(self, number: int, start: int, count: int) -> Tensor:
+        """Returns standard normals ``start`` to ``start + count`` of the sum of this number."""
+        first = self.stream(number)
+        total, *further = [normals(self.key, stream, start, count) for stream in range(first, first + self.samples)]
+        for sample in further:
+            total += sample
         return total if self.samples == 1 else total.mul_(1 / math.sqrt(self.samples))
 
 
@@ -136,9 +133,11 @@ class Sum:
     apart: Tensor | None = None
 
     def total(self) -> Tensor:
-        """Returns the sum without noise and before it is multiplied by its share, flat and in float64."""
+        """Returns the sum without noise, flat and in float64."""
         total = self.values.reshape(-1).to(torch.float64)
-        return total if self.apart is None else total + self.apart.reshape(-1)
+        if self.apart is not None:
+            total = total + self.apart.reshape(-1)
+        return total * self.share if self.share != 1.0 else total
 
 
 def release_(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None = None, replicated: bool = False) -> None:
@@ -164,7 +163,7 @@ def release_(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None = None
     if reduce is None:
         _complete(sums, noise)
         return
-    whole = torch.cat([one.total() * one.share for one in sums])
+    whole = torch.cat([one.total() for one in sums])
     segments = whole.split_with_sizes([one.values.numel() for one in sums])
     noisy = [Sum(segment, one.deviation) for one, segment in zip(sums, segments, strict=True)]
     if not replicated:
@@ -181,62 +180,37 @@ def _complete(sums: Sequence[Sum], noise: StepNoise) -> None:
 
     A GPU's kernel draws the noise where it is added. It returns the bits that the loop has on a CPU.
     """
-    numbers = []
-    for one in sums:
-        own = one.deviation * noise.share
-        numbers.append((own, one.share, grid_shift(own) if noise.grid else 0.0, 1.0 / one.divisor))
+    deviations = [one.deviation * noise.share for one in sums]
+    shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]
     known = {device: gpu_kernels(device) for device in {one.values.device for one in sums}}
-    on_cpu = {}
-    for number, (one, (own, share, shift, factor)) in enumerate(zip(sums, numbers, strict=True)):
-        kernels = known[one.values.device]
+    for number, (one, own, shift) in enumerate(zip(sums, deviations, shifts, strict=True)):
+        if not one.values.numel():
+            continue
+        factor, kernels = 1.0 / one.divisor, known[one.values.device]
         if kernels is not None and own > 0:
             kernels.release_(
                 one.values, noise.key, own, stream=noise.stream(number), apart=one.apart, samples=noise.samples,
-                share=share, shift=shift, factor=factor,
+                share=one.share, shift=shift, factor=factor,
             )  # fmt: skip
         elif one.values.is_cpu:
-            on_cpu[number] = one
+            _complete_on_cpu(one, noise, number, (own, one.share, shift, factor))
         else:
-            drawn = noise.normals([(number, 0, one.values.numel())]).to(one.values.device)
-            noisy = drawn.mul_(own).add_(one.total() * share)
-            one.values.copy_((noisy.add_(shift).sub_(shift) * factor).view(one.values.shape))
-    _complete_on_cpu(on_cpu, numbers, noise)
+            total = one.total()
+            if own > 0:
+                total = noise.normals(number, 0, len(total)).mul_(own).to(total.device).add_(total)
+            one.values.copy_((total.add(shift).sub_(shift) * factor).view(one.values.shape))
 
 
-def _complete_on_cpu(sums: Mapping[int, Sum], numbers: Sequence[tuple[float, ...]], noise: StepNoise) -> None:
-    """Completes sums in pieces that stay in a processor's cache; small sums share a piece."""
-    flat = {number: _flat(one.values) for number, one in sums.items()}
-    for piece in _pieces({number: len(values) for number, values in flat.items()}):
-        parts = [flat[number][start : start + count] for number, start, count in piece]
-        total = torch.cat(parts).to(torch.float64)
-        segments = total.split_with_sizes([len(part) for part in parts])
-        for (number, start, count), segment in zip(piece, segments, strict=True):
-            if (apart := sums[number].apart) is not None:
-                segment.add_(apart.reshape(-1)[start : start + count])
-        rows = np.array([numbers[number] for number, _, _ in piece])
-        drawn = noise.normals(piece) if rows[:, 0].any() else torch.zeros_like(total)
-        cpu_loops().complete(total.numpy(), drawn.numpy(), np.cumsum([len(part) for part in parts]), rows)
-        torch._foreach_copy_(parts, segments)
-    for number, one in sums.items():
-        if flat[number].data_ptr() != one.values.data_ptr():
-            one.values.copy_(flat[number].view(one.values.shape))
-
-
-def _flat(values: Tensor) -> Tensor:
-    """Returns the values in one dimension, where they lie if they can be; what is narrow is rounded to float32."""
-    exact = values.dtype in (torch.float32, torch.float64)
-    return (values.detach() if exact else values.float()).contiguous().view(-1)
-
-
-def _pieces(sizes: Mapping[int, int]) -> Iterator[list[Part]]:
-    """Yields parts of sums, as many at a time as PIECE normals serve; a large sum is divided at multiples of PIECE."""
-    piece: list[Part] = []
-    for number, size in sizes.items():
-        for start in range(0, size, PIECE):
-            count = min(PIECE, size - start)
-            if count + sum(held for _, _, held in piece) > PIECE:
-                yield piece
-                piece = []
-            piece.append((number, start, count))
-    if piece:
-        yield piece
+def _complete_on_cpu(one: Sum, noise: StepNoise, number: int, numbers: tuple[float, float, float, float]) -> None:
+    """Completes a sum in pieces, which stay in a processor's cache."""
+    values = one.values.detach()
+    exact = values.dtype in (torch.float32, torch.float64)  # what is narrower is rounded to float32 first
+    flat = (values if exact else values.float()).contiguous().view(-1)
+    entries, apart = flat.numpy(), np.empty(0) if one.apart is None else one.apart.reshape(-1).numpy()
+    for start in range(0, len(entries), PIECE):
+        piece = slice(start, start + PIECE)
+        count = len(entries[piece])
+        drawn = noise.normals(number, start, count) if one.deviation > 0 else torch.zeros(count, dtype=torch.float64)
+        cpu_loops().complete(entries[piece], apart[piece], drawn.numpy(), *numbers)
+    if not (exact and values.is_contiguous()):
+        values.copy_(flat.view(values.shape))
