@@ -20,7 +20,8 @@ from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
 from ..kernels.numeric_environment import numeric_environment
 from ..norms.follow import Follower
-from ..privacy.keys import KeyedDigest, derive_key, state_digest
+from ..privacy.keyed_digest import KeyedDigest
+from ..privacy.keys import derive_key, state_digest
 from ..privacy.plan import PrivacyPlan
 from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, release_

@@ -10,7 +10,7 @@ from pretend import pretended_gpu, to_gpu
 from torch import Tensor
 
 from lipdp_lightning.kernels.multilinear import key_table, multilinear_hash
-from lipdp_lightning.privacy.keys import KeyedDigest
+from lipdp_lightning.privacy.keyed_digest import KeyedDigest
 
 KEY = bytes(range(32))
 
