@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate, UseBound
 from ..layers.scaled import GradientKeeper, GradientScaler, ScaledLayer, reports_of
 from .allocation import NoiseBudget
-from .layer_uses import other_uses, replaced_reports, scalable_uses
+from .changes import other_uses, replaced_reports
 
 SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
 
@@ -46,6 +46,13 @@ class StepNumbers:
 def scaled_layers(network: nn.Module) -> Iterator[tuple[str, ScaledLayer]]:
     """Yields path and module of every layer that can measure and scale its gradient by example."""
     return ((path, m) for path, m in network.named_modules() if isinstance(m, ScaledLayer))
+
+
+def scalable_uses(certificate: Certificate) -> list[tuple[int, UseBound]]:
+    """Returns each use of a layer that reports it, with the number of its group, in the order of the graph."""
+    order = {node.name: place for place, node in enumerate(certificate.nodes)}
+    uses = [(index, use) for index, group in enumerate(certificate.groups) for use in group.uses if use.scalable]
+    return sorted(uses, key=lambda numbered: order.get(numbered[1].node, 0))
 
 
 class Scaling:

@@ -10,6 +10,7 @@ and the certificate that calibrates the noise is that of the weights the gradien
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,6 +24,7 @@ from ..norms.follow import Follower
 from ..privacy.keyed_digest import KeyedDigest
 from ..privacy.keys import derive_key, state_digest
 from ..privacy.plan import PrivacyPlan
+from .changes import changed_network, changed_weights, trained_otherwise
 from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, release_
 from .projection import Projector
@@ -72,11 +74,11 @@ class Mechanism:
         self._context = plan.digest(), context
         self._digest = KeyedDigest(derive_key(secret, "state"))
         self._contributed = KeyedDigest(derive_key(secret, "contribution"))
-        self._watched = WatchedTensors(model)
+        self._named = named_tensors(model)
         self.certificate = certifier.certify()
         self._identity = certifier.identity
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
-        self._influence = plan.influence_at(0)
+        self._influence, self._switches = plan.influence_at(0), plan.first_switched_step < math.inf
         self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views)
         self.scaling.attach(model)
         named = dict(model.named_parameters())
@@ -115,16 +117,17 @@ class Mechanism:
         if self._step == step:
             self._check_unchanged("between two micro-batches")
             return
-        named = self._watched.named()
-        self._weights = self._digest.of(named)
-        self._certify(named, self._weights)  # for the same weights, the bounds of the projection still hold
-        self._switch(step)
+        self._weights = self._digest.of(self._named)
+        self._certify(self._weights)  # for the same weights, the bounds of the projection still hold
+        if self._switches:
+            self._switch(step)
         self._step, self._drawn, self._sealed = step, 0, sealed
         self.scaling.begin(self.numbers())
         tracked = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.scaling.state().items()}
+        environment = numeric_environment(self._device)
         # bounds may lag behind the weights, and they scale both gradients and noise
         self.checksum = state_digest(tracked, self._weights, *self._context, bounds_of(self.certificate))
-        own = state_digest({}, self.checksum, numeric_environment(self._device))
+        own = state_digest({}, self.checksum, environment)
         self.digest = own if agree is None else agree(own)
 
     def begin_pass(self, drawn: int, rows: int) -> None:
@@ -148,7 +151,7 @@ class Mechanism:
         assert self._step == step, f"privatize_({step}) without begin_step({step})"
         assert (seal is not None) == self._sealed, "the key of the noise is settled in begin_step, or by a seal"
         # once more to the last bit: a write through .data changes no version
-        self._check_unchanged("between forward and privatize_", self._digest.of(self._watched.named()))
+        self._check_unchanged("between forward and privatize_", self._digest.of(self._named))
         numbers = self.numbers()
         sums = self._sums(numbers)
         if seal is not None:
@@ -161,8 +164,7 @@ class Mechanism:
         """Puts every layer back into its norm ball."""
         self._projector.project_()
         if self._device.type == "cpu":  # elsewhere, the host would wait for it
-            named = self._watched.named()
-            self._follower.seal(self._digest.of(named), named)
+            self._follower.seal(self._digest.of(self._named), self._named)
 
     # ---- public numbers
 
@@ -192,7 +194,7 @@ class Mechanism:
 
     def refresh_certificate(self) -> Certificate:
         """Returns the certificate of the weights as they are now."""
-        return self._certify(self._watched.named())
+        return self._certify()
 
     def state(self) -> dict[str, float]:
         """Returns what a resume needs beside the weights: released values."""
@@ -235,7 +237,7 @@ class Mechanism:
     def _noise_of(self, step: int) -> StepNoise:
         return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure, self._grid)
 
-    def _certify(self, named: Mapping[str, Tensor], digest: bytes = b"") -> Certificate:
+    def _certify(self, digest: bytes = b"") -> Certificate:
         try:
             certificate = self._certifier.certify(digest)
         except CertificationError:
@@ -245,7 +247,7 @@ class Mechanism:
             self._check_trained(certificate)
             self._check_identity()
         self.certificate = certificate
-        self._certified_versions = versions_of(named)
+        self._certified_versions = versions_of(self._named)
         return self.certificate
 
     def _switch(self, step: int) -> None:
@@ -261,52 +263,31 @@ class Mechanism:
         """Refuses a layer thawed after set-up, which would hand its raw gradient to the optimizer."""
         trained = [(group.name, group.parameters) for group in certificate.groups]
         if trained != self._trained:
-            changed = ", ".join(sorted({name for name, _ in {*trained} ^ {*self._trained}}))
-            raise ValueError(
-                f"{changed}: what is trained changed after set-up, and noise is drawn for the layers "
-                "trained then. HINT: freeze or thaw layers before training starts, and use one run for each phase."
-            )
+            raise trained_otherwise(sorted({name for name, _ in {*trained} ^ {*self._trained}}))
 
     def _check_identity(self) -> None:
         """Refuses a network that is another than the one that noise was planned for."""
         differences = self._identity.differences()
         if differences:
-            raise ValueError(
-                f"the network was changed after set-up: {'; '.join(differences)}. Its certificate, and the noise that "
-                "is drawn for its layers, are those of the network as it was. HINT: decide hooks, layers, constants "
-                "and what is trained before training starts, and use one run for each phase; values of parameters "
-                "and buffers may be loaded in place."
-            )
+            raise changed_network(differences)
 
     def _check_unchanged(self, when: str, weights: bytes | None = None) -> None:
         """Refuses any change between the certificate and the release, of the weights too."""
         self._check_identity()
-        if self._certified_versions != self._watched.versions() or weights not in (None, self._weights):
-            raise AssertionError(  # also where python leaves out assert statements
-                f"the weights changed {when}, or a buffer did: the gradients are not those of the step's certificate. "
-                "HINT: change weights and buffers between steps, and keep no state that forward updates."
-            )
+        if self._certified_versions != versions_of(self._named) or weights not in (None, self._weights):
+            raise changed_weights(when)
 
 
-class WatchedTensors:
-    """Parameters and buffers by name, and whether any of them changed.
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Returns parameters and buffers by their first name, parameters first.
 
-    They are looked up once: that the network holds others is seen by its identity, before anything is released.
+    A mechanism looks them up once: that the network holds others is seen by its identity, before anything is released.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._named: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-    def named(self) -> dict[str, Tensor]:
-        """Returns the tensors by their first name, parameters first."""
-        return self._named
-
-    def versions(self) -> list[int]:
-        """Returns numbers that change when a tensor is replaced, or changed in place by a torch operation."""
-        return versions_of(self.named())
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def versions_of(named: Mapping[str, Tensor]) -> list[int]:
+    """Returns numbers that change when a tensor is replaced, or changed in place by a torch operation."""
     tensors = named.values()
     return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
 

@@ -186,7 +186,7 @@ class CertifiesLate(Noiseless):
 
     def privatize_(self, step: int, reduce: Any = None, seal: Any = None) -> None:
         self.refresh_certificate()
-        self._weights = self._digest.of(self._watched.named())
+        self._weights = self._digest.of(self._named)
         super().privatize_(step, reduce, seal)
 
 
