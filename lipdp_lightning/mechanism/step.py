@@ -74,7 +74,7 @@ class Mechanism:
         self._context = plan.digest(), context
         self._digest = KeyedDigest(derive_key(secret, "state"))
         self._contributed = KeyedDigest(derive_key(secret, "contribution"))
-        self._named = named_tensors(model)
+        self._watched = WatchedTensors(model)
         self.certificate = certifier.certify()
         self._identity = certifier.identity
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
@@ -117,8 +117,9 @@ class Mechanism:
         if self._step == step:
             self._check_unchanged("between two micro-batches")
             return
-        self._weights = self._digest.of(self._named)
-        self._certify(self._weights)  # for the same weights, the bounds of the projection still hold
+        named = self._watched.named()
+        self._weights = self._digest.of(named)
+        self._certify(named, self._weights)  # for the same weights, the bounds of the projection still hold
         if self._switches:
             self._switch(step)
         self._step, self._drawn, self._sealed = step, 0, sealed
@@ -151,7 +152,7 @@ class Mechanism:
         assert self._step == step, f"privatize_({step}) without begin_step({step})"
         assert (seal is not None) == self._sealed, "the key of the noise is settled in begin_step, or by a seal"
         # once more to the last bit: a write through .data changes no version
-        self._check_unchanged("between forward and privatize_", self._digest.of(self._named))
+        self._check_unchanged("between forward and privatize_", self._digest.of(self._watched.named()))
         numbers = self.numbers()
         sums = self._sums(numbers)
         if seal is not None:
@@ -164,7 +165,8 @@ class Mechanism:
         """Puts every layer back into its norm ball."""
         self._projector.project_()
         if self._device.type == "cpu":  # elsewhere, the host would wait for it
-            self._follower.seal(self._digest.of(self._named), self._named)
+            named = self._watched.named()
+            self._follower.seal(self._digest.of(named), named)
 
     # ---- public numbers
 
@@ -194,7 +196,7 @@ class Mechanism:
 
     def refresh_certificate(self) -> Certificate:
         """Returns the certificate of the weights as they are now."""
-        return self._certify()
+        return self._certify(self._watched.named())
 
     def state(self) -> dict[str, float]:
         """Returns what a resume needs beside the weights: released values."""
@@ -237,7 +239,7 @@ class Mechanism:
     def _noise_of(self, step: int) -> StepNoise:
         return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure, self._grid)
 
-    def _certify(self, digest: bytes = b"") -> Certificate:
+    def _certify(self, named: Mapping[str, Tensor], digest: bytes = b"") -> Certificate:
         try:
             certificate = self._certifier.certify(digest)
         except CertificationError:
@@ -247,7 +249,7 @@ class Mechanism:
             self._check_trained(certificate)
             self._check_identity()
         self.certificate = certificate
-        self._certified_versions = versions_of(self._named)
+        self._certified_versions = versions_of(named)
         return self.certificate
 
     def _switch(self, step: int) -> None:
@@ -274,20 +276,29 @@ class Mechanism:
     def _check_unchanged(self, when: str, weights: bytes | None = None) -> None:
         """Refuses any change between the certificate and the release, of the weights too."""
         self._check_identity()
-        if self._certified_versions != versions_of(self._named) or weights not in (None, self._weights):
+        if self._certified_versions != self._watched.versions() or weights not in (None, self._weights):
             raise changed_weights(when)
 
 
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Returns parameters and buffers by their first name, parameters first.
+class WatchedTensors:
+    """Parameters and buffers by name, and whether any of them changed.
 
-    A mechanism looks them up once: that the network holds others is seen by its identity, before anything is released.
+    They are looked up once: that the network holds others is seen by its identity, before anything is released.
     """
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def __init__(self, model: nn.Module) -> None:
+        self._named: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def named(self) -> dict[str, Tensor]:
+        """Returns the tensors by their first name, parameters first."""
+        return self._named
+
+    def versions(self) -> list[int]:
+        """Returns numbers that change when a tensor is replaced, or changed in place by a torch operation."""
+        return versions_of(self.named())
 
 
 def versions_of(named: Mapping[str, Tensor]) -> list[int]:
-    """Returns numbers that change when a tensor is replaced, or changed in place by a torch operation."""
     tensors = named.values()
     return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
 

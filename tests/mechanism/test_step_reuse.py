@@ -11,7 +11,7 @@ from private_step import Harness, make_plan, mlp, random_batch
 from torch import nn
 
 from lipdp_lightning.bounds.identity import NetworkIdentity
-from lipdp_lightning.mechanism.step import Mechanism, named_tensors, versions_of
+from lipdp_lightning.mechanism.step import Mechanism, WatchedTensors
 from lipdp_lightning.norms import follow
 from lipdp_lightning.norms.follow import Follower
 
@@ -96,12 +96,12 @@ def test_a_projection_that_certifies_its_result_is_not_certified_again(kind: str
 def test_replaced_and_added_tensors_are_seen() -> None:
     """A change in place shows in the versions, and other tensors are those of another network."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)))
-    named, identity = named_tensors(model), NetworkIdentity.of(model)
-    before = versions_of(named)
-    assert before == versions_of(named_tensors(model)) and list(named) == list(model.state_dict())
+    watched, identity = WatchedTensors(model), NetworkIdentity.of(model)
+    before = watched.versions()
+    assert before == watched.versions() and list(watched.named()) == list(model.state_dict())
     with torch.no_grad():
         model[1][0].weight.add_(1)
-    assert versions_of(named) != before and identity.differences() == []
+    assert watched.versions() != before and identity.differences() == []
     kept = model[1][0].weight
     model[1][0].weight = nn.Parameter(torch.zeros(3, 3))
     assert identity.differences() == ["1.0.weight is another than it was"]
