@@ -43,10 +43,11 @@ def normals(key: bytes, stream: int, start: int, count: int) -> Tensor:
 def normals_of_parts(key: bytes, parts: Sequence[Part]) -> list[Tensor]:
     """Returns the normals of several parts of streams; small parts together take less time than one by one."""
     ends = list(itertools.accumulate(count + count % 2 for _, _, count in parts))
-    words, drawn = np.empty(ends[-1], dtype="<i8"), np.empty(ends[-1])
+    words = np.empty(ends[-1], dtype="<i8")
     places = list(zip(parts, [0, *ends], ends, strict=False))
     for (stream, start, _), first, last in places:
         _fill(words[first:last], key, stream, start)
+    drawn = np.empty(len(words))
     cpu_loops().normals(words, drawn)
     together = torch.from_numpy(drawn)
     return [together[first : first + count] for (_, _, count), first, _ in places]
