@@ -44,8 +44,8 @@ from lipdp_lightning.audit.noise_checks import noise_finding, noise_sample
 from lipdp_lightning.audit.optimistic_epsilon import accounting_finding, claimed_epsilon
 from lipdp_lightning.audit.sampling_checks import Sampler, plan_sampler, sampling_finding
 from lipdp_lightning.audit.subject import Subject
-from lipdp_lightning.layers import KeyedDropout, MaxMin, ScaledLinear, scale_cotangent
 from lipdp_lightning.kernels.normals import Part
+from lipdp_lightning.layers import KeyedDropout, MaxMin, ScaledLinear, scale_cotangent
 from lipdp_lightning.mechanism import choice
 from lipdp_lightning.mechanism import step as mechanism_module
 from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum
