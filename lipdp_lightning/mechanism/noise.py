@@ -31,6 +31,7 @@ PIECE = 1 << 14  # normals at a time: they stay in a processor's cache
 _SHARED = b"every rank"
 _MINIMAL_DIGEST = 16
 _NOTHING = np.empty(0)
+_EXACT = torch.float32, torch.float64
 
 
 @dataclass(frozen=True)
@@ -186,16 +187,21 @@ def _complete(sums: Sequence[Sum], noise: StepNoise) -> None:
     shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]
     numbers = [(own, s.share, shift, 1.0 / s.divisor) for s, own, shift in zip(sums, deviations, shifts, strict=True)]
     known = {device: gpu_kernels(device) for device in {one.values.device for one in sums}}
-    on_cpu = {number: one for number, one in enumerate(sums) if one.values.numel() and one.values.is_cpu}
+    on_cpu: dict[int, Sum] = {}
     for number, (one, (own, share, shift, factor)) in enumerate(zip(sums, numbers, strict=True)):
+        if not one.values.numel():
+            continue
         kernels = known[one.values.device]
-        if kernels is not None and own > 0 and one.values.numel():
-            on_cpu.pop(number, None)
+        if kernels is not None and own > 0:
             kernels.release_(
                 one.values, noise.key, own, stream=noise.stream(number), apart=one.apart, samples=noise.samples,
                 share=share, shift=shift, factor=factor,
             )  # fmt: skip
-        elif not one.values.is_cpu:
+        elif one.values.is_cpu and _lies_flat(one.values):
+            on_cpu[number] = one
+        elif one.values.is_cpu:
+            _complete_on_cpu({number: one}, numbers, noise)  # by itself, since it takes a copy
+        else:
             total = one.total()
             if own > 0:
                 total = noise.normals([(number, 0, len(total))])[0].mul_(own).to(total.device).add_(total)
@@ -215,14 +221,17 @@ def _complete_on_cpu(sums: Mapping[int, Sum], numbers: Sequence[tuple[float, ...
             place = slice(start, start + count)
             cpu_loops().complete(flat[number].numpy()[place], further[place], normals.numpy(), *own)
     for number, one in sums.items():
-        if flat[number].data_ptr() != one.values.data_ptr():
+        if not _lies_flat(one.values):
             one.values.copy_(flat[number].view(one.values.shape))
 
 
+def _lies_flat(values: Tensor) -> bool:
+    return values.dtype in _EXACT and values.is_contiguous()
+
+
 def _flat(values: Tensor) -> Tensor:
-    """Returns the values in one dimension, where they lie if they can be; what is narrow is rounded to float32."""
-    exact = values.dtype in (torch.float32, torch.float64)
-    return (values.detach() if exact else values.float()).contiguous().view(-1)
+    """Returns the values in one dimension, where they lie if they lie flat; what is narrow is rounded to float32."""
+    return (values.detach() if values.dtype in _EXACT else values.float()).contiguous().view(-1)
 
 
 def _pieces(sizes: Mapping[int, int]) -> Iterator[list[Part]]:

@@ -64,5 +64,5 @@ def test_what_is_forgotten_is_read_again() -> None:
     first = digest.of(own)
     assert digest._alive
     digest.forget()
-    assert not digest._alive and not digest._laid
+    assert not digest._alive and not digest._bytes
     assert digest.of(own) == first
