@@ -31,7 +31,6 @@ from torch import Tensor, nn
 
 from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.bounds.losses import CrossEntropy
-from lipdp_lightning.kernels.normals import Part
 from lipdp_lightning.layers import ScaledLinear, scale_cotangent
 from lipdp_lightning.mechanism import step as mechanism_module
 from lipdp_lightning.mechanism.allocation import NoiseBudget
@@ -492,8 +491,8 @@ def test_votes_are_covered_by_their_noise() -> None:
 
 
 class RoundedNoise(StepNoise):
-    def normals(self, parts: Sequence[Part]) -> list[Tensor]:
-        return [drawn.float().double() for drawn in super().normals(parts)]
+    def normals(self, number: int, start: int, count: int) -> Tensor:
+        return super().normals(number, start, count).float().double()
 
 
 class NoiseInFloat32(Mechanism):

@@ -8,9 +8,7 @@ function of the key, the stream and its own position alone, so that any device m
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,11 +19,6 @@ from .loops import cpu_loops
 
 NORMALS_IN_A_BLOCK = 8  # a block of ChaCha20 has 64 bytes
 _BYTES_OF_A_NORMAL = 8
-Words = np.ndarray[tuple[int], np.dtype[np.int64]]
-
-
-Part = tuple[int, int, int]
-"""A part of a stream: the stream's number, the first normal, a multiple of the 8 of one block, and their count."""
 
 
 def normals(key: bytes, stream: int, start: int, count: int) -> Tensor:
@@ -37,20 +30,10 @@ def normals(key: bytes, stream: int, start: int, count: int) -> Tensor:
         key: 32 bytes that no other draw uses.
         stream: number of the stream, from 0 on.
     """
-    return normals_of_parts(key, [(stream, start, count)])[0]
-
-
-def normals_of_parts(key: bytes, parts: Sequence[Part]) -> list[Tensor]:
-    """Returns the normals of several parts of streams; small parts together take less time than one by one."""
-    ends = list(itertools.accumulate(count + count % 2 for _, _, count in parts))
-    words = np.empty(ends[-1], dtype="<i8")
-    places = list(zip(parts, [0, *ends], ends, strict=False))
-    for (stream, start, _), first, last in places:
-        _fill(words[first:last], key, stream, start)
+    words = stream_words(key, stream, start, count + count % 2)
     drawn = np.empty(len(words))
     cpu_loops().normals(words, drawn)
-    together = torch.from_numpy(drawn)
-    return [together[first : first + count] for (_, _, count), first, _ in places]
+    return torch.from_numpy(drawn)[:count]
 
 
 def normals_by_torch(words: Tensor) -> Tensor:
@@ -61,15 +44,11 @@ def normals_by_torch(words: Tensor) -> Tensor:
     return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=1).flatten()
 
 
-def stream_words(key: bytes, stream: int, start: int, count: int) -> Words:
+def stream_words(key: bytes, stream: int, start: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Returns the words ``start`` to ``start + count`` of a stream; ``start`` is a multiple of the 8 of one block."""
-    words = np.empty(count, dtype="<i8")
-    _fill(words, key, stream, start)
-    return words
-
-
-def _fill(words: Words, key: bytes, stream: int, start: int) -> None:
-    assert start % NORMALS_IN_A_BLOCK == 0 and start // NORMALS_IN_A_BLOCK + len(words) < 1 << 32
+    assert start % NORMALS_IN_A_BLOCK == 0 and start // NORMALS_IN_A_BLOCK + count < 1 << 32
     counter, nonce = (start // NORMALS_IN_A_BLOCK).to_bytes(4, "little"), stream.to_bytes(12, "little")
     encryptor = Cipher(algorithms.ChaCha20(key, counter + nonce), mode=None).encryptor()
+    words = np.empty(count, dtype="<i8")
     encryptor.update_into(bytes(words.nbytes), words.view(np.uint8).data)
+    return words

@@ -9,7 +9,7 @@ sum to the parameter's dtype is post-processing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.loops import cpu_loops, gpu_kernels
-from ..kernels.normals import Part, normals_of_parts
+from ..kernels.normals import normals
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key
 
@@ -30,8 +30,6 @@ SECURE_SAMPLES = 4  # a square, so that the scale 1/sqrt(4) is exact
 PIECE = 1 << 14  # normals at a time: they stay in a processor's cache
 _SHARED = b"every rank"
 _MINIMAL_DIGEST = 16
-_NOTHING = np.empty(0)
-_EXACT = torch.float32, torch.float64
 
 
 @dataclass(frozen=True)
@@ -107,14 +105,13 @@ class StepNoise:
         """Returns the first of the streams of the sum of this number; it has one for each sample."""
         return number * self.samples
 
-    def normals(self, parts: Sequence[Part]) -> list[Tensor]:
-        """Returns the standard normals of parts of sums: each is a sum's number, its first normal, and their count."""
-        total: list[Tensor] = []
-        for sample in range(self.samples):
-            streams = [(self.stream(number) + sample, start, count) for number, start, count in parts]
-            drawn = normals_of_parts(self.key, streams)
-            total = [whole.add_(own) for whole, own in zip(total, drawn, strict=True)] if sample else drawn
-        return total if self.samples == 1 else [whole.mul_(1 / math.sqrt(self.samples)) for whole in total]
+    def normals(self, number: int, start: int, count: int) -> Tensor:
+        """Returns standard normals ``start`` to ``start + count`` of the sum of this number."""
+        first = self.stream(number)
+        total, *further = [normals(self.key, stream, start, count) for stream in range(first, first + self.samples)]
+        for sample in further:
+            total += sample
+        return total if self.samples == 1 else total.mul_(1 / math.sqrt(self.samples))
 
 
 @dataclass(frozen=True)
@@ -185,66 +182,35 @@ def _complete(sums: Sequence[Sum], noise: StepNoise) -> None:
     """
     deviations = [one.deviation * noise.share for one in sums]
     shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]
-    numbers = [(own, s.share, shift, 1.0 / s.divisor) for s, own, shift in zip(sums, deviations, shifts, strict=True)]
     known = {device: gpu_kernels(device) for device in {one.values.device for one in sums}}
-    on_cpu: dict[int, Sum] = {}
-    for number, (one, (own, share, shift, factor)) in enumerate(zip(sums, numbers, strict=True)):
+    for number, (one, own, shift) in enumerate(zip(sums, deviations, shifts, strict=True)):
         if not one.values.numel():
             continue
-        kernels = known[one.values.device]
+        factor, kernels = 1.0 / one.divisor, known[one.values.device]
         if kernels is not None and own > 0:
             kernels.release_(
                 one.values, noise.key, own, stream=noise.stream(number), apart=one.apart, samples=noise.samples,
-                share=share, shift=shift, factor=factor,
+                share=one.share, shift=shift, factor=factor,
             )  # fmt: skip
-        elif one.values.is_cpu and _lies_flat(one.values):
-            on_cpu[number] = one
         elif one.values.is_cpu:
-            _complete_on_cpu({number: one}, numbers, noise)  # by itself, since it takes a copy
+            _complete_on_cpu(one, noise, number, (own, one.share, shift, factor))
         else:
             total = one.total()
             if own > 0:
-                total = noise.normals([(number, 0, len(total))])[0].mul_(own).to(total.device).add_(total)
+                total = noise.normals(number, 0, len(total)).mul_(own).to(total.device).add_(total)
             one.values.copy_((total.add(shift).sub_(shift) * factor).view(one.values.shape))
-    _complete_on_cpu(on_cpu, numbers, noise)
 
 
-def _complete_on_cpu(sums: Mapping[int, Sum], numbers: Sequence[tuple[float, ...]], noise: StepNoise) -> None:
-    """Completes sums in pieces that stay in a processor's cache; the normals of small sums are drawn together."""
-    flat = {number: _flat(one.values) for number, one in sums.items()}
-    apart = {number: one.apart.reshape(-1).numpy() for number, one in sums.items() if one.apart is not None}
-    for piece in _pieces({number: len(values) for number, values in flat.items()}):
-        noisy = any([numbers[number][0] > 0 for number, _, _ in piece])
-        drawn = noise.normals(piece) if noisy else [torch.zeros(count, dtype=torch.float64) for _, _, count in piece]
-        for (number, start, count), normals in zip(piece, drawn, strict=True):
-            own, further = numbers[number], apart.get(number, _NOTHING)
-            place = slice(start, start + count)
-            cpu_loops().complete(flat[number].numpy()[place], further[place], normals.numpy(), *own)
-    for number, one in sums.items():
-        if not _lies_flat(one.values):
-            one.values.copy_(flat[number].view(one.values.shape))
-
-
-def _lies_flat(values: Tensor) -> bool:
-    return values.dtype in _EXACT and values.is_contiguous()
-
-
-def _flat(values: Tensor) -> Tensor:
-    """Returns the values in one dimension, where they lie if they lie flat; what is narrow is rounded to float32."""
-    return (values.detach() if values.dtype in _EXACT else values.float()).contiguous().view(-1)
-
-
-def _pieces(sizes: Mapping[int, int]) -> Iterator[list[Part]]:
-    """Yields parts of sums, as many at a time as PIECE normals serve; a large sum is divided at multiples of PIECE."""
-    piece: list[Part] = []
-    held = 0
-    for number, size in sizes.items():
-        for start in range(0, size, PIECE):
-            count = min(PIECE, size - start)
-            if held + count > PIECE:
-                yield piece
-                piece, held = [], 0
-            piece.append((number, start, count))
-            held += count
-    if piece:
-        yield piece
+def _complete_on_cpu(one: Sum, noise: StepNoise, number: int, numbers: tuple[float, float, float, float]) -> None:
+    """Completes a sum in pieces, which stay in a processor's cache."""
+    values = one.values.detach()
+    exact = values.dtype in (torch.float32, torch.float64)  # what is narrower is rounded to float32 first
+    flat = (values if exact else values.float()).contiguous().view(-1)
+    entries, apart = flat.numpy(), np.empty(0) if one.apart is None else one.apart.reshape(-1).numpy()
+    for start in range(0, len(entries), PIECE):
+        piece = slice(start, start + PIECE)
+        count = len(entries[piece])
+        drawn = noise.normals(number, start, count) if one.deviation > 0 else torch.zeros(count, dtype=torch.float64)
+        cpu_loops().complete(entries[piece], apart[piece], drawn.numpy(), *numbers)
+    if not (exact and values.is_contiguous()):
+        values.copy_(flat.view(values.shape))

@@ -7,7 +7,7 @@ table of docs/audit.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,7 +44,6 @@ from lipdp_lightning.audit.noise_checks import noise_finding, noise_sample
 from lipdp_lightning.audit.optimistic_epsilon import accounting_finding, claimed_epsilon
 from lipdp_lightning.audit.sampling_checks import Sampler, plan_sampler, sampling_finding
 from lipdp_lightning.audit.subject import Subject
-from lipdp_lightning.kernels.normals import Part
 from lipdp_lightning.layers import KeyedDropout, MaxMin, ScaledLinear, scale_cotangent
 from lipdp_lightning.mechanism import choice
 from lipdp_lightning.mechanism import step as mechanism_module
@@ -158,11 +157,8 @@ def shaped(change: Callable[[Draw, int, int, int], Tensor]) -> type[Mechanism]:
     """The drawn normals, changed before their use."""
 
     class Changed(StepNoise):
-        def normals(self, parts: Sequence[Part]) -> list[Tensor]:
-            def draw(number: int, start: int, count: int) -> Tensor:
-                return StepNoise.normals(self, [(number, start, count)])[0]
-
-            return [change(draw, *part) for part in parts]
+        def normals(self, number: int, start: int, count: int) -> Tensor:
+            return change(super().normals, number, start, count)
 
     class Shaped(Mechanism):
         def _noise_of(self, step: int) -> StepNoise:

@@ -363,7 +363,7 @@ def test_noise_of_every_group_is_normal_with_its_deviation(options: dict[str, An
 
 def test_noise_reaches_the_tails_that_float32_normals_lack() -> None:
     """Beyond 5.77 deviations, with the law's frequency; in 4e6 draws beyond 4.5 already (27 expected)."""
-    draws = StepNoise.of(SECRET, 0, Place(), bytes(32)).normals([(0, 0, 4_000_000)])[0]
+    draws = StepNoise.of(SECRET, 0, Place(), bytes(32)).normals(0, 0, 4_000_000)
     assert draws.dtype == torch.float64
     expected = 4_000_000 * 2 * stats.norm.sf(4.5)
     assert abs((draws.abs() > 4.5).sum().item() - expected) < 4 * math.sqrt(expected)

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lipdp_lightning.kernels.normals import Part, normals, normals_of_parts
+from lipdp_lightning.kernels.normals import normals
 from lipdp_lightning.mechanism import noise as noise_module
 from lipdp_lightning.mechanism.noise import PIECE, Mode, Place, StepNoise, Sum, release_
 from lipdp_lightning.privacy.grid import grid_shift
@@ -164,12 +164,12 @@ def test_secret_and_secure_flag_change_the_noise() -> None:
 def test_secure_noise_is_the_halved_sum_of_four_draws() -> None:
     noise = StepNoise.of(SECRET, 0, Place(), DIGEST, secure=True)
     parts = [normals(noise.key, 4 * 2 + sample, 0, COUNT) for sample in range(4)]
-    assert torch.equal(noise.normals([(2, 0, COUNT)])[0], (parts[0] + parts[1] + parts[2] + parts[3]) / 2)
+    assert torch.equal(noise.normals(2, 0, COUNT), (parts[0] + parts[1] + parts[2] + parts[3]) / 2)
     assert all(uncorrelated(parts[i], parts[j]) for i in range(4) for j in range(i))
 
 
 def keyed_by_counter(key: bytes) -> Tensor:
-    return StepNoise(key).normals([(0, 0, 10_000)])[0]
+    return StepNoise(key).normals(0, 0, 10_000)
 
 
 def keyed_by_torch_generator(key: bytes) -> Tensor:
@@ -258,7 +258,7 @@ def formula(one: Sum, noise: StepNoise, number: int) -> np.ndarray[Any, Any]:
     total = one.values.reshape(-1).numpy().astype(np.float64)
     if one.apart is not None:
         total = total + one.apart.reshape(-1).numpy()
-    added = noise.normals([(number, 0, len(total))])[0].numpy() * one.deviation
+    added = noise.normals(number, 0, len(total)).numpy() * one.deviation
     shift = grid_shift(one.deviation)
     noisy = ((total * one.share + added) + shift) - shift
     return (noisy * (1.0 / one.divisor)).astype(one.values.reshape(-1).numpy().dtype)
@@ -305,11 +305,8 @@ def test_noise_is_added_before_the_reduction_unless_it_is_replicated() -> None:
 
 def broken_noise(change: Callable[..., Tensor]) -> Callable[[list[Sum], StepNoise], None]:
     class Broken(StepNoise):
-        def normals(self, parts: Sequence[Part]) -> list[Tensor]:
-            def draw(number: int, start: int, count: int) -> Tensor:
-                return StepNoise.normals(self, [(number, start, count)])[0]
-
-            return [change(draw, *part) for part in parts]
+        def normals(self, number: int, start: int, count: int) -> Tensor:
+            return change(super().normals, number, start, count)
 
     return lambda sums, noise: release_(sums, Broken(noise.key, noise.share, noise.samples, noise.grid))
 
@@ -341,17 +338,15 @@ def test_every_entry_has_one_draw_of_its_own() -> None:
 
 def test_pieces_are_drawn_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing as long as a large parameter is ever allocated beside it."""
-    asked: list[list[Part]] = []
+    asked: list[tuple[int, int]] = []
 
-    def recorded(key: bytes, parts: Sequence[Part]) -> list[Tensor]:
-        asked.append(list(parts))
-        return normals_of_parts(key, parts)
+    def recorded(key: bytes, stream: int, start: int, count: int) -> Tensor:
+        asked.append((start, count))
+        return normals(key, stream, start, count)
 
-    monkeypatch.setattr(noise_module, "normals_of_parts", recorded)
-    sums = [Sum(torch.zeros(size), 1.0) for size in (5 * PIECE + 3, 0, PIECE - 3, 1, 9)]
-    release_(sums, StepNoise.of(SECRET, 0, Place(), DIGEST))
-    large = [[(0, PIECE * i, PIECE)] for i in range(5)]
-    assert asked == [*large, [(0, 5 * PIECE, 3), (2, 0, PIECE - 3)], [(3, 0, 1), (4, 0, 9)]]
+    monkeypatch.setattr(noise_module, "normals", recorded)
+    release_([Sum(torch.zeros(5 * PIECE + 3), 1.0)], StepNoise.of(SECRET, 0, Place(), DIGEST))
+    assert asked == [(PIECE * i, PIECE) for i in range(5)] + [(5 * PIECE, 3)]
 
 
 def test_bad_requests_are_refused_with_everything_wrong_at_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipdp_lightning.kernels.normals import Part
 from lipdp_lightning.mechanism.noise import Mode, Place, StepNoise, Sum, release_
 from lipdp_lightning.privacy.grid import FINENESS_BITS, grid_shift, grid_step, round_to_grid_
 
@@ -134,8 +133,8 @@ class Given(StepNoise):
 
     draws: Tensor = NONE
 
-    def normals(self, parts: Sequence[Part]) -> list[Tensor]:
-        return [self.draws[start : start + count].clone() for _, start, count in parts]
+    def normals(self, number: int, start: int, count: int) -> Tensor:
+        return self.draws[start : start + count].clone()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
