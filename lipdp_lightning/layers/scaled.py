@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -53,18 +54,16 @@ class ScaledLayer(nn.Module):
         """Sets the receivers of this layer's norms, gradients and uses; without arguments, there are none."""
         self.gradient_scaler, self.gradient_keeper, self.use_counter = scaler, keeper, counter
 
-    def reports(self) -> tuple[object, ...]:
-        """Returns the receivers that ``report_to`` has set."""
-        return self.gradient_scaler, self.gradient_keeper, self.use_counter
-
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
-        if self.gradient_scaler is None or not torch.is_grad_enabled() or not any(self._trains):
+        scaler, counter = self.gradient_scaler, self.use_counter
+        if scaler is None or not torch.is_grad_enabled() or not any(self._trains):
             return None
         # the scaler holds numbers that change with every step: a graph that contained them would be compiled every time
-        return (_apart if torch.compiler.is_compiling() else _scaled)(self.gradient_scaler, norms)
+        return (_apart if torch.compiler.is_compiling() else _scaled)(scaler, norms, counter)
 
     def _keep(self, options: tuple[Any, ...] | None) -> Keep | None:
-        keeper, counter = self.gradient_keeper, self.use_counter
+        keeper = self.gradient_keeper
+        counter = self.use_counter if self.gradient_scaler is None else None  # a scaler's uses are counted with it
         if (keeper is None and counter is None) or not torch.is_grad_enabled() or not any(trains := self._trains):
             return None
         if counter is not None:
@@ -85,8 +84,16 @@ class ScaledLayer(nn.Module):
         return weight.requires_grad, bias is not None and bias.requires_grad
 
 
+reports_of = attrgetter("gradient_scaler", "gradient_keeper", "use_counter")
+"""Returns the receivers that ``ScaledLayer.report_to`` has set."""
+
+
 @torch.no_grad()
-def _scaled(scaler: GradientScaler, norms: Callable[[], Tensor]) -> Tensor | None:
+def _scaled(
+    scaler: GradientScaler, norms: Callable[[], Tensor], counter: Callable[[], None] | None = None
+) -> Tensor | None:
+    if counter is not None:
+        counter()
     return scaler(norms())
 
 

@@ -16,8 +16,10 @@ from ..privacy.plan_parts import (
     Unlimited,
 )
 from .allocation import NoiseBudget
+from .batch_max import BatchMax
 from .exact import ALL, Exact, ExactLayerwise
-from .scaling import BatchMax, Joint, Layerwise, Radii, Radius, Scaling
+from .radius import Radii, Radius
+from .scaling import Joint, Layerwise, Scaling
 
 FIRST_RADIUS = 1.0  # where a tracked radius starts: public, and the tracking forgets it geometrically
 

@@ -10,6 +10,7 @@ and the certificate that calibrates the noise is that of the weights the gradien
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import SupportsBytes
@@ -21,8 +22,10 @@ from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
 from ..kernels.numeric_environment import numeric_environment
 from ..norms.follow import Follower
-from ..privacy.keys import KeyedDigest, PendingDigest, derive_key, digests_of, state_digest
+from ..privacy.keyed_digest import KeyedDigest, PendingDigest, digests_of
+from ..privacy.keys import derive_key, state_digest
 from ..privacy.plan import PrivacyPlan
+from .changes import changed_network, changed_weights, trained_otherwise
 from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, release_
 from .projection import Projector
@@ -73,7 +76,7 @@ class Mechanism:
         self.certificate = certifier.certify()
         self._identity = certifier.identity
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
-        self._influence = plan.influence_at(0)
+        self._influence, self._switches = plan.influence_at(0), plan.first_switched_step < math.inf
         self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views)
         self.scaling.attach(model)
         named = dict(model.named_parameters())
@@ -112,7 +115,8 @@ class Mechanism:
         named = self._watched.named()
         self._weights = self._present(named)
         self._certify(self._weights)  # for the same weights, the bounds of the projection still hold
-        self._switch(step)
+        if self._switches:
+            self._switch(step)
         self._step, self._drawn, self._sealed, self._agreed = step, 0, sealed, None
         self.scaling.begin(self.numbers())
         self._tracked = dict(self.scaling.state())
@@ -279,31 +283,19 @@ class Mechanism:
         """Refuses a layer thawed after set-up, which would hand its raw gradient to the optimizer."""
         trained = [(group.name, group.parameters) for group in certificate.groups]
         if trained != self._trained:
-            changed = ", ".join(sorted({name for name, _ in {*trained} ^ {*self._trained}}))
-            raise ValueError(
-                f"{changed}: what is trained changed after set-up, and noise is drawn for the layers "
-                "trained then. HINT: freeze or thaw layers before training starts, and use one run for each phase."
-            )
+            raise trained_otherwise(sorted({name for name, _ in {*trained} ^ {*self._trained}}))
 
     def _check_identity(self) -> None:
         """Refuses a network that is another than the one that noise was planned for."""
         differences = self._identity.differences()
         if differences:
-            raise ValueError(
-                f"the network was changed after set-up: {'; '.join(differences)}. Its certificate, and the noise that "
-                "is drawn for its layers, are those of the network as it was. HINT: decide hooks, layers, constants "
-                "and what is trained before training starts, and use one run for each phase; values of parameters "
-                "and buffers may be loaded in place."
-            )
+            raise changed_network(differences)
 
     def _check_unchanged(self, when: str, same_bits: bool = True) -> None:
         """Refuses any change between the certificate and the release, of the weights too."""
         self._check_identity()
         if self._certified_versions != self._watched.versions() or not same_bits:
-            raise AssertionError(  # also where python leaves out assert statements
-                f"the weights changed {when}, or a buffer did: the gradients are not those of the step's certificate. "
-                "HINT: change weights and buffers between steps, and keep no state that forward updates."
-            )
+            raise changed_weights(when)
 
 
 class WatchedTensors:
