@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..bounds.certifier import Certifier
 from ..layers import ScaledLayer, scale_cotangent
 from ..layers.cotangents import attach_cotangent_clips
+from ..layers.scaled import reports_of
 from ..mechanism.noise import Sum
 from ..mechanism.scaling import StepNumbers
 from ..mechanism.step import Mechanism
