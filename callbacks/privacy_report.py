@@ -31,8 +31,8 @@ from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures
 from lipdp_lightning.report.write import write_report
+from lipdp_lightning.training.private_steps import PrivateSteps
 from lipdp_lightning.training.public_numbers import group_rows
-from lipdp_lightning.training.strategy import PrivateStrategy
 
 HELD_OUT = ("validation/", "test/")
 _NOTED = (
@@ -129,7 +129,8 @@ class PrivacyReport(Callback):
         run.log_artifact(artifact)
 
     def _facts(self, trainer: lightning.Trainer, module: Any, metrics: dict[str, float]) -> RunFacts:
-        strategy = _strategy(trainer)
+        steps: Any = trainer.strategy
+        strategy = steps if isinstance(steps, PrivateSteps) else _strategy(trainer)  # which says what is missing
         plan, mechanism, branches = strategy.plan, strategy.mechanism, strategy.branches
         assert plan is not None and mechanism is not None
         options = plan.to_dict()
@@ -153,6 +154,8 @@ class PrivacyReport(Callback):
                 "this run was continued from a copy of its directory, or from a backup, with a new secret: steps that "
                 "were taken in another copy are further releases on the same data, and the epsilon here leaves them out"
             )
+        if strategy.scaling_reason:
+            notes.append(f"the scaling {plan.scaling!r} was chosen from the certificate: {strategy.scaling_reason}")
         if strategy.fixed_secret is not None:
             notes.append("the secret was fixed for a test: whoever knows it can remove the noise")
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -199,7 +202,7 @@ class PrivacyReport(Callback):
             config=self.config,
         )
 
-    def _exactly(self, strategy: PrivateStrategy, steps: int) -> PrivacyBound:
+    def _exactly(self, strategy: PrivateSteps, steps: int) -> PrivacyBound:
         """Returns the epsilon of the steps taken; the last answer is kept, since reports are written repeatedly."""
         if self._taken is None or self._taken[0] != steps:
             self._taken = (steps, strategy.spending.exactly(steps))

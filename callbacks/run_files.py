@@ -12,8 +12,11 @@ from lightning.pytorch.callbacks import Callback
 
 from lipdp_lightning.callbacks.accountant import _strategy
 from lipdp_lightning.callbacks.temperature_scaling import planned_beside_training
+from lipdp_lightning.forecast import Forecast, NoForecast, forecast
+from lipdp_lightning.forecast.forecasts import signal_columns
 from lipdp_lightning.report.show import show
 from lipdp_lightning.report.tables import certificate_table, plan_table
+from lipdp_lightning.training.module import PrivateModule
 from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
 
@@ -32,6 +35,20 @@ class RunFiles(Callback):
         self.directory, self.config = directory, config
         self._noted: tuple[float, float | None] = (-math.inf, None)
         self._began: float | None = None
+        self.forecast: Forecast | None = None
+        self.verdict = ""
+
+    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        """Makes the forecast of a new run from made-up rows, while nothing is attached to the network yet."""
+        plan, data = _strategy(trainer).plan, getattr(trainer, "datamodule", None)
+        if stage != "fit" or not trainer.is_global_zero or trainer.ckpt_path is not None or plan is None:
+            return
+        assert isinstance(pl_module, PrivateModule)
+        try:
+            self.forecast = forecast(pl_module, plan, data)
+            self.verdict = self.forecast.verdict()
+        except NoForecast as error:  # a run does not depend on its forecast
+            self.verdict = str(error)
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         strategy = _strategy(trainer)
@@ -41,12 +58,15 @@ class RunFiles(Callback):
             return
         self.directory.claim(plan.digest().hex(), plan.to_dict(), self.config)
         facts: dict[str, Any] = dict(plan.to_dict(), sample_rate=plan.sample_rate, certified=plan.certified)
+        facts["scaling_reason"] = strategy.scaling_reason
         if plan.certified:
             facts["epsilon"] = strategy.spending.guarantee().epsilon + planned_beside_training(trainer)
-        shown = {k: v for k, v in facts.items() if v not in (None, (), [], False) or k == "certified"}
+        shown = {k: v for k, v in facts.items() if v not in (None, (), [], False, "") or k == "certified"}
         if not getattr(trainer.datamodule, "holds_rows_out", True):  # type: ignore[attr-defined]
             shown["metrics"] = NO_METRIC
-        show(f"{plan_table(shown)}\n\n{certificate_table(group_rows(mechanism))}\n\n")
+        rows = [row | signal_columns(self.forecast, row["name"]) for row in group_rows(mechanism)]
+        verdict = f"forecast: {self.verdict}\n\n" if self.verdict else ""
+        show(f"{plan_table(shown)}\n\n{certificate_table(rows)}\n\n{verdict}")
         hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)

@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .adoption.engine import Engine as Engine
+    from .adoption.privatize import privatize as privatize
     from .data_modules.declaration import Declaration as Declaration
     from .data_modules.private_data import PrivateData as PrivateData
     from .release import load_release as load_release
@@ -14,8 +16,12 @@ __version__ = "0.2.0"
 
 # imported when they are first used, since torch takes seconds
 _HOME = {
-    "Declaration": "data_modules.declaration", "PrivateData": "data_modules.private_data", "load_release": "release",
-}  # fmt: skip
+    "Declaration": "data_modules.declaration",
+    "Engine": "adoption.engine",
+    "PrivateData": "data_modules.private_data",
+    "load_release": "release",
+    "privatize": "adoption.privatize",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -49,8 +49,13 @@ def _public_weights(weights: tuple[float, ...] | None, like: Tensor) -> Tensor |
     return None if weights is None else torch.tensor(weights, dtype=like.dtype, device=like.device)
 
 
-def _summed(losses: Tensor) -> Tensor:
-    """Returns one number for each example: the sum over its outputs or positions."""
+def _of_examples(losses: Tensor, target: Tensor, weights: tuple[float, ...] | None = None) -> Tensor:
+    """Returns one number for each example: the sum over positions, each times the weight of its class.
+
+    The weight multiplies the whole loss, while torch's own weights enter the smoothing, too.
+    """
+    if weights is not None:
+        losses = losses * torch.tensor(weights, dtype=losses.dtype, device=losses.device)[target]
     return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
 
 
@@ -59,15 +64,23 @@ def _goal(target: Tensor, logits: Tensor) -> Tensor:
     return torch.nan_to_num(target.to(logits.dtype)).reshape(logits.shape)
 
 
+def _check_labels(target: Tensor) -> None:
+    if target.is_floating_point():
+        raise ValueError(
+            "cross-entropy was given floating-point targets; nothing keeps them in the simplex, where the "
+            "bound holds. HINT: give integer class labels."
+        )
+
+
 def _check_positive(reason: str = "", *, hint: str, **numbers: float) -> None:
     for name, value in numbers.items():
         if not value > 0 or not math.isfinite(value):
             raise ValueError(f"{name}={value} is not positive{reason}. HINT: {hint}")
 
 
-def _check_weights(weights: tuple[float, ...] | None) -> None:
+def _check_weights(weights: tuple[float, ...] | None, name: str = "class_weights") -> None:
     if weights is not None and not all(math.isfinite(w) and w >= 0 for w in weights):
-        raise ValueError(f"class_weights={weights} are not finite and non-negative. HINT: declare public weights.")
+        raise ValueError(f"{name}={weights} are not finite and non-negative. HINT: declare public weights.")
 
 
 @dataclass(frozen=True)
@@ -92,21 +105,12 @@ class CrossEntropy(Loss):
         _check_weights(self.class_weights)
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        if target.is_floating_point():
-            raise ValueError(
-                "cross-entropy was given floating-point targets; nothing keeps them in the simplex, where the "
-                "bound holds. HINT: give integer class labels."
-            )
+        _check_labels(target)
         # class 0 stands for an ignored label, so that nothing depends on whether one is in the batch
         kept = target != self.ignore_index
         target = target.where(kept, 0)
         losses = self._of_labels(logits if self.temperature == 1.0 else logits / self.temperature, target)
-        if self.class_weights is not None:
-            # the weight multiplies the example's whole loss, while torch's own weights enter the smoothing, too
-            weights = _public_weights(self.class_weights, losses)
-            assert weights is not None
-            losses = losses * weights[target]
-        return _summed(losses.where(kept, 0))
+        return _of_examples(losses.where(kept, 0), target, self.class_weights)
 
     def _of_labels(self, scaled: Tensor, target: Tensor) -> Tensor:
         """Returns the loss of each label, without weights."""
@@ -138,7 +142,7 @@ class SoftCrossEntropy(Loss):
             )
         shares = _goal(target, logits).clamp(0, 1)
         shares = shares / shares.sum(1, keepdim=True).clamp_min(1)
-        return _summed(-(shares * F.log_softmax(logits / self.temperature, dim=1)).sum(1))
+        return _of_examples(-(shares * F.log_softmax(logits / self.temperature, dim=1)).sum(1), target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(2.0) / self.temperature * math.sqrt(_positions(shape))
@@ -149,22 +153,29 @@ class BinaryCrossEntropy(Loss):
     """Binary cross-entropy with logits / temperature, summed over m outputs.
 
     The Lipschitz constant is sqrt(m) / temperature: each output's derivative p - y lies in [-1, 1], since targets are
-    clamped to [0, 1].
+    clamped to [0, 1]. Public weights ``pos_weight`` w of positive targets, one or one for each entry of the last axis,
+    make this [-w, 1], and m becomes the sum of max(1, w)^2.
     """
 
     task = "binary"
     temperature: float = 1.0
+    pos_weight: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_positive(temperature=self.temperature, hint="1.0 is the plain loss.")
+        _check_weights(self.pos_weight, "pos_weight")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).clamp(0, 1).reshape(logits.shape)
-        losses = F.binary_cross_entropy_with_logits(logits / self.temperature, goal, reduction="none")
-        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        scaled, weights = logits / self.temperature, _public_weights(self.pos_weight, logits)
+        losses = F.binary_cross_entropy_with_logits(scaled, goal, reduction="none", pos_weight=weights)
+        return _of_examples(losses, target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
-        return math.sqrt(math.prod(shape)) / self.temperature
+        weights = self.pos_weight or (1.0,)
+        if len(weights) not in (1, *shape[-1:]):
+            raise ValueError(f"pos_weight={weights}, and outputs of shape {shape}. HINT: one weight, or one for each.")
+        return math.sqrt(math.prod(shape) / len(weights) * sum(max(1.0, w) ** 2 for w in weights)) / self.temperature
 
 
 @dataclass(frozen=True)
@@ -210,8 +221,7 @@ class CosineSimilarity(Loss):
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(logits, dim=1, keepdim=True).clamp_min(self.min_norm)
         similarity = (logits / size).gather(1, target.unsqueeze(1)).squeeze(1)
-        losses = 1 - similarity
-        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        return _of_examples(1 - similarity, target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(_positions(shape)) / self.min_norm
@@ -228,7 +238,7 @@ class Huber(Loss):
         _check_positive(delta=self.delta, hint="1.0 is usual.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        return _summed(F.huber_loss(logits, _goal(target, logits), reduction="none", delta=self.delta))
+        return _of_examples(F.huber_loss(logits, _goal(target, logits), reduction="none", delta=self.delta), target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return self.delta * math.sqrt(math.prod(shape))
@@ -241,7 +251,7 @@ class AbsoluteError(Loss):
     task = "regression"
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        return _summed((logits - _goal(target, logits)).abs())
+        return _of_examples((logits - _goal(target, logits)).abs(), target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(math.prod(shape))
@@ -261,7 +271,7 @@ class SmoothL1(Loss):
         _check_positive(beta=self.beta, hint="1.0 is usual; 'l1' is the loss at 0.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        return _summed(F.smooth_l1_loss(logits, _goal(target, logits), reduction="none", beta=self.beta))
+        return _of_examples(F.smooth_l1_loss(logits, _goal(target, logits), reduction="none", beta=self.beta), target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(math.prod(shape))
@@ -285,7 +295,7 @@ class SquaredError(Loss):
         _check_positive(output_bound=self.output_bound, target_bound=self.target_bound, reason=reason, hint=hint)
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        flat = logits.flatten(1)
+        flat = logits.unsqueeze(-1).flatten(1)
         goal = torch.nan_to_num(target.to(logits.dtype)).reshape(flat.shape)
         difference = to_ball(flat, self.output_bound) - to_ball(goal, self.target_bound)
         return difference.square().sum(1) / 2
@@ -320,8 +330,8 @@ def _from_torch(loss: nn.Module) -> Loss:
             )
         weights = None if loss.weight is None else tuple(float(w) for w in loss.weight)
         return CrossEntropy(label_smoothing=loss.label_smoothing, class_weights=weights, ignore_index=loss.ignore_index)
-    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None:
-        return BinaryCrossEntropy()
+    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None:
+        return BinaryCrossEntropy(pos_weight=None if (w := loss.pos_weight) is None else tuple(w.flatten().tolist()))
     if isinstance(loss, nn.HuberLoss):
         return Huber(delta=loss.delta)
     if isinstance(loss, nn.SmoothL1Loss):

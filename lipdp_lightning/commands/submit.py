@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..experiment.config_file import check_config_file
+from ..report.show import show
 from ..slurm.script import MOST_RUNS, Array, Job, render
 
 # option -> the variable that sbatch itself reads if the script does not set it
@@ -84,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="save and requeue this many seconds before the limit (default 120)",
     )
+    add("--anyway", action="store_true", help="submit a run that its forecast does not expect to learn")
     add("--no-check", action="store_true", help="do not check the configuration before queueing it")
     add("--dry-run", action="store_true", help="print the script and submit nothing")
     return parser
@@ -95,9 +97,11 @@ def main(arguments: Sequence[str]) -> int:
     own, extra = _parser().parse_args(words[:cut]), tuple(words[cut + 1 :])
     job = job_from(own, extra, os.environ)
     if not own.no_check:
-        _check(job)
+        _check(job, own.anyway)
     shown = words[:cut] if own.run_dir is not None else [*words[:cut], "--run_dir", job.run_dir]
-    header = shlex.join(["lipdp", "submit", *(w for w in shown if w not in ("--dry-run", "--no-check")), *words[cut:]])
+    header = shlex.join(
+        ["lipdp", "submit", *(w for w in shown if w not in ("--dry-run", "--no-check", "--anyway")), *words[cut:]]
+    )
     script = render(job, header)
     if own.dry_run:
         sys.stdout.write(script)
@@ -282,8 +286,12 @@ def _devices(trainer: Mapping[str, Any], nodes: int, tasks: int, gpus: bool) -> 
     return told
 
 
-def _check(job: Job) -> None:
-    """Finds errors in the plan, the model and the run directory now, not after hours in the queue."""
+def _check(job: Job, anyway: bool) -> None:
+    """Finds errors in the plan, the model and the run directory now, and runs that would not learn.
+
+    Raises:
+        ValueError: If a job would fail, or is not expected to learn and was not asked for anyway.
+    """
     from ..experiment.experiment import parse_experiment
     from ..training.run_directory import RunDirectory
     from .fit import split
@@ -295,6 +303,20 @@ def _check(job: Job) -> None:
         here = ("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=1")
         experiment = parse_experiment([*rest, *here], None, "off")
         RunDirectory(directory).check(experiment.plan.digest().hex())
+        _show_forecast(experiment, anyway)
+
+
+def _show_forecast(experiment: Any, anyway: bool) -> None:
+    from ..forecast import NoForecast, forecast
+
+    try:
+        found = forecast(experiment.model, experiment.plan, experiment.datamodule)
+    except NoForecast as error:
+        show(f"forecast: {error}\n", sys.stderr)
+        return
+    if not (found.learns or anyway):
+        raise ValueError(f"{found.verdict()} Or submit it with --anyway.")
+    show(f"forecast: {found.verdict()}\n", sys.stderr)
 
 
 def _submit(job: Job, script: str) -> int:

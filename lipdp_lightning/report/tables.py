@@ -36,6 +36,7 @@ PLAN_LABELS = {
     "steps_planned": "steps planned",
     "steps_taken": "steps taken",
     "scaling": "scaling",
+    "scaling_reason": "why this scaling",
     "allocation": "noise allocation",
     "projection": "projection",
     "max_norm": "maximum layer norm",
@@ -66,6 +67,8 @@ GROUP_COLUMNS = {
     "weight_norm": "weight norm",
     "max_norm": "max norm",
     "on_boundary": "on boundary",
+    "signal_step": "signal / noise",
+    "signal_run": "over the run",
 }
 
 

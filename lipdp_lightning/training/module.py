@@ -153,7 +153,8 @@ class PrivateModule(lightning.LightningModule):
                 x, lambda rows: self.loss.per_example(self._output(rows), y), self.trainer.global_step
             )
             return total
-        rows, padded = len(x), with_empty_rows(x, self.rows_to_multiple_of)
+        rows, multiple = len(x), self.rows_to_multiple_of
+        padded = x if multiple == 1 else with_empty_rows(x, multiple)
         logits = self._output(padded)
         factor = private.scaling.example_factor(len(padded), logits.device)
         if padded is not x:  # the cotangents of the appended rows are zero

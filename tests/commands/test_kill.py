@@ -23,8 +23,8 @@ STEPS = 60
 # The real command, except that its first secret is known: a run without interruption can then be compared
 COMMAND = """
 import sys
-import lipdp_lightning.training.strategy as strategy
-strategy.new_secret = lambda: bytes(range(16))
+import lipdp_lightning.training.private_steps as steps
+steps.new_secret = lambda: bytes(range(16))
 from lipdp_lightning.cli import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -68,8 +68,9 @@ def extreme_of_two(op: Operation, input: Operand, other: Operand) -> Bound:
     square is at most the sum of the operands' squares. So operands combine as the inputs of cat do, by root of squares,
     each times the root of the number of copies that broadcasting makes.
     """
-    one, two = add(op, input, 0.0), add(op, other, 0.0)
-    return Bound(math.hypot(one.norm, two.norm), one.slots + two.slots, one.uses + two.uses, quadrature=True)
+    both = add(op, input, other)
+    norm = math.hypot(*(add(op, operand, 0.0).norm for operand in (input, other)))
+    return Bound(norm, both.lipschitz, both.uses, quadrature=True)
 
 
 @rule("cumsum", torch.cumsum)
