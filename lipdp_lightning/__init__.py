@@ -6,13 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .conversion.converter import convert as convert
     from .data_modules.declaration import Declaration as Declaration
     from .data_modules.private_data import PrivateData as PrivateData
 
 __version__ = "0.2.0"
 
 # imported when they are first used, since torch takes seconds
-_HOME = {"Declaration": "data_modules.declaration", "PrivateData": "data_modules.private_data"}
+_HOME = {
+    "Declaration": "data_modules.declaration",
+    "PrivateData": "data_modules.private_data",
+    "convert": "conversion.converter",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -29,6 +29,7 @@ class ConversionReport:
         changes: One entry for each module that holds parameters or was replaced, in the model's order.
         moved: The norm of the change of the outputs over the norm of the outputs, on made-up inputs.
         refusals: The reasons why no certificate can be given; empty if there is one.
+        blocks: The number of modules that are trained beside the head; None if the whole model was converted.
         trained: The names of the parameters that are trained, in the converted network.
         renamed: The original name of each tensor of the converted network that has another name.
         input_shape: The shape of one example.
@@ -38,6 +39,7 @@ class ConversionReport:
     changes: tuple[Change, ...]
     moved: float
     refusals: tuple[Problem, ...]
+    blocks: int | None
     trained: tuple[str, ...]
     renamed: dict[str, str]
     input_shape: tuple[int, ...]
@@ -65,6 +67,7 @@ class ConversionReport:
             "changes": [vars(change) for change in self.changes],
             "moved": self.moved,
             "refusals": [str(problem) for problem in self.refusals],
+            "blocks": self.blocks,
             "trained": list(self.trained),
             "renamed": dict(self.renamed),
             "input_shape": list(self.input_shape),

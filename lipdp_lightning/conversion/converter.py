@@ -85,9 +85,9 @@ def convert(
     before = _outputs(network, x)
     if train == "all":
         changes = tuple(_convert(network, x, options))
-        network, renamed = _unwrapped(network), dict[str, str]()
+        network, renamed, kept = _unwrapped(network), dict[str, str](), None
     else:
-        network, changes, renamed = _cut(network, x, blocks, options)
+        network, changes, renamed, kept = _cut(network, x, blocks, options)
     if max_norm is not None:
         changes = (*changes, *_limited(network, shape, certified_loss, max_norm))
     after = _outputs(network, x)
@@ -95,6 +95,7 @@ def convert(
         changes=changes,
         moved=float((after - before).norm() / before.norm().clamp_min(1e-12)),
         refusals=_refusals(network, shape, bound, certified_loss),
+        blocks=kept,
         trained=tuple(name for name, p in network.named_parameters() if p.requires_grad),
         renamed=renamed,
         input_shape=shape,
@@ -189,7 +190,9 @@ def _own_change(path: str, module: Any) -> list[Change]:
     elif held:
         for parameter in held:
             parameter.requires_grad_(False)
-        changes.append(Change(path, kind, "parameters frozen", "no layer measures each example's part of their gradient"))
+        changes.append(
+            Change(path, kind, "parameters frozen", "no layer measures each example's part of their gradient")
+        )
     return changes
 
 
@@ -207,8 +210,10 @@ def _limited(network: nn.Module, shape: tuple[int, ...], loss: Loss, largest: fl
 
 def _cut(
     network: nn.Module, x: Tensor, blocks: int, options: NormOptions
-) -> tuple[nn.Module, tuple[Change, ...], dict[str, str]]:
-    """Cuts the last modules off, and returns them behind the frozen rest, what was done, and the original names."""
+) -> tuple[nn.Module, tuple[Change, ...], dict[str, str], int]:
+    """Cuts the last modules off, and returns them behind the frozen rest, with what was done, the original names and
+    the number of blocks.
+    """
     originals = {id(t): name for name, t in _tensors(network)}
     row = last_modules(network, x)
     weighty = [i for i, path in enumerate(row) if any(map(_measured, network.get_submodule(path).modules()))]
@@ -218,7 +223,8 @@ def _cut(
             "no head to cut off. HINT: make the model without its classifier and train a head on "
             "lipdp_lightning.layers.FrozenFeatures(model), or on models.TimmHead for a model of timm."
         )
-    first = weighty[-1 - min(blocks, len(weighty) - 1)]
+    kept = min(blocks, len(weighty) - 1)
+    first = weighty[-1 - kept]
     tail = [(path, network.get_submodule(path)) for path in row[first:]]
     for path, _ in tail:
         network.set_submodule(path, nn.Identity())
@@ -235,7 +241,7 @@ def _cut(
         value = then
     joined = HeadTrained(network, made, bound)
     names = {name: originals[id(t)] for name, t in _tensors(joined) if id(t) in originals}
-    return joined, tuple(changes), names
+    return joined, tuple(changes), names, kept
 
 
 def _tensors(network: nn.Module) -> list[tuple[str, Tensor]]:

@@ -22,6 +22,10 @@ class FlooredNorm(nn.Module):
         channels_first: Whether the scale acts along the first dimension after the batch, or along the last one.
     """
 
+    weight: Tensor | None
+    bias: Tensor | None
+    act: nn.Module
+
     def __init__(self, original: nn.Module, norm: nn.Module, channels_first: bool) -> None:
         super().__init__()
         adopt(self, original)
@@ -49,6 +53,9 @@ class RunningNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
     inverse_deviation: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    act: nn.Module
 
     def __init__(self, original: Any) -> None:
         super().__init__()
@@ -108,7 +115,7 @@ class FlooredLastNorm(nn.Module):
 
 
 class FlooredChannelNorm(nn.Module):
-    """Normalises the channels of an image at every pixel, as the LayerNorm2d of timm and torchvision does, with a floor.
+    """Normalises the channels of an image at every pixel with a floor, as a LayerNorm2d does without.
 
     Args:
         shape: The shape (channels, height, width) of one example.
@@ -137,12 +144,24 @@ def floored_groups(original: Any, channels: int, groups: int, alpha: float) -> F
 
 
 def adopt(fresh: Any, original: Any) -> None:
-    """Takes over the parameters, buffers and activation of a module under their names, none of them trained."""
+    """Takes over the parameters, buffers and activation of a module under their names, none of them trained.
+
+    A scale of zero, with which residual branches often begin, would stay zero for ever, and becomes one.
+    """
     for name in ("weight", "bias"):
         fresh.register_parameter(name, None)
     for name, parameter in original._parameters.items():
         fresh.register_parameter(name, None if parameter is None else parameter.requires_grad_(False))
+    if lets_nothing_pass(original):
+        with torch.no_grad():
+            fresh.weight.fill_(1.0)
     for name, buffer in original._buffers.items():
         fresh.register_buffer(name, buffer, persistent=name not in original._non_persistent_buffers_set)
     fresh.act = getattr(original, "act", None) or nn.Identity()
     fresh.training = original.training
+
+
+def lets_nothing_pass(original: nn.Module) -> bool:
+    """Returns whether the scale of a normalisation is zero, so that nothing passes it."""
+    weight = original._parameters.get("weight")
+    return weight is not None and not bool(weight.detach().any())

@@ -23,6 +23,7 @@ from .floored_norms import (
     adopt,
     channel_groups,
     floored_groups,
+    lets_nothing_pass,
 )
 
 Substitute = tuple[nn.Module, str, str]
@@ -191,8 +192,11 @@ def substitute_of(module: nn.Module, shape: tuple[int, ...], options: NormOption
         key: type | str = base if base in _TABLE else f"{base.__module__}.{base.__qualname__}"
         if key in _TABLE:
             make = _TABLE[key]
-            alike = base is type(module) or _alike(make, module, shape)
-            return make(module, shape, options) if alike else None
+            if base is not type(module) and not _alike(make, module, shape):
+                return None
+            blocked = lets_nothing_pass(module)
+            made = make(module, shape, options)
+            return made if made is None or not blocked else (made[0], f"{made[1]}, its zero scale set to 1", made[2])
     return None
 
 
@@ -202,8 +206,11 @@ SAME = 1e-2
 
 def _alike(make: Maker, module: nn.Module, shape: tuple[int, ...]) -> bool:
     """Tries whether the most faithful substitute gives what the module gives in evaluation mode."""
-    original = copy.deepcopy(module)
-    made = make(copy.deepcopy(module), shape, NormOptions(1e-6, "running"))
+    original: Any = copy.deepcopy(module)
+    if lets_nothing_pass(original):  # a substitute's scale is one in place of zero
+        with torch.no_grad():
+            original.weight.fill_(1.0)
+    made = make(copy.deepcopy(original), shape, NormOptions(1e-6, "running"))
     if made is None:
         return False
     like = next((t for t in original.parameters()), torch.zeros(()))
