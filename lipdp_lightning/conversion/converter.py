@@ -90,7 +90,13 @@ def convert(
         network, changes, renamed, kept = _cut(network, x, blocks, options)
     if max_norm is not None:
         changes = (*changes, *_limited(network, shape, certified_loss, max_norm))
-    after = _outputs(network, x)
+    try:
+        after = _outputs(network, x)
+    except Exception as error:  # a forward of any kind may rely on what a module was
+        raise ValueError(
+            f"convert: {type(model).__name__} no longer runs with its modules replaced ({error}). "
+            "HINT: train='last', which leaves most of them as they are."
+        ) from error
     report = ConversionReport(
         changes=changes,
         moved=float((after - before).norm() / before.norm().clamp_min(1e-12)),

@@ -158,7 +158,14 @@ def adopt(fresh: Any, original: Any) -> None:
     for name, buffer in original._buffers.items():
         fresh.register_buffer(name, buffer, persistent=name not in original._non_persistent_buffers_set)
     fresh.act = getattr(original, "act", None) or nn.Identity()
-    fresh.training = original.training
+    keep_settings(fresh, original)
+
+
+def keep_settings(fresh: nn.Module, original: nn.Module) -> None:
+    """Takes over the numbers and texts among the attributes of a module, which the model around it may read."""
+    for name, value in vars(original).items():
+        if not name.startswith("_") and isinstance(value, bool | int | float | str | tuple):
+            setattr(fresh, name, value)
 
 
 def lets_nothing_pass(original: nn.Module) -> bool:

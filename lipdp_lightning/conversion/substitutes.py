@@ -23,6 +23,7 @@ from .floored_norms import (
     adopt,
     channel_groups,
     floored_groups,
+    keep_settings,
     lets_nothing_pass,
 )
 
@@ -108,7 +109,7 @@ class Patches(nn.Module):
     def __init__(self, original: Any) -> None:
         super().__init__()
         self.proj, self.norm = original.proj, original.norm
-        self.training = original.training
+        keep_settings(self, original)
 
     def forward(self, x: Tensor) -> Tensor:
         after: Tensor = self.norm(self.proj(x).flatten(2).transpose(1, 2))
