@@ -11,6 +11,7 @@ from typing import Any
 import lightning
 import numpy as np
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import WandbLogger
 
 from lipdp_lightning.accounting.accountants import PrivacyBound
 from lipdp_lightning.bound_text import upper_text
@@ -30,8 +31,8 @@ from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures
 from lipdp_lightning.report.write import write_report
+from lipdp_lightning.training.private_steps import PrivateSteps
 from lipdp_lightning.training.public_numbers import group_rows
-from lipdp_lightning.training.strategy import PrivateStrategy
 
 HELD_OUT = ("validation/", "test/")
 _NOTED = (
@@ -101,7 +102,7 @@ class PrivacyReport(Callback):
         self.paths = write_report(self.directory, self.facts)
 
     def publish(self, trainer: lightning.Trainer) -> None:
-        """Sends plots as images, the layers as a table and the summary to every logger that accepts them."""
+        """Sends plots as images, the layers as a table, the summary and the report to the loggers that accept them."""
         if not trainer.is_global_zero or self.facts is None:
             return
         for logger in trainer.loggers:
@@ -115,9 +116,21 @@ class PrivacyReport(Callback):
             summary = getattr(getattr(logger, "experiment", None), "summary", None)
             if summary is not None and hasattr(summary, "update"):
                 summary.update(_rounded_up(summary_of(self.facts)))
+            if isinstance(logger, WandbLogger):
+                self._attach(logger.experiment)
+
+    def _attach(self, run: Any) -> None:
+        """Attaches the three files of the report to a run of W&B, which uploads them, at once or by `wandb sync`."""
+        import wandb
+
+        artifact = wandb.Artifact(f"privacy-report-{run.id}", type="privacy-report")
+        for path in self.paths.values():
+            artifact.add_file(str(path))
+        run.log_artifact(artifact)
 
     def _facts(self, trainer: lightning.Trainer, module: Any, metrics: dict[str, float]) -> RunFacts:
-        strategy = _strategy(trainer)
+        steps: Any = trainer.strategy
+        strategy = steps if isinstance(steps, PrivateSteps) else _strategy(trainer)  # which says what is missing
         plan, mechanism, branches = strategy.plan, strategy.mechanism, strategy.branches
         assert plan is not None and mechanism is not None
         options = plan.to_dict()
@@ -141,6 +154,8 @@ class PrivacyReport(Callback):
                 "this run was continued from a copy of its directory, or from a backup, with a new secret: steps that "
                 "were taken in another copy are further releases on the same data, and the epsilon here leaves them out"
             )
+        if strategy.scaling_reason:
+            notes.append(f"the scaling {plan.scaling!r} was chosen from the certificate: {strategy.scaling_reason}")
         if strategy.fixed_secret is not None:
             notes.append("the secret was fixed for a test: whoever knows it can remove the noise")
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -176,7 +191,7 @@ class PrivacyReport(Callback):
             averaged_groups=[] if (averaging := averaging_of(trainer)) is None else averaging.certificate(),
             metrics=metrics,
             metric_sources=dict.fromkeys(metrics, "validation"),
-            primary_metric=next((k for k in metrics if k.endswith(("accuracy", "mae"))), None),
+            primary_metric=next((k for k in metrics if k.endswith(("/accuracy", "/mae"))), None),
             nonprivate_released=_released(module, plan),
             versions=_versions(),
             history=self._merged_history(trainer),
@@ -187,7 +202,7 @@ class PrivacyReport(Callback):
             config=self.config,
         )
 
-    def _exactly(self, strategy: PrivateStrategy, steps: int) -> PrivacyBound:
+    def _exactly(self, strategy: PrivateSteps, steps: int) -> PrivacyBound:
         """Returns the epsilon of the steps taken; the last answer is kept, since reports are written repeatedly."""
         if self._taken is None or self._taken[0] != steps:
             self._taken = (steps, strategy.spending.exactly(steps))

@@ -1,58 +1,112 @@
-"""The progress of a private run: a bar in a terminal, or a line per validation in a log file."""
+"""The progress of a private run: one bar over all steps in a terminal, or lines in a log file."""
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import lightning
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks import ProgressBar
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from lipdp_lightning.bound_text import ShownBound
+from lipdp_lightning.report.formats import clean_text
+
+LINES_PER_RUN = 20
 
 
-class PrivateProgressBar(TQDMProgressBar):
-    """Lightning's bar with epsilon in it.
+class _Rate(ProgressColumn):
+    """The steps per second of the last half minute."""
 
-    If the output is no terminal (a log of a batch system), a bar would write a line per step. One line is
-    written after each validation instead, and at least twenty in a run.
+    def render(self, task: Task) -> Text:
+        """Returns the rate, or a dash where it is not known yet."""
+        return Text("-" if task.speed is None else f"{task.speed:.3g} steps/s")
+
+
+class PrivateProgressBar(ProgressBar):
+    """Shows steps, epsilon so far, the last held-out metric, the rate and the time that remains.
+
+    A terminal gets one bar for the whole run, whatever its epochs are. If the output is no terminal (a log of a batch
+    system), a line is written after each validation instead, and about twenty in a run.
     """
 
-    def __init__(self, refresh_rate: int = 1) -> None:
-        super().__init__(refresh_rate=refresh_rate)
-        self._lines = not sys.stdout.isatty()
+    def __init__(self) -> None:
+        super().__init__()
+        self._enabled = True
+        self._bar: Progress | None = None
         self._written = -1
-        if self._lines:
-            self.disable()
+        self._began = (0.0, 0)
+        self._last: dict[str, float] = {}
+
+    def disable(self) -> None:
+        """Shows nothing from now on."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Shows progress again."""
+        self._enabled = True
 
     def get_metrics(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> dict[str, Any]:
-        """Returns the values in the bar, with epsilon rounded up."""
+        """Returns the values to show, with epsilon rounded up."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         epsilon = metrics.get("epsilon")
-        if isinstance(epsilon, int | float):  # the bar itself would round to nearest, perhaps down
+        if isinstance(epsilon, int | float):  # formatting it would round to nearest, perhaps down
             metrics["epsilon"] = ShownBound(epsilon)
         return metrics
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._last, self._written, self._began = {}, -1, (time.monotonic(), trainer.global_step)
+        if not (self._enabled and trainer.is_global_zero and sys.stdout.isatty()):
+            return
+        columns = (MofNCompleteColumn(), TextColumn("{task.description}", markup=False), _Rate())
+        self._bar = Progress(TextColumn("step"), BarColumn(), *columns, TimeRemainingColumn(), refresh_per_second=4)
+        self._bar.add_task("", total=trainer.max_steps, completed=trainer.global_step)
+        self._bar.start()
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if trainer.global_step - max(self._written, 0) >= max(1, trainer.max_steps // 20):
-            self._line(trainer, pl_module)
+        if self._bar is not None or trainer.global_step - max(self._written, 0) >= trainer.max_steps / LINES_PER_RUN:
+            self._show(trainer, pl_module)
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        super().on_validation_end(trainer, pl_module)
         if trainer.training or (trainer.validating and trainer.state.fn == "fit"):
-            self._line(trainer, pl_module)
+            self._show(trainer, pl_module)
 
-    def _line(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        if not self._lines or not trainer.is_global_zero or trainer.sanity_checking:
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        if self._bar is not None:
+            self._show(trainer, pl_module)
+        self._close()
+
+    def on_exception(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: Any) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _show(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        if not self._enabled or not trainer.is_global_zero or trainer.sanity_checking:
             return
-        if trainer.global_step == self._written:
-            return
-        self._written = trainer.global_step
-        metrics = {k: v for k, v in self.get_metrics(trainer, module).items() if isinstance(v, int | float)}
-        shown = "  ".join(f"{name}={value:.4g}" for name, value in metrics.items())
-        sys.stdout.write(f"step {trainer.global_step}/{trainer.max_steps}  {shown}\n")
-        sys.stdout.flush()
+        metrics = self.get_metrics(trainer, module)
+        self._last |= {k: v for k, v in metrics.items() if isinstance(v, int | float)}  # none is new in each step
+        shown = clean_text("  ".join(f"{name}={value:.4g}" for name, value in self._last.items()))
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=trainer.global_step, description=shown)
+        elif trainer.global_step != self._written:
+            self._written = trainer.global_step
+            sys.stdout.write(f"step {trainer.global_step}/{trainer.max_steps}  {shown}{self._pace(trainer)}\n")
+            sys.stdout.flush()
+
+    def _pace(self, trainer: lightning.Trainer) -> str:
+        """Returns the rate since the run was started or continued, and the time that the other steps take at it."""
+        began, first = self._began
+        seconds, steps = time.monotonic() - began, trainer.global_step - first
+        if steps < 1 or seconds <= 0:
+            return ""
+        left = round((trainer.max_steps - trainer.global_step) * seconds / steps)
+        return f"  {steps / seconds:.3g} steps/s  {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import lightning
@@ -10,23 +12,43 @@ from lightning.pytorch.callbacks import Callback
 
 from lipdp_lightning.callbacks.accountant import _strategy
 from lipdp_lightning.callbacks.temperature_scaling import planned_beside_training
+from lipdp_lightning.forecast import Forecast, NoForecast, forecast
+from lipdp_lightning.forecast.forecasts import signal_columns
 from lipdp_lightning.report.show import show
 from lipdp_lightning.report.tables import certificate_table, plan_table
+from lipdp_lightning.training.module import PrivateModule
 from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
 
+SIGN_OF_LIFE = 10.0  # seconds between two notes of the progress
 NO_METRIC = "none: no row is held out (data.init_args.validation_fraction)"
 """What the table before the first step says where nothing will tell how good the model is."""
 
 
 class RunFiles(Callback):
-    """Claims the run directory, prints numbers derived from the plan, and keeps run.json up to date.
+    """Claims the run directory, prints numbers derived from the plan, and keeps run.json and progress.json up to date.
 
     The run is finished when the plan's steps are spent. If it stops earlier, it can be continued.
     """
 
     def __init__(self, directory: RunDirectory, config: str = "") -> None:
         self.directory, self.config = directory, config
+        self._noted: tuple[float, float | None] = (-math.inf, None)
+        self._began: float | None = None
+        self.forecast: Forecast | None = None
+        self.verdict = ""
+
+    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        """Makes the forecast of a new run from made-up rows, while nothing is attached to the network yet."""
+        plan, data = _strategy(trainer).plan, getattr(trainer, "datamodule", None)
+        if stage != "fit" or not trainer.is_global_zero or trainer.ckpt_path is not None or plan is None:
+            return
+        assert isinstance(pl_module, PrivateModule)
+        try:
+            self.forecast = forecast(pl_module, plan, data)
+            self.verdict = self.forecast.verdict()
+        except NoForecast as error:  # a run does not depend on its forecast
+            self.verdict = str(error)
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         strategy = _strategy(trainer)
@@ -36,15 +58,41 @@ class RunFiles(Callback):
             return
         self.directory.claim(plan.digest().hex(), plan.to_dict(), self.config)
         facts: dict[str, Any] = dict(plan.to_dict(), sample_rate=plan.sample_rate, certified=plan.certified)
+        facts["scaling_reason"] = strategy.scaling_reason
         if plan.certified:
             facts["epsilon"] = strategy.spending.guarantee().epsilon + planned_beside_training(trainer)
-        shown = {k: v for k, v in facts.items() if v not in (None, (), [], False) or k == "certified"}
+        shown = {k: v for k, v in facts.items() if v not in (None, (), [], False, "") or k == "certified"}
         if not getattr(trainer.datamodule, "holds_rows_out", True):  # type: ignore[attr-defined]
             shown["metrics"] = NO_METRIC
-        show(f"{plan_table(shown)}\n\n{certificate_table(group_rows(mechanism))}\n\n")
+        rows = [row | signal_columns(self.forecast, row["name"]) for row in group_rows(mechanism)]
+        verdict = f"forecast: {self.verdict}\n\n" if self.verdict else ""
+        show(f"{plan_table(shown)}\n\n{certificate_table(rows)}\n\n{verdict}")
         hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._began = time.monotonic()
+
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Notes the epsilon before the step that spends it, so that the note is an upper bound at any moment."""
+        if not trainer.is_global_zero:
+            return
+        strategy, epsilon, guarantee = _strategy(trainer), None, None
+        assert strategy.plan is not None
+        if strategy.plan.certified:
+            beside = planned_beside_training(trainer)
+            guarantee = strategy.spending.guarantee().epsilon + beside
+            epsilon = strategy.spending.shown(strategy.branches.spent(trainer.global_step + 1)) + beside
+        now = time.monotonic()
+        if epsilon == self._noted[1] and now - self._noted[0] < SIGN_OF_LIFE:
+            return
+        self._noted = (now, epsilon)
+        held_out = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("validation/")}
+        metrics = {k: v for k, v in held_out.items() if math.isfinite(v)}
+        self.directory.note_progress({"epsilon_taken": epsilon, "epsilon": guarantee, "metrics": metrics})
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         finished = trainer.global_step >= _strategy(trainer).branches.limit()
@@ -55,4 +103,7 @@ class RunFiles(Callback):
         plan = _strategy(trainer).plan
         assert plan is not None
         if trainer.is_global_zero:
-            self.directory.mark(status, plan.digest().hex(), steps=trainer.global_step)
+            before, now = (self.directory.record() or {}).get("seconds", 0.0), time.monotonic()
+            lasted = 0.0 if self._began is None else now - self._began
+            self._began = now
+            self.directory.mark(status, plan.digest().hex(), steps=trainer.global_step, seconds=before + lasted)

@@ -6,16 +6,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .adoption.engine import Engine as Engine
+    from .adoption.privatize import privatize as privatize
     from .conversion.converter import convert as convert
     from .data_modules.declaration import Declaration as Declaration
     from .data_modules.private_data import PrivateData as PrivateData
+    from .release import load_release as load_release
 
 __version__ = "0.2.0"
 
 # imported when they are first used, since torch takes seconds
 _HOME = {
     "Declaration": "data_modules.declaration",
+    "Engine": "adoption.engine",
     "PrivateData": "data_modules.private_data",
+    "load_release": "release",
+    "privatize": "adoption.privatize",
     "convert": "conversion.converter",
 }
 

@@ -50,10 +50,15 @@ def naming(path: str | Path, safe: str = "What was there before is unchanged.") 
     except FileNotWritten:
         raise
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno is not None else str(error)
-        fix = _HINTS.get(error.errno or 0, "look at the place it is to be written to")
-        message = f"{path} cannot be written: {reason}. {safe} HINT: {fix}, then run the same command again."
-        raise FileNotWritten(error.errno, message) from error
+        raise not_written(path, error, safe) from error
+
+
+def not_written(path: str | Path, error: OSError, safe: str) -> FileNotWritten:
+    """Returns the error that names ``path`` and says what is still intact, for one of the operating system."""
+    reason = os.strerror(error.errno) if error.errno is not None else str(error)
+    fix = _HINTS.get(error.errno or 0, "look at the place it is to be written to")
+    message = f"{path} cannot be written: {reason}. {safe} HINT: {fix}, then run the same command again."
+    return FileNotWritten(error.errno, message)
 
 
 def temporary_name(path: Path) -> Path:

@@ -35,7 +35,8 @@ from lipdp_lightning.layers import ScaledLinear, scale_cotangent
 from lipdp_lightning.mechanism import step as mechanism_module
 from lipdp_lightning.mechanism.allocation import NoiseBudget
 from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum
-from lipdp_lightning.mechanism.scaling import Joint, Radius, StepNumbers
+from lipdp_lightning.mechanism.radius import Radius
+from lipdp_lightning.mechanism.scaling import Joint, StepNumbers
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.sampling import poisson_sample
 
@@ -403,7 +404,7 @@ class SquaresEachUse(Joint):
     """Root of squares over the uses of a layer, where the gradients of the uses add."""
 
     def _factors(self, rows: int, device: torch.device) -> Tensor:
-        squares = torch.stack([size for _, size in self._uses(rows)]).square().sum(0) + math.fsum(
+        squares = torch.stack([size for _, size in self._measured(rows)]).square().sum(0) + math.fsum(
             constant**2 for constant in self._constants
         )
         return squares.sqrt().clamp_min(1e-12).reciprocal()

@@ -161,6 +161,7 @@ def test_the_critical_rooms_load_no_trainer() -> None:
 
 # Which rooms a room may import, also inside functions; modules beside the rooms, such as files.py, count as rooms.
 KNOWS = {
+    "alive": "",
     "bound_text": "",
     "files": "",
     "kernels": "",
@@ -182,26 +183,30 @@ KNOWS = {
     "clipping": "bounds layers privacy",
     "data_modules": "features files privacy",
     "training": (
-        "accounting augmentations bounds clipping files kernels layers mechanism norms own_folders privacy "
+        "accounting alive augmentations bounds clipping files kernels layers mechanism norms own_folders privacy "
         "run_names slurm"
     ),
     "curves": "bound_text files privacy report",
     "calibration": "curves",
+    "forecast": "bounds layers mechanism norms privacy training",
     "callbacks": (
-        "accounting augmentations bound_text bounds calibration curves data_modules files privacy report slurm training"
+        "accounting augmentations bound_text bounds calibration curves data_modules files forecast privacy report "
+        "slurm training"
     ),
     "audit": "accounting bound_text bounds clipping data_modules layers mechanism norms privacy report training",
     "experiment": "accounting bounds callbacks data_modules files privacy report schedules training",
+    "adoption": "accounting bounds callbacks data_modules experiment layers privacy training",
+    "release": "experiment files training",
     "tuning": "accounting bound_text experiment files privacy report training",
     "bench": "bounds data_modules files kernels layers mechanism models norms privacy report training",
     "studies": (
         "accounting audit augmentations bench bound_text bounds calibration clipping conversion curves data_modules "
-        "experiment features files layers mechanism models norms privacy report training"
+        "experiment features files forecast layers mechanism models norms privacy report training"
     ),
     "doctor": "bounds kernels layers mechanism norms privacy",
     "commands": (
-        "accounting audit bench bound_text bounds callbacks curves data_modules doctor experiment files "
-        "mechanism norms privacy report run_names slurm studies training tuning"
+        "accounting alive audit bench bound_text bounds calibration callbacks curves data_modules doctor experiment "
+        "files forecast mechanism norms privacy release report run_names slurm studies training tuning"
     ),
     "cli": "commands experiment own_folders report",
 }

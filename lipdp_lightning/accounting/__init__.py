@@ -8,6 +8,5 @@ accountants       epsilon of a ledger by three accountants, and their comparison
 privacy_curves    upper bounds delta(epsilon) of compositions, by each accounting library
 calibrate         noise for a budget, and steps within a budget
 spending          epsilon during a run
-budget_question   the computation of `lipdp budget`
 ================  ===================================================================================
 """

@@ -143,8 +143,7 @@ class Clipping:
 
     def __call__(self) -> None:
         self._follower.measure()
-        for name in self._names:
-            self._follower.clip_(name, self._max_norm)
+        self._follower.clip_(dict.fromkeys(self._names, self._max_norm))
 
 
 class Renewals:

@@ -5,7 +5,7 @@ The spine, in the order of reading: ``certificate`` (the result), ``certifier`` 
 rule), ``identity`` and ``rehearsal`` (checks that the network which trains is the one that was certified).
 
 The appendices: ``graph`` (tracing), ``shapes`` (shapes, numbers made from them, constants), ``inplace`` (writes on
-memory), ``reachable`` (what an identity compares), ``losses``, and the other ``rules``.
+memory), ``reachable`` and ``modes`` (what an identity compares), ``losses``, and the other ``rules``.
 """
 
 from .certificate import Certificate, GroupBound, NodeBound, UseBound

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsBytes
 
 import torch
 from torch import fx, nn
@@ -30,7 +30,7 @@ from .losses import Loss
 from .registry import Rule, function_rule, module_rule
 from .rehearsal import rehearse
 from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes
-from .values import Bound, Operation, Unbounded, Value, with_margin
+from .values import Bound, Operation, ParameterUse, Unbounded, Value
 
 __all__ = ["CertificationError", "Certifier", "certify"]
 
@@ -45,7 +45,6 @@ class _Step:
         reads: The nodes in its argument slots that depend on the example.
         shapes: The shape of one example of each of its outputs.
         operation: The description of the node that its rule receives.
-        flat: Its arguments, each with its shape if it depends on the example; None if an argument is a container.
         path: The path of its module; empty if that is the model itself.
         scalable: Whether its module can measure and scale its gradient by example.
         trained: The trained parameters that it holds or reads.
@@ -56,7 +55,6 @@ class _Step:
     reads: tuple[fx.Node, ...]
     shapes: tuple[tuple[int, ...], ...]
     operation: Operation
-    flat: tuple[tuple[Any, Any], ...] | None
     path: str
     scalable: bool
     trained: frozenset[nn.Parameter]
@@ -116,20 +114,18 @@ class Certifier:
         model = self._model
         refuse_all(alterations(model))
         self.identity = NetworkIdentity.of(model, self.loss)
-        refuse_all([Problem(type(model).__name__, *_unsteady(label)) for label in self.identity.unsteady])
+        refuse_all([Problem(type(model).__name__, label + _UNSTEADY, _STEADY) for label in self.identity.unsteady])
         self._graph = trace(model)
         refuse_all(unsupported(self._graph))
         propagate_shapes(self._graph, self._input_shape)
         self._parameters = dict(model.named_parameters())
+        self._device = next((p.device.type for p in self._parameters.values()), "cpu")
         held = {**self._parameters, **dict(model.named_buffers())}
         self._steps = _prepare(self._graph, self._norms_used, model, {id(t): name for name, t in held.items()})
         self._output = _output_node(self._graph)
         self._constants = Constants(model, self._graph)
-        if not is_leaf(model):
-            refuse_all([
-                Problem(type(model).__name__, reason, _STEADY)
-                for reason in rehearse(model, self._graph, self._input_shape, is_leaf)
-            ])  # fmt: skip
+        reasons = [] if is_leaf(model) else rehearse(model, self._graph, self._input_shape, is_leaf)
+        self._hidden = [Problem(type(model).__name__, reason, _STEADY) for reason in reasons]
         try:
             self.loss.lipschitz(self._output.meta["shape"])
         except ValueError as error:
@@ -149,27 +145,28 @@ class Certifier:
         if self.identity.differences():
             self._take_up()
 
-    def certify(self, digest: bytes = b"") -> Certificate:
+    def certify(self, state: SupportsBytes = b"") -> Certificate:
         """Returns bounds for the network and its weights as they are now.
 
         Args:
-            digest: A digest of all bits of the weights, if the caller knows it; norms sealed under it are used again.
+            state: What names all bits of the weights, such as a digest; norms that were sealed under it are used again.
 
         Raises:
             CertificationError: If the network, or a bound at its present weights, cannot be certified.
         """
         self.follow()
         self._constants.begin()
-        self.norms.begin(digest)
+        self.norms.begin(state)
         bounds: dict[fx.Node, Bound] = {}
-        problems: list[Problem] = []
+        problems = self._hidden + _surroundings(self._compute_dtype, self._device)
         for step in self._steps:
             try:
                 bounds[step.node] = self._forward(step, bounds)
             except Unbounded as found:
                 reason = f"{step.operation.name}: {found.reason}"
                 problems.append(Problem(node_path(step.node), reason, found.hint))
-                bounds[step.node] = Bound(0.0, (0.0,) * len(step.reads), parts=(0.0,) * len(step.shapes))
+                nothing = (0.0,) * len(step.reads)
+                bounds[step.node] = Bound(0.0, nothing, parts=(0.0,) * len(step.shapes), slots=nothing)
         refuse_all(problems)
         at_output = self.loss.lipschitz(self._output.meta["shape"]) * self._margin
         cotangent = self._walk.run(bounds, at_output, self._caps)
@@ -181,8 +178,13 @@ class Certifier:
                 return Bound(self.input_bound, ())
             index = step.node.args[1]
             assert isinstance(index, int)
-            return Bound(bounds[step.reads[0]].parts[index], 1.0)
-        args, kwargs = self._arguments(step, bounds)
+            return Bound(bounds[step.reads[0]].parts[index], 1.0, slots=(1.0,))
+
+        def argument(node: fx.Node) -> Any:
+            read = bounds.get(node)
+            return self._constants.argument(node) if read is None else Value(read.norm, node.meta["shape"])
+
+        args, kwargs = fx.node.map_arg(step.node.args, argument), fx.node.map_arg(step.node.kwargs, argument)
         try:
             bound = step.rule(step.operation, *args, **kwargs)
         except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
@@ -191,30 +193,19 @@ class Certifier:
                 f"its rule does not take this call ({what})",
                 "call the operation in a plainer way, or register a rule",
             ) from error
-        if len(bound.slots) != len(step.reads):
+        slots = bound.lipschitz if isinstance(bound.lipschitz, tuple) else (bound.lipschitz,)
+        if len(slots) != len(step.reads):
             raise Unbounded(
-                f"its rule answers for {len(bound.slots)} argument slots, and {len(step.reads)} hold activations",
+                f"its rule answers for {len(slots)} argument slots, and {len(step.reads)} hold activations",
                 "return one Lipschitz constant for each activation that the operation reads",
             )
         _check_uses(step, bound, self._compute_dtype)
-        return with_margin(bound, self._margin)
-
-    def _arguments(self, step: _Step, bounds: dict[fx.Node, Bound]) -> tuple[Any, Any]:
-        node = step.node
-        if step.flat is not None:
-            values = [
-                Value(bounds[argument].norm, shape) if shape is not None
-                else self._argument(argument, bounds) if isinstance(argument, fx.Node) else argument
-                for argument, shape in step.flat
-            ]  # fmt: skip
-            return values, node.kwargs
-        args = fx.node.map_arg(node.args, lambda n: self._argument(n, bounds))
-        return args, fx.node.map_arg(node.kwargs, lambda n: self._argument(n, bounds))
-
-    def _argument(self, node: fx.Node, bounds: dict[fx.Node, Bound]) -> Any:
-        if depends_on_example(node):
-            return Value(bounds[node].norm, node.meta["shape"])
-        return self._constants.argument(node)
+        margin, rounded = self._margin, tuple([slot * self._margin for slot in slots])
+        return Bound(
+            bound.norm * margin, rounded,
+            tuple([ParameterUse(use.parameters, use.gradient_factor * margin) for use in bound.uses]),
+            bound.quadrature, bound.cotangent_cap * margin, tuple([part * margin for part in bound.parts]), rounded,
+        )  # fmt: skip
 
     def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float) -> Certificate:
         refuse_all(self._overflows(bounds, cotangent))
@@ -235,22 +226,15 @@ class Certifier:
     def _overflows(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float]) -> list[Problem]:
         """Finds nodes whose values, or whose cotangents on the way to a parameter, might leave float32's range."""
         problems: list[Problem] = []
-        small = [step.node for step in self._steps if 0 < bounds[step.node].norm < SMALLEST_BOUND]
-        for node in small:
-            reason = (
-                f"its values are at most {bounds[node].norm:.3g}, where float32 rounds them up by more than the margin"
-            )
-            problems.append(Problem(node_path(node), reason, "drop extreme constants"))
-        if not small and all(
-            [b.norm < LARGEST_BOUND for b in bounds.values()] + [c < LARGEST_BOUND for c in cotangent.values()]
-        ):
-            return problems
         trained: set[fx.Node] = set()
         for step in self._steps:
-            node, bound = step.node, bounds[step.node]
-            if bound.uses or any(read in trained for read in step.reads):
+            node, norm = step.node, bounds[step.node].norm
+            if bounds[node].uses or not trained.isdisjoint(step.reads):
                 trained.add(node)  # no cotangent is computed for nodes before the first parameter
-            size = max(bound.norm, cotangent[node] if node in trained else 0.0)
+            if 0 < norm < SMALLEST_BOUND:
+                reason = f"its values are at most {norm:.3g}, where float32 rounds them up by more than the margin"
+                problems.append(Problem(node_path(node), reason, "drop extreme constants"))
+            size = max(norm, cotangent[node] if node in trained else 0.0)
             if not size < LARGEST_BOUND:
                 reason = f"its values or cotangents may reach {size:.3g}, where float32 overflows"
                 hint = "bound the layers' norms by a projection, put BoundedInput first, or drop extreme constants"
@@ -274,6 +258,20 @@ def certify(
     return Certifier(model, input_shape, input_bound, loss, compute_dtype=compute_dtype).certify()
 
 
+def _surroundings(compute_dtype: torch.dtype, device: str) -> list[Problem]:
+    """Finds contexts of torch under which a pass would not compute what its bounds are for."""
+    problems = []
+    if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != compute_dtype:
+        reason = f"autocast to {torch.get_autocast_dtype(device)} is on, and the bounds are for {compute_dtype}"
+        problems.append(Problem("torch", reason, "set the trainer's precision, or compute_dtype"))
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors may change what backward reads"):
+            pass
+    except RuntimeError as error:
+        problems.append(Problem("torch", str(error), "leave their context before the step"))
+    return problems
+
+
 def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: Mapping[int, str]) -> list[_Step]:
     """Returns the nodes that depend on the example, each with its rule; ``names`` maps ids of tensors to names."""
     modules = dict(graph.named_modules())
@@ -293,12 +291,10 @@ def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: 
         assert rule is None or callable(rule)
         shape = node.meta["shape"]
         shapes = tuple(shape) if isinstance(shape, list) else (shape,)
-        operation = Operation(operation_name(node), module, shapes[0], norms, shapes, lambda t: names.get(id(t)))
+        operation = Operation(operation_name(node), module, shapes[0], norms, shapes, names)
         path = "" if module is None or module is model else str(node.target)
         scalable = bool(getattr(module, "scales_gradient", False))
-        steps.append(
-            _Step(node, rule, reads, shapes, operation, _flat(node), path, scalable, _trained(node, module, model))
-        )
+        steps.append(_Step(node, rule, reads, shapes, operation, path, scalable, _trained(node, module, model)))
     refuse_all(problems)
     return steps
 
@@ -329,25 +325,14 @@ def _trained(node: fx.Node, module: nn.Module | None, model: nn.Module) -> froze
 
 def _caps(steps: list[_Step], caps: Mapping[str, float], margin: float) -> dict[fx.Node, float]:
     """Returns the radii of clips by node; a module that the graph does not call cannot be clipped."""
-    called = {str(s.node.target) for s in steps if s.module is not None}
-    unknown = sorted(set(caps) - called)
-    if unknown:
+    calls = [(str(step.node.target), step.node) for step in steps if step.module is not None]
+    called = {path for path, _ in calls}
+    if unknown := sorted(set(caps) - called):
         hint = f"name modules that the model calls: {', '.join(sorted(called))}"
         raise CertificationError(
             [Problem(path, "a cotangent clip is asked for, and no such call exists", hint) for path in unknown]
         )
-    return {
-        s.node: caps[str(s.node.target)] * margin for s in steps if s.module is not None and str(s.node.target) in caps
-    }
-
-
-def _flat(node: fx.Node) -> tuple[tuple[Any, Any], ...] | None:
-    """Returns a node's arguments and shapes, or None if an argument is a container or a keyword argument is a node."""
-    containers = (tuple, list, dict, slice)
-    named = node.kwargs.values()
-    if any(isinstance(a, containers) for a in (*node.args, *named)) or any(isinstance(a, fx.Node) for a in named):
-        return None
-    return tuple((a, a.meta["shape"] if isinstance(a, fx.Node) and depends_on_example(a) else None) for a in node.args)
+    return {node: caps[path] * margin for path, node in calls if path in caps}
 
 
 def _output_node(graph: fx.GraphModule) -> fx.Node:
@@ -360,12 +345,7 @@ def _output_node(graph: fx.GraphModule) -> fx.Node:
 
 _STEADY = "write a forward that computes the same at every call, from its input, parameters, buffers and constants"
 
-
-def _unsteady(label: str) -> tuple[str, str]:
-    return (
-        f"{label} is a clock, a source of random numbers or an iterator, and gives something else at every call",
-        _STEADY,
-    )
+_UNSTEADY = " is a clock, a source of random numbers or an iterator, and gives something else at every call"
 
 
 _KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract_from, rules.structure.multiply)

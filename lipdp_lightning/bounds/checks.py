@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsBytes
 
 import torch
 from torch import Tensor, nn
 
-from ..norms.dense import frobenius_norm
 from ..norms.operators import NormSource, Operator
 from .certificate import GroupBound
-from .graph import CertificationError, Problem, alterations, trace, unsupported
+from .graph import CertificationError, Problem, alterations, structural_problems
 from .losses import Loss, as_loss
 
 # The rounding of one operation, relative to its bound, by the dtype that it is computed in. Under bfloat16 autocast the
@@ -40,12 +39,12 @@ class RoundedNorms(NormSource):
     def __init__(self, source: NormSource) -> None:
         self._source = source
 
-    def begin(self, digest: bytes = b"") -> None:
-        self._source.begin(digest)
+    def begin(self, state: SupportsBytes = b"") -> None:
+        self._source.begin(state)
 
     def operator_norm(self, name: str, weight: Tensor, operator: Operator) -> float:
         norm = self._source.operator_norm(name, weight, operator)
-        return norm + operator.deviation_factor(weight) * ROUNDING * frobenius_norm(weight)
+        return norm + operator.deviation_factor(weight) * ROUNDING * self._source.frobenius_norm(name, weight)
 
     def vector_norm(self, vector: Tensor) -> float:
         return self._source.vector_norm(vector) * (1 + ROUNDING)
@@ -77,15 +76,8 @@ def checked_loss(model: nn.Module, input_bound: float, loss: Any, compute_dtype:
     except ValueError as error:
         problems.append(loss_problem(error))
     if problems or certified is None:
-        raise CertificationError(problems + _structural_problems(model))
+        raise CertificationError(problems + alterations(model) + structural_problems(model))
     return certified
-
-
-def _structural_problems(model: nn.Module) -> list[Problem]:
-    try:
-        return alterations(model) + unsupported(trace(model))
-    except CertificationError as error:
-        return list(error.problems)
 
 
 def loss_problem(error: ValueError) -> Problem:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_modules
 
-from .identity import training_mode
 from .inplace import overwrites_outside
+from .modes import accumulators, modes_of_operations, training_mode
 from .reachable import GLOBAL_HOOKS, MODULE_HOOKS, TrustedHook, cell_contents, set_in_steps
-from .registry import function_rule, module_rule
+from .registry import Refusal, function_rule, module_rule
 
 
 @dataclass(frozen=True)
@@ -83,31 +83,13 @@ for _function in (operator.iadd, operator.isub, operator.imul, operator.itruediv
 class _HeldProxy(_Proxy):
     """Stands for a parameter or a buffer: operations on its values are recorded, and its shape is a constant."""
 
-    @property
-    def _held(self) -> Tensor:
+    def __getattr__(self, name: str) -> Any:
         tracer: Any = self.tracer
         held: Tensor = operator.attrgetter(str(self.node.target))(tracer.root)
-        return held
-
-    @property
-    def shape(self) -> torch.Size:
-        return self._held.shape
-
-    @property
-    def ndim(self) -> int:
-        return self._held.ndim
-
-    def size(self, dim: int | None = None) -> Any:
-        return self._held.shape if dim is None else self._held.shape[dim]
-
-    def dim(self) -> int:
-        return self._held.dim()
-
-    def numel(self) -> int:
-        return self._held.numel()
+        return getattr(held, name) if name in ("shape", "ndim", "size", "dim", "numel") else super().__getattr__(name)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return int(self.shape[0])
 
 
 @contextmanager
@@ -155,7 +137,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
         model = nn.Sequential(model)
     kept = set(vars(model))
     try:
-        with custom_gradients_refused(), randomness_refused(), torch.enable_grad():
+        with custom_gradients_refused(), randomness_refused(), torch.inference_mode(False), torch.enable_grad():
             with training_mode(model, True):
                 graph = _Tracer().trace(model)
             with training_mode(model, False):
@@ -255,38 +237,40 @@ def unsupported(graph: fx.GraphModule) -> list[Problem]:
     return problems
 
 
+def structural_problems(model: nn.Module) -> list[Problem]:
+    """Returns the problems of a model's operations; if it cannot be traced, also those of modules that have no rule."""
+    try:
+        return unsupported(trace(model))
+    except CertificationError as error:
+        found = [(path, module, module_rule(type(module))) for path, module in model.named_modules()]
+        return [*error.problems, *(Problem(path, f"{type(module).__name__}: {refusal.reason}", refusal.hint)
+                                   for path, module, refusal in found if isinstance(refusal, Refusal))]  # fmt: skip
+
+
 # ---- parts of a network that neither its graph nor a rule shows
 
 
 def alterations(network: nn.Module) -> list[Problem]:
     """Returns a problem for every hook, every replaced method, and every tensor that is trained but no parameter."""
-    problems = []
-    if any(getattr(torch_modules, name) for name in GLOBAL_HOOKS):
+    problems = [Problem("torch", mode, "leave it before the network is certified") for mode in modes_of_operations()]
+    if hooked_everywhere():
         reason = "a hook for all modules may change what they return or the gradient they pass on"
         problems.append(Problem("torch.nn", reason, "remove it before the network is certified"))
     for path, module in network.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            problems.append(Problem(path or "the network", "it is compiled by torch.jit, which hides what it computes",
+                                    "use the module that it was compiled from"))  # fmt: skip
+            continue
         problems += [Problem(path or "the network", *found) for found in (*_hooks(module), *_replaced(module))]
-        problems += [Problem(f"{path}.{name}".lstrip("."), *_LOOSE) for name in _loose_tensors(module)]
+        problems += [Problem(f"{path}.{name}".lstrip("."), *found) for name, found in _odd_tensors(module)]
     for name, parameter in network.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             reason = "a hook on it sees, and may change, its gradient before noise is added"
             problems.append(Problem(name, reason, "remove the hook"))
-        elif parameter.requires_grad and _hooks_of_its_accumulator(parameter):
+        elif parameter.requires_grad and parameter.is_leaf and any(gc.get_referents(*accumulators([parameter]))):
             reason = "a hook on the autograd node that adds to its grad may change the sum before noise is added"
             problems.append(Problem(name, reason, "remove the hook"))
     return problems
-
-
-def _hooks_of_its_accumulator(parameter: nn.Parameter) -> bool:
-    """Returns whether the node that adds to ``grad`` has hooks, as far as Python's garbage collector shows them.
-
-    The collector shows them only while no recorded graph shares the node: in set-up, and not within a step.
-    """
-    with torch.inference_mode(False), torch.enable_grad():
-        node: Any = parameter.view_as(parameter).grad_fn
-    (accumulator, _), *_ = node.next_functions
-    del node
-    return any(isinstance(held, dict) and len(held) > 0 for held in gc.get_referents(accumulator))
 
 
 _LOOSE = (
@@ -296,19 +280,36 @@ _LOOSE = (
 )
 
 
+_CLASS = (
+    "a tensor of a class of its own, whose operations may compute something else than those of torch.Tensor",
+    "convert it to a torch.Tensor or an nn.Parameter",
+)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Returns whether a hook that nobody vouches for would be called with the module."""
+    hooks = [hook for name in MODULE_HOOKS for hook in getattr(module, name).values()]
+    return not all(isinstance(hook, TrustedHook) for hook in hooks)
+
+
+def hooked_everywhere() -> bool:
+    """Returns whether a hook would be called with every module."""
+    return any(getattr(torch_modules, name) for name in GLOBAL_HOOKS)
+
+
 def _hooks(module: nn.Module) -> Iterator[tuple[str, str]]:
-    for name in MODULE_HOOKS:
-        for hook in getattr(module, name).values():
-            if not isinstance(hook, TrustedHook):
-                yield (
-                    "a hook on it may change its output or its gradient, and no rule bounds that",
-                    "remove the hook, write a layer with a rule, or declare a hook that only looks as a TrustedHook "
-                    "of lipdp_lightning.bounds.identity",
-                )
+    if hooked(module):
+        yield (
+            "a hook on it may change its output or its gradient, and no rule bounds that",
+            "remove the hook, write a layer with a rule, or declare a hook that only looks as a TrustedHook "
+            "of lipdp_lightning.bounds.identity",
+        )
 
 
 def _replaced(module: nn.Module) -> Iterator[tuple[str, str]]:
     kind, engine = type(module), set_in_steps(type(module))
+    if kind._call_impl is not nn.Module._call_impl:
+        yield "its class replaces nn.Module._call_impl, which the graph does not contain", "override forward alone"
     for name, value in vars(module).items():
         inherited = getattr(kind, name, None)
         if name == "_compiled_call_impl":
@@ -338,12 +339,15 @@ def compiles(module: nn.Module, value: Any, function: Any) -> bool:
     return False
 
 
-def _loose_tensors(module: nn.Module) -> Iterator[str]:
+def _odd_tensors(module: nn.Module) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yields the names of tensors that are trained but no parameters, and of those with operations of their own."""
     for name, value in (*vars(module).items(), *module._parameters.items(), *module._buffers.items()):
         if name not in ("_modules", "_parameters", "_buffers"):
-            yield from (
-                name for tensor in _tensors(value) if tensor.requires_grad and not isinstance(tensor, nn.Parameter)
-            )
+            for tensor in _tensors(value):
+                if type(tensor) not in (Tensor, nn.Parameter):
+                    yield name, _CLASS
+                elif tensor.requires_grad and not isinstance(tensor, nn.Parameter):
+                    yield name, _LOOSE
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:

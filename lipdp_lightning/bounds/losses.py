@@ -49,15 +49,33 @@ def _public_weights(weights: tuple[float, ...] | None, like: Tensor) -> Tensor |
     return None if weights is None else torch.tensor(weights, dtype=like.dtype, device=like.device)
 
 
+def _of_examples(losses: Tensor, target: Tensor, weights: tuple[float, ...] | None = None) -> Tensor:
+    """Returns one number for each example: the sum over positions, each times the weight of its class.
+
+    The weight multiplies the whole loss, while torch's own weights enter the smoothing, too.
+    """
+    if weights is not None:
+        losses = losses * torch.tensor(weights, dtype=losses.dtype, device=losses.device)[target]
+    return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+
+
+def _check_labels(target: Tensor) -> None:
+    if target.is_floating_point():
+        raise ValueError(
+            "cross-entropy was given floating-point targets; nothing keeps them in the simplex, where the "
+            "bound holds. HINT: give integer class labels."
+        )
+
+
 def _check_positive(reason: str = "", *, hint: str, **numbers: float) -> None:
     for name, value in numbers.items():
         if not value > 0 or not math.isfinite(value):
             raise ValueError(f"{name}={value} is not positive{reason}. HINT: {hint}")
 
 
-def _check_weights(weights: tuple[float, ...] | None) -> None:
+def _check_weights(weights: tuple[float, ...] | None, name: str = "class_weights") -> None:
     if weights is not None and not all(math.isfinite(w) and w >= 0 for w in weights):
-        raise ValueError(f"class_weights={weights} are not finite and non-negative. HINT: declare public weights.")
+        raise ValueError(f"{name}={weights} are not finite and non-negative. HINT: declare public weights.")
 
 
 @dataclass(frozen=True)
@@ -81,19 +99,10 @@ class CrossEntropy(Loss):
         _check_weights(self.class_weights)
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        if target.is_floating_point():
-            raise ValueError(
-                "cross-entropy was given floating-point targets; nothing keeps them in the simplex, where the "
-                "bound holds. HINT: give integer class labels."
-            )
+        _check_labels(target)
         scaled = logits if self.temperature == 1.0 else logits / self.temperature
         losses = F.cross_entropy(scaled, target, reduction="none", label_smoothing=self.label_smoothing)
-        if self.class_weights is not None:
-            # the weight multiplies the example's whole loss, while torch's own weights enter the smoothing, too
-            weights = _public_weights(self.class_weights, losses)
-            assert weights is not None
-            losses = losses * weights[target]
-        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        return _of_examples(losses, target, self.class_weights)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(2.0) / self.temperature * max(self.class_weights or (1.0,)) * math.sqrt(_positions(shape))
@@ -104,22 +113,29 @@ class BinaryCrossEntropy(Loss):
     """Binary cross-entropy with logits / temperature, summed over m outputs.
 
     The Lipschitz constant is sqrt(m) / temperature: each output's derivative p - y lies in [-1, 1], since targets are
-    clamped to [0, 1].
+    clamped to [0, 1]. Public weights ``pos_weight`` w of positive targets, one or one for each entry of the last axis,
+    make this [-w, 1], and m becomes the sum of max(1, w)^2.
     """
 
     task = "binary"
     temperature: float = 1.0
+    pos_weight: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_positive(temperature=self.temperature, hint="1.0 is the plain loss.")
+        _check_weights(self.pos_weight, "pos_weight")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).clamp(0, 1).reshape(logits.shape)
-        losses = F.binary_cross_entropy_with_logits(logits / self.temperature, goal, reduction="none")
-        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        scaled, weights = logits / self.temperature, _public_weights(self.pos_weight, logits)
+        losses = F.binary_cross_entropy_with_logits(scaled, goal, reduction="none", pos_weight=weights)
+        return _of_examples(losses, target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
-        return math.sqrt(math.prod(shape)) / self.temperature
+        weights = self.pos_weight or (1.0,)
+        if len(weights) not in (1, *shape[-1:]):
+            raise ValueError(f"pos_weight={weights}, and outputs of shape {shape}. HINT: one weight, or one for each.")
+        return math.sqrt(math.prod(shape) / len(weights) * sum(max(1.0, w) ** 2 for w in weights)) / self.temperature
 
 
 @dataclass(frozen=True)
@@ -165,8 +181,7 @@ class CosineSimilarity(Loss):
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(logits, dim=1, keepdim=True).clamp_min(self.min_norm)
         similarity = (logits / size).gather(1, target.unsqueeze(1)).squeeze(1)
-        losses = 1 - similarity
-        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        return _of_examples(1 - similarity, target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(_positions(shape)) / self.min_norm
@@ -184,7 +199,7 @@ class Huber(Loss):
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).reshape(logits.shape)
-        return F.huber_loss(logits, goal, reduction="none", delta=self.delta).flatten(1).sum(1)
+        return F.huber_loss(logits, goal, reduction="none", delta=self.delta).unsqueeze(-1).flatten(1).sum(1)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return self.delta * math.sqrt(math.prod(shape))
@@ -208,7 +223,7 @@ class SquaredError(Loss):
         _check_positive(output_bound=self.output_bound, target_bound=self.target_bound, reason=reason, hint=hint)
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        flat = logits.flatten(1)
+        flat = logits.unsqueeze(-1).flatten(1)
         goal = torch.nan_to_num(target.to(logits.dtype)).reshape(flat.shape)
         difference = to_ball(flat, self.output_bound) - to_ball(goal, self.target_bound)
         return difference.square().sum(1) / 2
@@ -245,8 +260,8 @@ def _from_torch(loss: nn.Module) -> Loss:
             )
         weights = None if loss.weight is None else tuple(float(w) for w in loss.weight)
         return CrossEntropy(label_smoothing=loss.label_smoothing, class_weights=weights)
-    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None:
-        return BinaryCrossEntropy()
+    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None:
+        return BinaryCrossEntropy(pos_weight=None if (w := loss.pos_weight) is None else tuple(w.flatten().tolist()))
     if isinstance(loss, nn.HuberLoss):
         return Huber(delta=loss.delta)
     if isinstance(loss, nn.SmoothL1Loss):
@@ -313,10 +328,7 @@ class SaturatingCrossEntropy(CrossEntropy):
             raise ValueError("label_smoothing has no margin to saturate. HINT: leave it at 0, or use CrossEntropy.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        if target.is_floating_point():
-            raise ValueError(
-                "saturating cross-entropy was given floating-point targets. HINT: give integer class labels."
-            )
+        _check_labels(target)
         index = target.unsqueeze(1)
         scaled = logits / self.temperature
         others = scaled.scatter(1, index, -math.inf)
@@ -324,9 +336,7 @@ class SaturatingCrossEntropy(CrossEntropy):
         knee = math.log(self.slope / (1 - self.slope))
         # each term reads clamped arguments, so neither overflows
         losses = F.softplus(margin.clamp_max(knee)) + self.slope * (margin - knee).clamp_min(0)
-        if self.class_weights is not None:
-            losses = losses * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[target]
-        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        return _of_examples(losses, target, self.class_weights)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         if shape and shape[0] < 2:

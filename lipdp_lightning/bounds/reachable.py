@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 import sys
 import sysconfig
 import types
+import weakref
+from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import cached_property, lru_cache, partial, partialmethod
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,9 +38,25 @@ _APART = frozenset({
     "_load_state_dict_post_hooks", "_non_persistent_buffers_set", "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_is_full_backward_hook",
 })  # fmt: skip
-PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, tuple, frozenset)
-_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType)
-CODE_NAMES = ("__code__", "__defaults__", "__kwdefaults__")
+# values of exactly these types hold nothing that can be replaced
+PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...), range, slice, torch.dtype, torch.device,
+         torch.Size, torch.memory_format, torch.layout)  # fmt: skip
+_HERE = "\0"  # the place of a name in a label
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+_ARRAYS = (np.ndarray, np.generic, bytearray, memoryview, array)
+# objects of Python's own that hold what users wrote, and the attributes in which they hold it
+_WRAPPERS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (types.MethodType, ("__func__", "__self__")),
+    (types.BuiltinMethodType, ("__self__",)),
+    (types.MethodWrapperType, ("__self__",)),
+    (staticmethod, ("__func__",)),
+    (classmethod, ("__func__",)),
+    (property, ("fget",)),
+    (cached_property, ("func",)),
+    (type(lru_cache(repr)), ("__wrapped__",)),
+    (partial, ("func", "args", "keywords")),
+    (partialmethod, ("func", "args", "keywords")),
+)
 
 
 class TrustedHook:
@@ -62,61 +82,64 @@ class TrustedHook:
         return self.function(*args, **kwargs)
 
 
-Labelled = Iterator[tuple[str, object]]
+class Part(NamedTuple):
+    """Things that are compared: a callable that reads them, always in the same order, and a label for each."""
+
+    read: Callable[[], Collection[object]]
+    labels: Collection[str]
 
 
 class Reachable:
-    """Everything that an identity compares, in one order: callables that read it, and a label for each thing read."""
+    """Everything that an identity compares, found by following what a network holds and what its code names."""
 
     def __init__(self, hooks: tuple[object, ...] | None) -> None:
-        self.hooks: list[object] = []
-        self._only = hooks
-        self.mappings: list[Mapping[Any, Any]] = []
-        self.sequences: list[Iterable[Any]] = []
-        self.reads: list[Callable[[], Iterable[object]]] = []  # each reads several things at once
-        self.members: list[Callable[[], object]] = []  # each reads one thing: a global, a member of a class
-        self.hooks_and_parts: list[Mapping[str, Any]] = []  # modules hold these under names that are read, too
-        self.objects: list[object] = []
-        self.functions: list[types.FunctionType] = []
-        self.attributes: list[dict[str, Any]] = []
-        self.sized: list[tuple[Mapping[str, Any], tuple[str, ...]]] = []
+        self.parts: list[Part] = []
+        self.empty: list[Collection[Any]] = []  # containers that held nothing
+        self.attributes: list[dict[str, Any]] = []  # of each module
+        self.sized: list[tuple[dict[str, Any], tuple[str, ...]]] = []
         self.tensors: list[Tensor] = []
         self.constants: list[Tensor] = []
         self.arrays: list[Any] = []
+        self.hooks: list[object] = []
         self.unsteady: list[str] = []
-        self._labels: list[Callable[[], Labelled]] = []
+        self._only = hooks
         self._seen: dict[int, object] = {}
+        self.objects: list[object] = []  # their classes are compared
+        self.functions: list[types.FunctionType] = []  # their code is compared
+        self._labels: list[tuple[list[str], Callable[[], Iterable[object]]]] = []
+        self._spaces: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}  # modules, and names that are read there
+        self._names: set[str] = set()  # all that followed code names
+        self._methods: list[tuple[str, str, Any]] = []  # name, label and value of methods that nothing has named yet
 
-    def labelled(self) -> Labelled:
-        """Yields each label once; the second thing of the same label is labelled "... (2)", and so on."""
+    def labelled(self) -> dict[str, object]:
+        """Returns what is read now by its label; the second thing of the same label is labelled "... (2)"."""
         counts: Counter[str] = Counter()
-        for of in self._labels:
-            for label, thing in of():
+        found = {}
+        for labels, read in (*((part.labels, part.read) for part in self.parts), *self._labels):
+            for label, thing in zip(labels, read(), strict=False):
                 counts[label] += 1
-                yield (label if counts[label] == 1 else f"{label} ({counts[label]})"), thing
+                found[label if counts[label] == 1 else f"{label} ({counts[label]})"] = thing
+        return found
 
     def network(self, network: nn.Module) -> None:
+        """Takes up a network with all modules that it holds."""
         for name in GLOBAL_HOOKS:
-            self._mapping(f"a hook for all modules ({name}, {{}})", getattr(torch_modules, name))
-        self.reads.append(partial(itemgetter(*_CALLED), nn.Module.__dict__))
-        self._labels.append(lambda: ((f"torch.nn.Module.{n}", nn.Module.__dict__[n]) for n in _CALLED))
+            self._mapping(f"a hook for all modules ({name}, {_HERE})", getattr(torch_modules, name))
+        self._read(_CALLED, nn.Module.__dict__, f"torch.nn.Module.{_HERE}")
         for _, module in network.named_modules():
             self._new(module)  # an attribute may name it, too; it is labelled by its path
         for path, module in network.named_modules():
             self._module(path or "the network", module)
+        self._follow_named_methods()
+        for space, names in self._spaces.values():
+            self._read(names, space, f"{_HERE} of {space.get('__name__', 'a module')}")
 
     def value(self, label: str, value: Any) -> None:
         """Takes up a value that a network holds, and its members if they can be replaced."""
         if is_unsteady(value):
             self.unsteady.append(label)
-        if isinstance(value, types.FunctionType | types.MethodType):
-            function: Any = getattr(value, "__func__", value)
-            if _written_by_users(function):
-                self._function(label, function)
-            return
-        if isinstance(value, _OPAQUE) or (isinstance(value, PLAIN) and type(value) is not tuple):
-            return
-        if not self._new(value):
+        wrapped = next((names for kind, names in _WRAPPERS if isinstance(value, kind)), ())
+        if type(value) in PLAIN or isinstance(value, types.ModuleType) or not self._new(value):
             return
         if isinstance(value, Tensor):
             self.tensors.append(value)
@@ -124,21 +147,30 @@ class Reachable:
                 self.constants.append(value)
         elif isinstance(value, nn.Module):
             self._module(label, value)
-        elif isinstance(value, tuple):
-            self._each(f"a member of {label}", value)
-        elif isinstance(value, Mapping):
-            self._mapping(f"{label}[{{!r}}]", value)
-            self._each(f"a member of {label}", list(value.values()))
-        elif isinstance(value, list | set | deque):
-            self.sequences.append(value)
-            self._labels.append(lambda: ((f"{label}[{i}]", v) for i, v in enumerate(value)))
-            self._each(f"a member of {label}", list(value))
-        elif isinstance(value, np.ndarray | np.generic | bytearray):
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, types.FunctionType):
+            self._function(label, value)
+        elif wrapped:
+            self._read_each(wrapped, label, value)
+        elif isinstance(value, weakref.ref):
+            self.value(f"what {label} refers to", value())
+        elif isinstance(value, _ARRAYS):
             self.arrays.append(value)
-        elif isinstance(value, partial):
-            self._each(f"a part of {label}", (value.func, value.args, value.keywords))
         else:
+            self._container(label, value)
             self._object(label, value)
+
+    def _container(self, label: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            self._mapping(f"{label}[{_HERE}]", value, repr)
+            self._keys(value)
+            self._each(f"a member of {label}", list(value.values()))
+        elif isinstance(value, _SEQUENCES):
+            members = tuple(value)
+            if not isinstance(value, tuple | frozenset):  # the others are read anew each time
+                self.parts.append(Part(partial(tuple, value), [f"{label}[{i}]" for i in range(len(members))]))
+            self._each(f"a member of {label}", members)
 
     def _each(self, label: str, values: Iterable[Any]) -> None:
         for value in values:
@@ -150,24 +182,44 @@ class Reachable:
         self._seen[id(thing)] = thing
         return True
 
-    def _mapping(self, label: str, mapping: Mapping[Any, Any]) -> None:
-        """Takes up a mapping; ``label`` is a format string with a place for the key."""
-        self.mappings.append(mapping)
-        self._labels.append(lambda: ((label.format(key), value) for key, value in mapping.items()))
+    def _read(self, names: Iterable[str], mapping: Mapping[str, Any], label: str) -> None:
+        """Reads names in a mapping; their labels have the name in place of ``_HERE``."""
+        listed = list(names)
+        if listed:  # a second name, since itemgetter with one name does not return a tuple
+            listed = listed if len(listed) > 1 else 2 * listed
+            self.parts.append(
+                Part(partial(itemgetter(*listed), mapping), [label.replace(_HERE, name) for name in listed])
+            )
+
+    def _read_each(self, names: tuple[str, ...], label: str, thing: object) -> None:
+        for name in names:
+            self.parts.append(Part(lambda get=attrgetter(name): (get(thing),), [f"{label}.{name}"]))  # type: ignore[misc]
+            self.value(f"{label}.{name}", getattr(thing, name))
+
+    def _mapping(self, label: str, mapping: Mapping[Any, Any], show: Callable[[Any], str] = str) -> None:
+        """Reads the values of a mapping; their labels show the key in place of ``_HERE``."""
+        if mapping:
+            self.parts.append(Part(mapping.values, [label.replace(_HERE, show(key)) for key in mapping]))
+        else:
+            self.empty.append(mapping)
+
+    def _keys(self, mapping: Mapping[Any, Any]) -> None:
+        """Reads the keys of a mapping in their order, without labels: those of its values contain them."""
+        if mapping:
+            self.parts.append(Part(mapping.keys, ()))
 
     def _module(self, path: str, module: nn.Module) -> None:
         attributes, engine = module.__dict__, set_in_steps(type(module))
         self._class_of(path, module)
         names = [n for n in attributes if n not in _APART and n not in engine]
-        self.reads.append(_read(names, attributes))
-        self._labels.append(lambda: ((f"{path}.{n}", attributes[n]) for n in attributes if n not in {*_APART, *engine}))
+        self._read(names, attributes, f"{path}.{_HERE}")
         self.sized.append((attributes, engine))
         self.attributes.append(attributes)
-        self.hooks_and_parts += [attributes[name] for name in (*_HELD, *MODULE_HOOKS)]
-        for name, label in zip(_HELD, (f"{path}.{{}}", f"buffer {path}.{{}}", f"{path}.{{}}"), strict=True):
+        for name, label in zip(_HELD, (f"{path}.{_HERE}", f"buffer {path}.{_HERE}", f"{path}.{_HERE}"), strict=True):
             self._mapping(label, attributes[name])
+            self._keys(attributes[name])
         for name in MODULE_HOOKS:
-            self._mapping(f"{path}.{name}, {{}}", attributes[name])
+            self._mapping(f"{path}.{name}, {_HERE}", attributes[name])
             for hook in attributes[name].values():
                 if self._only is None or any(hook is one for one in self._only):
                     self.hooks.append(hook)
@@ -180,65 +232,69 @@ class Reachable:
     def _hook(self, label: str, hook: object) -> None:
         """Takes up what a trusted hook holds, except for its function, for which its author vouches."""
         if isinstance(hook, TrustedHook) and self._new(hook):
-            self._mapping(f"{label}.{{}}", vars(hook))
+            self._mapping(f"{label}.{_HERE}", vars(hook))
             for name, value in vars(hook).items():
                 if name != "function":
                     self.value(f"{label}.{name}", value)
 
     def _class_of(self, label: str, thing: object) -> None:
-        self.objects.append(thing)
-        self._labels.append(lambda: iter([(f"the class of {label}", thing.__class__)]))
-        for base in type(thing).__mro__:
-            if base in (nn.Module, object):
-                break
-            self._class(base, type(thing))
+        if type(thing).__module__ != "builtins":  # no attribute of such a class can be replaced
+            self.objects.append(thing)
+            self._labels.append(([f"the class of {label}"], lambda: (type(thing),)))
+            self._class(type(thing))
 
-    def _class(self, kind: type, of: type) -> None:
-        """Takes up a class's own attributes and, if users wrote it, the globals and closures that its methods read."""
-        if not self._new(kind):
-            return
-        label, members = kind.__qualname__, dict(kind.__dict__)
-        self.sized.append((kind.__dict__, ()))
-        self._labels.append(lambda: ((f"{label}.{name}", value) for name, value in kind.__dict__.items()))
-        plain = {name for name in members if not name.startswith("__")} | may_be_called(kind)
-        called = sorted(methods_called(of) & members.keys() if issubclass(kind, nn.Module) else plain)
-        if called:
-            self.reads.append(_read(called, kind.__dict__))
-        if not _written_by_users(kind):
-            forward = members.get("forward")
-            if isinstance(forward, types.FunctionType):
+    def _class(self, kind: type) -> None:
+        """Takes up a class and its bases; what methods do is followed if users wrote them and some code names them."""
+        for base in [*kind.__mro__, *type.mro(type(kind))]:
+            if base is nn.Module or base.__module__ == "builtins" or not self._new(base):
+                continue
+            label, members = base.__qualname__, dict(base.__dict__)
+            if _written_by_users(base):
+                self.parts.append(Part(base.__dict__.values, [f"{label}.{name}" for name in members]))
+                self._keys(base.__dict__)
+                self._methods += [(name, f"{label}.{name}", value) for name, value in members.items()]
+                continue
+            self._read([name for name in members if name not in _ASIDE], base.__dict__, f"{label}.{_HERE}")
+            if isinstance(forward := members.get("forward"), types.FunctionType):
                 self._code(f"{label}.forward", forward)
-            return
-        for name in called:
-            value = members[name]
-            function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-            function = function.fget if isinstance(function, property) else function
-            if isinstance(function, types.FunctionType):
-                self._function(f"{label}.{name}", function)
-            elif not name.startswith("__"):
-                self.value(f"{label}.{name}", value)
+                self._globals(reachable_names(forward, set()))
+
+    def _follow_named_methods(self) -> None:
+        """Follows methods by name until nothing is new; values in classes are followed in any case."""
+        while True:
+            named = [m for m in self._methods if m[0] in self._names or _may_be_called(*m[::2])]
+            if not named:
+                return
+            self._methods = [m for m in self._methods if not any(m is one for one in named)]
+            for _, label, value in named:
+                self.value(label, value)
 
     def _function(self, label: str, function: types.FunctionType) -> None:
-        """Takes up a function that users wrote: code, closure, defaults, and the globals that it reads."""
-        if not self._new(function):
+        """Takes up a function that users wrote: code, closure, defaults, attributes, and the globals that it reads."""
+        if not _written_by_users(function):
             return
         self._code(label, function)
         if function.__closure__:
-            self.reads.append(partial(cell_contents, function))
-            self._labels.append(
-                lambda: ((f"what {label} closes over [{i}]", c) for i, c in enumerate(cell_contents(function)))
-            )
-        self._each(f"what {label} closes over", cell_contents(function))
+            contents = cell_contents(function)
+            labels = [f"what {label} closes over [{i}]" for i in range(len(contents))]
+            self.parts.append(Part(partial(cell_contents, function), labels))
+            self._each(f"what {label} closes over", contents)
         self._each(f"a default of {label}", (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))
-        for namespace, name in reachable_names(function):
-            where = f"{name}, which {label} reads,"
-            self.members.append(partial(namespace.get, name))
-            self._labels.append(lambda of=namespace, n=name, w=where: iter([(w, of.get(n))]))  # type: ignore[misc]
-            self.value(where, namespace[name])
+        self.value(f"an attribute of {label}", vars(function))
+        for name, value in self._globals(reachable_names(function, self._names)):
+            self.value(f"{name}, which {label} reads,", value)
+
+    def _globals(self, named: Iterable[tuple[dict[str, Any], str]]) -> list[tuple[str, object]]:
+        """Reads what a function names in modules, and returns it by name."""
+        found = []
+        for space, name in named:
+            self._spaces.setdefault(id(space), (space, {}))[1][name] = None
+            found.append((name, space[name]))
+        return found
 
     def _code(self, label: str, function: types.FunctionType) -> None:
         self.functions.append(function)
-        self._labels.append(lambda: ((f"{label}.{n}", getattr(function, n)) for n in CODE_NAMES))
+        self._labels.append(([f"{label}.{name}" for name in _CODE], partial(code_of, function)))
 
     def _object(self, label: str, value: Any) -> None:
         """Takes up an object of another class: the class, and the attributes unless an installed package defines it."""
@@ -247,19 +303,12 @@ class Reachable:
             self.value(label, vars(value))
         for base in type(value).__mro__:
             slots = base.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if hasattr(value, name) and not name.startswith("__"):
-                    self.members.append(partial(getattr, value, name, None))
-                    self._labels.append(lambda n=name: iter([(f"{label}.{n}", getattr(value, n, None))]))  # type: ignore[misc]
+            names = (slots,) if isinstance(slots, str) else tuple(slots)
+            self._read_each(tuple(n for n in names if hasattr(value, n) and not n.startswith("__")), label, value)
 
 
-def _read(names: Iterable[str], mapping: Mapping[str, Any]) -> Callable[[], Iterable[object]]:
-    """Returns a callable that reads these names.
-
-    It reads the first one twice, since ``itemgetter`` with a single name does not return a tuple.
-    """
-    listed = list(names)
-    return partial(itemgetter(listed[0], *listed), mapping)
+_CODE = ("__code__", "__defaults__", "__kwdefaults__")
+code_of = attrgetter(*_CODE)
 
 
 def set_in_steps(kind: type) -> tuple[str, ...]:
@@ -268,15 +317,21 @@ def set_in_steps(kind: type) -> tuple[str, ...]:
     return tuple(chain.from_iterable(declared))
 
 
-# objects of these packages are compared by identity alone; ``types`` is left out because of SimpleNamespace
-_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "lightning", "torchmetrics", "wandb"}) - {"types"}
+# what these packages define is not followed, and their objects are compared by identity alone; the objects of two of
+# them are containers of what users hold
+_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "lightning", "torchmetrics", "wandb"})
+_CONTAINERS = ("types", "collections")
 _INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+
+
+def _package(thing: Any) -> str:
+    return str(getattr(thing, "__module__", "")).partition(".")[0]
 
 
 def _is_foreign(thing: Any) -> bool:
     """Returns whether it comes from Python, torch or an installed package, whose state and caches are not followed."""
-    package = str(getattr(thing, "__module__", "")).partition(".")[0]
-    return package in _FOREIGN or _is_installed(package)
+    package = _package(thing)
+    return (package in _FOREIGN and package not in _CONTAINERS) or _is_installed(package)
 
 
 @lru_cache(maxsize=1024)
@@ -286,22 +341,42 @@ def _is_installed(package: str) -> bool:
 
 
 def _written_by_users(thing: Any) -> bool:
-    return not _is_foreign(thing) and not str(getattr(thing, "__module__", "")).startswith("lipdp_lightning.")
+    package = _package(thing)
+    return package not in _FOREIGN and package != "lipdp_lightning" and not _is_installed(package)
 
 
 # ---- what code reads by name
 
 
-def reachable_names(function: types.FunctionType) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields each name that the code reads, and where: globals, imports, and attributes of modules that it names."""
+def reachable_names(function: types.FunctionType, named: set[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields each name that the code reads, and where: globals, builtins, imports, and attributes of modules.
+
+    A text in the code counts as a name, since ``getattr`` may use it.
+
+    Args:
+        function: The function.
+        named: A set to which all names in the code are added.
+    """
     loaded = set(_instructions(function.__code__))
     names = {name for _, name in loaded}
+    named |= names
+    seen: set[int] = set()
     for operation, name in sorted(loaded):
-        space = sys.modules if operation == "IMPORT_NAME" else function.__globals__
-        if operation in _LOADS and name in space:
-            yield space, name
-            if isinstance(space[name], types.ModuleType):
-                yield from ((vars(space[name]), attribute) for attribute in sorted(names & vars(space[name]).keys()))
+        spaces = (sys.modules,) if operation == "IMPORT_NAME" else (function.__globals__, vars(builtins))
+        space = next((space for space in spaces if name in space), None)
+        if operation in _LOADS and space is not None:
+            yield from _in_modules(space, name, names, seen)
+
+
+def _in_modules(
+    space: dict[str, Any], name: str, names: set[str], seen: set[int]
+) -> Iterator[tuple[dict[str, Any], str]]:
+    yield space, name
+    module = space[name]
+    if isinstance(module, types.ModuleType) and id(module) not in seen:
+        seen.add(id(module))
+        for attribute in sorted(names & vars(module).keys()):
+            yield from _in_modules(vars(module), attribute, names, seen)
 
 
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME")
@@ -313,20 +388,36 @@ def _instructions(code: types.CodeType) -> Iterator[tuple[str, str]]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _instructions(constant)
+        elif isinstance(constant, str):
+            yield "text", constant
 
 
 def is_unsteady(value: Any) -> bool:
-    """Returns whether a value gives a new result at every call, which no comparison of the network would show."""
+    """Returns whether a value need not give the same result at every call, which no comparison would show."""
     if isinstance(value, types.ModuleType):
         return value.__name__ in _UNSTEADY
     if isinstance(value, type | types.FunctionType | types.MethodType | types.BuiltinFunctionType):
         owner = getattr(value, "__self__", None)
         source = value if owner is None or isinstance(owner, types.ModuleType) else type(owner)
-        return str(source.__module__) in _UNSTEADY
-    return isinstance(value, Iterator) or type(value).__module__ in ("random", "numpy.random._generator")
+        package, name = str(source.__module__), getattr(value, "__name__", "")
+        tells = package.partition(".")[0] in ("torch", "builtins") and name in _TELLS_SURROUNDINGS
+        return tells or package in (*_UNSTEADY, "sys")
+    kinds = ("random", "numpy.random._generator")
+    return isinstance(value, Iterator | ContextVar) or type(value).__module__ in kinds
 
 
-_UNSTEADY = frozenset({"time", "datetime", "_datetime", "random", "secrets", "uuid"})
+# clocks, sources of random numbers, files, the environment, other threads, the stack of callers
+_UNSTEADY = frozenset({
+    "time", "datetime", "_datetime", "random", "secrets", "uuid", "os", "posix", "nt", "io", "_io", "pathlib", "socket",
+    "subprocess", "threading", "_thread", "multiprocessing", "inspect", "traceback", "gc", "importlib",
+})  # fmt: skip
+# functions of torch and of Python that tell where a call comes from, or read what no name in the code shows
+_TELLS_SURROUNDINGS = frozenset({
+    "is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_cache_enabled", "get_autocast_dtype",
+    "is_inference_mode_enabled", "is_compiling", "is_dynamo_compiling", "is_exporting", "is_fx_tracing",
+    "is_fx_symbolic_tracing", "is_tracing", "is_scripting", "initial_seed", "get_rng_state", "get_num_threads",
+    "eval", "exec", "globals", "locals", "__import__", "input", "id", "open", "breakpoint",
+})  # fmt: skip
 
 
 def cell_contents(function: Any) -> tuple[object, ...]:
@@ -340,33 +431,20 @@ def cell_contents(function: Any) -> tuple[object, ...]:
     return tuple(found)
 
 
-# these methods build, edit, copy or show an object, and are no part of a forward pass
+# these members of classes build, edit, copy or show an object, and are no part of a forward pass
 _ASIDE = frozenset({
     "__init__", "__new__", "__init_subclass__", "__post_init__", "__repr__", "__dir__", "__eq__", "__hash__",
     "__setattr__", "__delattr__", "__setitem__", "__delitem__", "__add__", "__iadd__", "__mul__", "__rmul__",
-    "__imul__",
+    "__imul__", "__doc__", "__module__", "__annotations__", "__constants__", "__parameters__", "__orig_bases__",
+    "__dict__", "__weakref__", "__slotnames__", "__static_attributes__", "__firstlineno__", "__match_args__",
+    "__dataclass_fields__", "__dataclass_params__", "__replace__", "__abstractmethods__", "_abc_impl",
+    "extra_repr", "reset_parameters", "report_to", "reports", "append", "extend", "insert", "pop",
 })  # fmt: skip
 
 
-def may_be_called(kind: type) -> set[str]:
-    """Returns the names on a class that are called without being named in code, as ``__iter__`` is by a loop."""
-    functions = {name for name, value in vars(kind).items() if isinstance(value, types.FunctionType)}
-    return {name for name in functions if name.startswith("__")} - _ASIDE
-
-
-def methods_called(kind: type) -> set[str]:
-    """Returns the names on a module's class that its forward pass may read, directly or through other methods."""
-    members = {name: value for base in reversed(kind.__mro__) for name, value in base.__dict__.items()}
-    found: set[str] = set()
-    open_names = {"forward", "__call__", "__getattr__"} & members.keys()
-    for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:  # Python calls these without naming them
-        open_names |= may_be_called(base)
-    while open_names:
-        name = open_names.pop()
-        found.add(name)
-        value = members[name]
-        function = getattr(value, "__func__", getattr(value, "fget", value))
-        code = getattr(function, "__code__", None)
-        if code is not None and members[name] not in (nn.Module.__call__, nn.Module.__getattr__):
-            open_names |= ({called for _, called in _instructions(code)} & members.keys()) - found
-    return found
+def _may_be_called(name: str, value: object) -> bool:
+    """Returns whether forward may read a member of a class without naming it, as a loop calls ``__iter__``."""
+    function = getattr(value, "__func__", getattr(value, "fget", value))
+    if name.startswith("__"):
+        return isinstance(function, types.FunctionType) and name not in _ASIDE
+    return name == "forward" or not isinstance(function, types.FunctionType)

@@ -20,8 +20,8 @@ from .graph import (
     operation_name,
     reads_sizes,
 )
-from .identity import training_mode
 from .inplace import MemoryInterpreter, may_overwrite, overwrites_shared_memory, tensors_in, versions
+from .modes import training_mode
 from .registry import takes_batch_size
 from .values import UNKNOWN, BatchNumber, Constant, Unbounded, counts_examples
 
@@ -175,7 +175,7 @@ def _shape_of(node: fx.Node, first: Any, second: Any) -> Any:
             return MIXED
         parts = [_shape_of(node, a, b) for a, b in zip(first, second, strict=True)]
         return MIXED if MIXED in parts else parts
-    return number_of(node, (first, second), PROBE_BATCHES, _known)
+    return _number_of(node, first, second)
 
 
 def _known(node: fx.Node) -> Any:
@@ -188,10 +188,10 @@ def _known(node: fx.Node) -> Any:
     return UNKNOWN if depends_on_example(node) else None
 
 
-def at_batch(value: object, batch: int) -> object:
+def _at_batch(value: object, batch: int) -> object:
     """Returns the value as forward sees it at this batch size."""
     if isinstance(value, tuple | list):
-        return tuple(at_batch(v, batch) for v in value)
+        return tuple(_at_batch(v, batch) for v in value)
     return value.at(batch) if isinstance(value, BatchNumber) else value
 
 
@@ -228,25 +228,21 @@ class Sized:
     ndimension = dim
 
 
-def number_of(node: fx.Node, found: tuple[Any, Any], batches: tuple[int, int], value_of: Callable[..., Any]) -> Number:
+def _number_of(node: fx.Node, first: Any, second: Any) -> Number:
     """Returns the number that a node computes, with the batch size in it as a :class:`BatchNumber`.
 
-    Args:
-        node: The node, which computes no tensor.
-        found: Its results at two batch sizes.
-        batches: The two batch sizes.
-        value_of: Returns a node's number, a :class:`Sized` for a tensor made from the input, or None for other tensors.
+    ``first`` and ``second`` are what it computed at two batch sizes; a number that does not agree with both is unknown.
     """
-    args = fx.node.map_arg((node.args, node.kwargs), value_of)
+    args = fx.node.map_arg((node.args, node.kwargs), _known)
     if not _made_from_batch(args):
-        return Number(found[0] if found[0] == found[1] and reads_sizes(node) else UNKNOWN)
+        return Number(first if first == second and reads_sizes(node) else UNKNOWN)
     if node.target is getattr and node.args[1] in ("dtype", "device"):
-        return Number(found[0])
+        return Number(first)
     try:
         value = _evaluate(node, *args) if reads_sizes(node) else UNKNOWN
     except (TypeError, AttributeError, LookupError, ArithmeticError, ValueError):
         value = UNKNOWN
-    agrees = all(at_batch(value, batch) == was for batch, was in zip(batches, found, strict=True))
+    agrees = tuple(_at_batch(value, batch) for batch in PROBE_BATCHES) == (first, second)
     return Number(value if agrees else UNKNOWN)
 
 
@@ -272,6 +268,57 @@ def _evaluate(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if node.target not in ARITHMETIC or any(isinstance(a, Sized) for a in args):
         return UNKNOWN
     return node.target(*args, **kwargs)
+
+
+class Hides(Exception):
+    """Raised if a forward pass does what the graph would not show."""
+
+
+class OfBatch:
+    """A number made from the batch size, which forward may compute with and pass on, and may not compare."""
+
+    public: Any  # the same number without these restrictions
+
+
+def _refuses(self: Any, *_: Any) -> Any:
+    raise Hides("its forward makes a decision by the size of the batch, which is private")
+
+
+def _of_batch(value: Any) -> Any:
+    """Returns the number as one that is made from the batch size."""
+    kind = {int: _IntegerOfBatch, float: _FloatOfBatch}.get(type(value))
+    if kind is None:
+        return value
+    made: Any = kind(value)
+    made.public = value
+    return made
+
+
+def _computes(name: str, kind: type) -> Callable[..., Any]:
+    def method(self: Any, *others: Any) -> Any:
+        return _of_batch(getattr(kind, name)(self, *(getattr(other, "public", other) for other in others)))
+
+    return method
+
+
+def _restricted(kind: type) -> dict[str, Any]:
+    compared = ("lt", "le", "gt", "ge", "eq", "ne", "bool", "hash", "int", "float", "round", "trunc", "floor", "ceil")
+    computed = ("add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "pos", "abs", "pow")
+    names = [f"__{side}{name}__" for name in computed for side in ("", "r")]
+    return {f"__{name}__": _refuses for name in compared} | {n: _computes(n, kind) for n in names if hasattr(kind, n)}
+
+
+_IntegerOfBatch = type("_IntegerOfBatch", (OfBatch, int), _restricted(int))
+_FloatOfBatch = type("_FloatOfBatch", (OfBatch, float), _restricted(float))
+
+
+def with_batch_marked(func: Any, args: Any, result: Any) -> Any:
+    """Returns a size that was read from a tensor made from the input, with the batch size in it marked."""
+    name = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", "")
+    if isinstance(result, torch.Size) and result:
+        return torch.Size((_of_batch(result[0]), *result[1:]))
+    first = name == "size" and len(args) > 1 and args[1] in (0, -args[0].dim())
+    return _of_batch(result) if first or name in ("numel", "nelement", "nbytes") else result
 
 
 _FROM_WEIGHTS = (
@@ -320,9 +367,11 @@ class Constants:
             return self._attribute(str(node.target))
         args = fx.node.map_arg(node.args, self._value)
         kwargs = fx.node.map_arg(node.kwargs, self._value)
-        if node.op not in ("call_function", "call_method") or _counts_examples((args, kwargs)):
+        members: list[Any] = []
+        fx.node.map_aggregate((args, kwargs), members.append)
+        if node.op not in ("call_function", "call_method") or any(map(counts_examples, members)):
             raise Unbounded(*_FROM_CONSTANTS)
-        parameters = _parameters_in((args, kwargs))
+        parameters = [value for value in members if isinstance(value, nn.Parameter)]
         if parameters and node.target not in ("detach", torch.detach, torch.Tensor.detach, getattr):
             raise Unbounded(*(_FROM_WEIGHTS if any(p.requires_grad for p in parameters) else _FROM_CONSTANTS))
         with torch.enable_grad():
@@ -335,17 +384,3 @@ class Constants:
     def _attribute(self, target: str) -> Any:
         held: Any = self._graph if target.startswith("_tensor_constant") else self._network
         return operator.attrgetter(target)(held)
-
-
-def _counts_examples(values: Any) -> bool:
-    return any(counts_examples(value) for value in _members(values))
-
-
-def _parameters_in(values: Any) -> list[nn.Parameter]:
-    return [v for v in _members(values) if isinstance(v, nn.Parameter)]
-
-
-def _members(values: Any) -> list[Any]:
-    found: list[Any] = []
-    fx.node.map_aggregate(values, found.append)
-    return found

@@ -7,7 +7,7 @@ make, so these are not frozen; nothing changes them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -70,6 +70,7 @@ class Bound:
             root of squares.
         cotangent_cap: Bounds the cotangent that the operation passes on, whatever it receives.
         parts: One output bound for each member of a tuple output.
+        slots: ``lipschitz``, one number for each slot, as the certifier fills it in.
     """
 
     norm: float
@@ -78,27 +79,7 @@ class Bound:
     quadrature: bool = False
     cotangent_cap: float = math.inf
     parts: tuple[float, ...] = ()
-    slots: tuple[float, ...] = field(init=False, repr=False)  # ``lipschitz``, one number for each slot
-
-    def __post_init__(self) -> None:
-        self.slots = self.lipschitz if isinstance(self.lipschitz, tuple) else (self.lipschitz,)
-
-
-def with_margin(bound: Bound, margin: float) -> Bound:
-    """Returns a bound with the margin for rounding of the operation."""
-    slots, uses, parts = bound.slots, bound.uses, bound.parts
-    return Bound(
-        bound.norm * margin,
-        (slots[0] * margin,) if len(slots) == 1 else tuple([s * margin for s in slots]),
-        tuple([ParameterUse(u.parameters, u.gradient_factor * margin) for u in uses]) if uses else (),
-        bound.quadrature,
-        bound.cotangent_cap * margin,
-        tuple([p * margin for p in parts]) if parts else (),
-    )
-
-
-def _nameless(tensor: Tensor) -> str | None:
-    return None
+    slots: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +91,7 @@ class Operation:
     output_shape: tuple[int, ...]  # the shape of one example, or of the first part if the output is a tuple
     norms: NormSource
     output_shapes: tuple[tuple[int, ...], ...] = ()  # the shapes of all parts of a tuple output
-    name_of: Callable[[Tensor], str | None] = _nameless  # returns the model's name of a parameter or buffer
+    names: Mapping[int, str] = field(default_factory=dict)  # the model's names of parameters and buffers, by id
 
     @property
     def output_numel(self) -> int:
@@ -122,7 +103,7 @@ class Operation:
         The norm is stored under the name that the model gives the weight, or under the operation's own name if the
         weight is neither a parameter nor a buffer.
         """
-        return self.norms.operator_norm(self.name_of(weight) or self.name, weight, operator)
+        return self.norms.operator_norm(self.names.get(id(weight), self.name), weight, operator)
 
     def inner_dims(self, dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
         """Returns dimensions counted from the first one after the batch; refuses the batch dimension and an empty list.

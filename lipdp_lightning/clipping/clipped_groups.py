@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, SupportsBytes
 
 from torch import Tensor, nn
 
@@ -30,9 +30,9 @@ class ClippedGroups(Certifier):
         super().__init__(network, *arguments, **options)
         self._plan = plan
 
-    def certify(self, digest: bytes = b"") -> Certificate:
+    def certify(self, state: SupportsBytes = b"") -> Certificate:
         self.follow()
-        self.norms.begin(digest)
+        self.norms.begin(state)
         groups = tuple(self._group(name, members) for name, members in clip_groups(self._model, self._plan.scaling))
         return Certificate((), groups, math.inf, self.input_bound, "")
 

@@ -27,7 +27,7 @@ def settled(method: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     if method == "worst_case":
         return {**chosen, **_NO_CLIPPING, **_NO_RADIUS, "scaling": "worst_case", "projection": "clip"}
     if method == "fix_lip":
-        norm = 1.0 if chosen["max_norm"] is None else chosen["max_norm"]
+        norm = 1.0 if chosen["max_norm"] in (None, "auto") else chosen["max_norm"]
         fixed = {"scaling": "worst_case", "projection": "fixed", "max_norm": norm}
         return {**chosen, **_NO_CLIPPING, **_NO_RADIUS, **fixed}
     if method == "nonprivate":

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the table or the JSON; returns 0 if the question was answered, and 2 with the reason on stderr
     otherwise.
     """
-    from lipdp_lightning.accounting.budget_question import compute_budget, format_table
+    from lipdp_lightning.commands.budget_question import compute_budget, format_table
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

@@ -11,6 +11,8 @@ from typing import Any
 from ..audit.certificate_table import certificate_content, certificate_table
 from ..audit.ratios import AttackReport
 from ..experiment.experiment import parse_experiment
+from ..forecast import Forecast, forecast, read_public_rows
+from ..forecast.forecasts import signal_columns
 from ..report.show import show
 from ..report.tables import certificate_table as group_table
 from .option_parser import OptionParser
@@ -28,6 +30,12 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--attack", type=int, default=0, metavar="N", help="maximise the ratios from N starting points")
     parser.add_argument("--attack-steps", type=int, default=40, help="gradient ascent steps of the attack (default 40)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the attack (default 0)")
+    parser.add_argument(
+        "--forecast", action="store_true", help="say whether the run is expected to learn, from made-up rows"
+    )
+    parser.add_argument(
+        "--public-inputs", metavar="FILE.npz", help="make the forecast from the public rows x and y of this file"
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     own, rest = parser.parse_known_args(list(arguments))
     if own.attack < 0 or own.attack_steps < 0:
@@ -36,6 +44,8 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         raise ValueError(f"--attack and --attack-steps must not be above {MOST_STARTS}. HINT: --attack 24")
     if not 0 <= own.seed < 2**63:
         raise ValueError(f"--seed {own.seed} is not in [0, 2^63). HINT: --seed 0")
+    if own.public_inputs is not None and not own.forecast:
+        raise ValueError("--public-inputs belongs to --forecast. HINT: --forecast --public-inputs FILE.npz")
     return own, ["--config", own.config, *rest]
 
 
@@ -43,15 +53,30 @@ def main(arguments: Sequence[str]) -> int:
     """Returns 0, or 1 if the attack found a ratio above 1."""
     own, rest = _split(arguments)
     experiment = parse_experiment(rest, None, "off")
+    found = _forecast(experiment, own.public_inputs) if own.forecast else None  # it needs the network as it was made
     rows, certificate, loss = _certificate(experiment)
+    rows = [row | signal_columns(found, row["name"]) for row in rows]
     report = _attack(experiment, loss, own) if own.attack else None
     if own.json:
         content = {"groups": rows, **certificate_content(certificate, report)}
+        if found is not None:
+            content["forecast"] = found.as_dict()
         sys.stdout.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
     else:
         groups = group_table(rows, title="Parameter groups: noise of the first step")
-        show(f"{groups}\n\n{certificate_table(certificate, report)}\n")
+        lines = [f"scaling: {experiment.plan.scaling}, {why}"] if (why := experiment.scaling_reason) else []
+        lines += [f"forecast: {found.verdict()}"] if found is not None else []
+        facts = "".join(f"{line}\n\n" for line in lines)
+        show(f"{groups}\n\n{facts}{certificate_table(certificate, report)}\n")
     return 1 if report is not None and report.violations() else 0
+
+
+def _forecast(experiment: Any, public_inputs: str | None) -> Forecast:
+    module, plan, data = experiment.model, experiment.plan, experiment.datamodule
+    inputs = None
+    if public_inputs is not None:
+        inputs = read_public_rows(public_inputs, tuple(data.input_shape), module.task, data.num_outputs)
+    return forecast(module, plan, data, inputs)
 
 
 def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:

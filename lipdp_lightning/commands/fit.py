@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ..bound_text import upper_text
 from ..experiment.held_out import held_out_metrics
+from ..report.majority import Majority
 from ..report.show import show
 from ..slurm import environment as slurm
 from ..slurm.signals import ignore, listen
@@ -32,7 +33,9 @@ _HELP = f"""usage: {_OWN}
 --run_dir DIR   a new or empty directory, or that of an unfinished run to continue
 --wandb MODE    auto (default): offline unless WANDB_API_KEY is set
 
-Options of the experiment: groups model, data, privacy, optimizer, lr_scheduler and trainer.
+--help-all      the options of Lightning's trainer, too
+
+Options of the experiment: groups privacy, model, data, optimizer, lr_scheduler and trainer.
 
 """
 
@@ -82,9 +85,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     own, rest = split(arguments)
-    if "-h" in rest or "--help" in rest:
-        sys.stdout.write(_HELP)
-    elif not any(a.split("=")[0] in ("--config", "-c", "--print_config") for a in rest):
+    if asked := {"-h", "--help", "--help-all"} & set(rest):
+        from .fit_help import fit_help
+
+        sys.stdout.write(_HELP + fit_help("--help-all" in asked))
+        return 0
+    asked_for = [word.split("=")[0] for word in rest]
+    if not any(word in ("--config", "-c", "--print_config") or word.endswith(".help") for word in asked_for):
         raise ValueError("no --config was given. HINT: lipdp fit --config configs/quickstart.yaml")
     from ..experiment.experiment import parse_experiment
     from ..experiment.quiet import quiet
@@ -185,8 +192,13 @@ def _finish(experiment: Experiment, metrics: dict[str, float], run_dir: Path) ->
     if averaging is not None and averaging.average.exists:
         show(f"{'weights':<22}averaged: {averaging.average}\n")
     for name, value in metrics.items():
-        if name.removesuffix(_LAST).endswith(("accuracy", "mae")):
-            show(f"{name:<21} {value:.4f}\n")
+        if name.removesuffix(_LAST).endswith(("/accuracy", "/mae")):
+            majority = Majority.of(metrics, name)
+            show(f"{name:<21} {value:.4f}" + (f"  ({majority.beside()})\n" if majority else "\n"))
+            if majority is not None and not majority.is_beaten:
+                show(f"{'caution':<22}{majority.caution()}\n")
+    if not metrics:
+        show(f"{'metric':<22}none: {type(experiment.datamodule).__name__} has no held-out rows\n")
     if facts.certified:
         relation = f"at delta {upper_text(plan.delta)}, {plan.adjacency}"
         show(f"{'epsilon':<22}{upper_text(facts.epsilon, 5)}  {relation}\n")

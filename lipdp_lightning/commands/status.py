@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from ..alive import is_alive
 from ..bound_text import upper_text
 from ..files import read_bytes, read_json
-from ..report.formats import is_number
+from ..report.formats import finite, is_number
+from ..report.majority import Majority
 from ..report.show import show
-from ..run_names import FORMAT, LEDGER_FILE, PLAN_FILE, REPORT_FILE, RUN_FILE, STEPS_FILE
+from ..run_names import FORMAT, LEDGER_FILE, PLAN_FILE, PROGRESS_FILE, REPORT_FILE, RUN_FILE, STEPS_FILE
+
+SILENT = 900.0  # seconds without a sign of life, after which a run on another machine does not count as running
+_COSTS = ("epsilon", "so far", "delta")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,17 +40,20 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from ..report.tables import render_table
 
-    headers = ("run", "state", "step", "planned", "epsilon", "delta", "metric", "value")
-    right = [False, False, True, True, True, True, False, True]
+    headers = ("run", "state", "step", "planned", "epsilon", "so far", "delta", "metric", "value", "majority", "AUROC")
+    right = [header not in ("run", "state", "metric") for header in headers]
     cells = [tuple(_cell(row, header) for header in headers) for row in rows]
     show(render_table(headers, cells, right=right) + "\n")
+    for row in rows:
+        if row["caution"] is not None:
+            show(f"{row['run']}: {row['caution']}\n")
     return 0
 
 
 def _cell(row: dict[str, Any], header: str) -> Any:
     """Rounds the cost up, since an epsilon or a delta must not be printed smaller than it is."""
     value = row[header]
-    return upper_text(value) if header in ("epsilon", "delta") and is_number(value) else value
+    return upper_text(value) if header in _COSTS and is_number(value) else value
 
 
 def run_directories(folder: Path) -> list[Path]:
@@ -62,23 +70,47 @@ def describe(directory: Path) -> dict[str, Any]:
     """Returns the row of one run; files that are missing or cannot be read leave their columns empty."""
     record, plan = _read(directory / RUN_FILE), _read(directory / PLAN_FILE)
     report, ledger = _read(directory / REPORT_FILE), _read(directory / LEDGER_FILE)
+    progress = _read(directory / PROGRESS_FILE)
     state = _state(directory, record)
     branches = ledger.get("branches")
     ends = [b.get("reached") for b in branches if isinstance(b, dict)] if isinstance(branches, list) else []
     reached = max((end for end in ends if _is_count(end)), default=None)
+    facts = report
     if state == "running":
-        state, reached = "running or interrupted", _released(directory)
-    name, value = _metric(report)
+        state, reached, facts = _condition(directory, record), _released(directory), progress or report
+    name, value = _metric(facts)
+    majority = Majority.of(facts["metrics"], name) if name is not None else None
     return {
         "run": str(directory),
         "state": state,
         "step": record["steps"] if _is_count(record.get("steps")) else reached,
         "planned": plan["steps"] if _is_count(plan.get("steps")) else None,
-        "epsilon": _finite(report.get("epsilon")),
-        "delta": _finite(plan.get("delta")),
+        "epsilon": finite(facts.get("epsilon")),
+        "so far": finite(facts.get("epsilon_taken")),
+        "delta": finite(plan.get("delta")),
         "metric": name,
         "value": value,
+        "majority": None if majority is None else majority.rate,
+        "balanced accuracy": None if majority is None else majority.balanced_accuracy,
+        "AUROC": None if majority is None else majority.auroc,
+        "seconds": finite(record.get("seconds")),
+        "caution": None if majority is None else majority.caution(),
     }
+
+
+def _condition(directory: Path, record: dict[str, Any]) -> str:
+    """Returns whether a run that has not said how it ended is running."""
+    try:
+        silence = time.time() - (directory / PROGRESS_FILE).stat().st_mtime
+    except OSError:
+        silence = 0.0
+    silent = f"no step for {silence / 3600:.1f} h" if silence > SILENT else ""
+    alive = is_alive(record.get("process"))
+    if alive is False:
+        return "crashed"
+    if alive:
+        return f"running, {silent}" if silent else "running"
+    return silent or "running or interrupted"
 
 
 def _state(directory: Path, record: dict[str, Any]) -> str:
@@ -92,10 +124,6 @@ def _state(directory: Path, record: dict[str, Any]) -> str:
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 1 << 63
-
-
-def _finite(value: Any) -> float | None:
-    return value if type(value) in (int, float) and abs(value) < math.inf else None
 
 
 def _released(directory: Path) -> int | None:
@@ -113,7 +141,7 @@ def _metric(report: dict[str, Any]) -> tuple[str | None, float | None]:
     metrics = report.get("metrics")
     for name in ("test/accuracy", "validation/accuracy", "test/mae", "validation/mae"):
         if isinstance(metrics, dict) and name in metrics:
-            return name, _finite(metrics[name])
+            return name, finite(metrics[name])
     return None, None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
 import re
 import shlex
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..experiment.config_file import check_config_file
-from ..slurm.script import Array, Job, render
+from ..report.show import show
+from ..slurm.script import MOST_RUNS, Array, Job, render
 
 # option -> the variable that sbatch itself reads if the script does not set it
 _SITE_OPTIONS = {
@@ -67,8 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--time", help="time limit of one job; a longer run is requeued until it is finished")
     add(
         "--array",
+        action="append",
+        default=[],
         metavar="KEY=V1,V2,...",
-        help="start one run per value, such as seeds=1,2,3 or epsilon=1,2,4 or any other key",
+        help="start one run per value, such as seeds=1,2,3 or epsilon=1,2,4 or any other key; given several times, "
+        "one run per combination",
     )
     add("--container", metavar="IMAGE", help="run inside this image with apptainer")
     for name in _SITE_OPTIONS:
@@ -80,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="save and requeue this many seconds before the limit (default 120)",
     )
+    add("--anyway", action="store_true", help="submit a run that its forecast does not expect to learn")
     add("--no-check", action="store_true", help="do not check the configuration before queueing it")
     add("--dry-run", action="store_true", help="print the script and submit nothing")
     return parser
@@ -91,9 +97,11 @@ def main(arguments: Sequence[str]) -> int:
     own, extra = _parser().parse_args(words[:cut]), tuple(words[cut + 1 :])
     job = job_from(own, extra, os.environ)
     if not own.no_check:
-        _check(job)
+        _check(job, own.anyway)
     shown = words[:cut] if own.run_dir is not None else [*words[:cut], "--run_dir", job.run_dir]
-    header = shlex.join(["lipdp", "submit", *(w for w in shown if w not in ("--dry-run", "--no-check")), *words[cut:]])
+    header = shlex.join(
+        ["lipdp", "submit", *(w for w in shown if w not in ("--dry-run", "--no-check", "--anyway")), *words[cut:]]
+    )
     script = render(job, header)
     if own.dry_run:
         sys.stdout.write(script)
@@ -104,8 +112,9 @@ def main(arguments: Sequence[str]) -> int:
 def job_from(own: argparse.Namespace, extra: tuple[str, ...], environment: Mapping[str, str]) -> Job:
     """Returns the job that the options, the environment, the site file and the configuration describe together."""
     site = _site(own.site or environment.get("LIPDP_SITE"))
-    trainer = _trainer(own.config, extra)
-    nodes, tasks = _layout(own, trainer)
+    given = _trainer_options(extra)
+    trainer = _trainer(own.config) | given
+    nodes, tasks = _layout(own, trainer, given)
     on_gpus = str(trainer.get("accelerator", "auto")) in ("gpu", "cuda") or bool(own.gpus_per_node)
     gpus = own.gpus_per_node if own.gpus_per_node is not None else tasks if on_gpus else 0
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -123,13 +132,13 @@ def job_from(own: argparse.Namespace, extra: tuple[str, ...], environment: Mappi
         cpus_per_task=_first(own.cpus_per_task, site.get("cpus_per_task"), 4 if gpus else 1),
         time=_first(own.time, environment.get("SBATCH_TIMELIMIT"), site.get("time")),
         signal_before=_first(own.signal_before, site.get("signal_before"), 120),
-        array=None if own.array is None else Array.parse(own.array),
+        arrays=tuple(map(Array.parse, own.array)),
         container=own.container,
         container_command=site.get("container_command", Job.container_command),
         options=(*options, *site.get("options", [])),
         setup=tuple(site.get("setup", [])),
         command=site.get("command") or _command(own.container is not None),
-        extra=(*extra, *_devices(trainer, nodes, tasks)),
+        extra=(*extra, *_devices(trainer, nodes, tasks, bool(own.gpus_per_node))),
     )
     return _sane(job).checked()
 
@@ -164,8 +173,15 @@ def _sane(job: Job) -> Job:
     own = [w for w in job.extra if w.split("=")[0] in ("--config", "-c", "--run_dir", "--run-dir")]
     if own:
         problems.append(f"{own[0]} belongs before the --, to lipdp submit.")
-    if job.array is not None and any(w.split("=")[0] == f"--{job.array.key}" for w in job.extra):
-        problems.append(f"--{job.array.key} is given twice, by --array and after the --.")
+    keys = [array.key for array in job.arrays]
+    for key in dict.fromkeys(keys):
+        if keys.count(key) > 1:
+            problems.append(f"--array names {key} twice; its values belong into one list.")
+        if any(w.split("=")[0] == f"--{key}" for w in job.extra):
+            problems.append(f"--{key} is given twice, by --array and after the --.")
+    runs = math.prod(len(array.values) for array in job.arrays)
+    if runs > MOST_RUNS:
+        problems.append(f"--array makes {runs} runs, and a job has at most {MOST_RUNS}.")
     if problems:
         raise ValueError(f"{' '.join(problems)} HINT: lipdp submit --help")
     return job
@@ -197,12 +213,17 @@ def _lines(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(line, str) for line in value)
 
 
-def _trainer(config: str, extra: Sequence[str]) -> dict[str, Any]:
-    """Returns the trainer group: the configuration's, overridden by the options after the --."""
+def _trainer(config: str) -> dict[str, Any]:
+    """Returns the trainer group of the configuration."""
+    group = _yaml(config, "configuration").get("trainer") or {}
+    return dict(group) if isinstance(group, dict) else {}
+
+
+def _trainer_options(extra: Sequence[str]) -> dict[str, Any]:
+    """Returns the keys of the trainer group that are given after the --."""
     import yaml
 
-    group = _yaml(config, "configuration").get("trainer") or {}
-    found = dict(group) if isinstance(group, dict) else {}
+    found: dict[str, Any] = {}
     words = list(extra)
     for i, word in enumerate(words):
         if word.startswith("--trainer."):
@@ -215,55 +236,87 @@ def _trainer(config: str, extra: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _layout(own: argparse.Namespace, trainer: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the number of nodes and of tasks per node; each device has one task."""
-    devices, configured_nodes = trainer.get("devices", "auto"), trainer.get("num_nodes")
-    if isinstance(devices, list):
-        devices = len(devices)
-    configured = int(devices) if str(devices).isdigit() else None
+def _layout(own: argparse.Namespace, trainer: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the number of nodes and of tasks per node; each device has one task.
+
+    Options of this command override the configuration, and contradict what is given after the --.
+    """
+    configured = _count(trainer.get("devices", "auto"))
     tasks = _first(own.ntasks_per_node, own.gpus_per_node or None, configured)
-    nodes = _first(own.nodes, configured_nodes, 1)
+    nodes = _first(own.nodes, trainer.get("num_nodes"), 1)
     problems = []
     if tasks is None:
         problems.append(
-            f"trainer.devices is {devices!r}, so the number of tasks is not known. HINT: --ntasks-per-node."
+            f"trainer.devices is {trainer.get('devices', 'auto')!r}, so the number of tasks is not known. "
+            "HINT: --ntasks-per-node."
         )
-    elif configured is not None and tasks != configured:
+    asked_for = (("devices", _count(given.get("devices")), tasks), ("num_nodes", given.get("num_nodes"), nodes))
+    for key, asked, chosen in asked_for:
+        if asked is not None and tasks is not None and asked != chosen:
+            problems.append(
+                f"--trainer.{key}={asked} after the -- contradicts the job's {chosen}; each device needs one task. "
+                "HINT: leave it out; --nodes and --gpus-per-node set it."
+            )
+    if own.gpus_per_node and str(given.get("accelerator", "gpu")) not in ("auto", "gpu", "cuda"):
         problems.append(
-            f"the configuration has trainer.devices={configured}, and the job would have {tasks} tasks per node; each "
-            f"device needs one task. HINT: -- --trainer.devices={tasks}, or --ntasks-per-node={configured}."
-        )
-    if configured_nodes is not None and configured_nodes != nodes:
-        problems.append(
-            f"the configuration has trainer.num_nodes={configured_nodes}, and the job would have {nodes} nodes. "
-            f"HINT: -- --trainer.num_nodes={nodes}, or --nodes={configured_nodes}."
+            f"--gpus-per-node {own.gpus_per_node} trains on GPUs, and --trainer.accelerator={given['accelerator']} "
+            "after the -- does not. HINT: leave one of them out."
         )
     if problems:
         raise ValueError(" ".join(problems))
     return nodes, tasks
 
 
-def _devices(trainer: Mapping[str, Any], nodes: int, tasks: int) -> list[str]:
-    """Returns the options that the configuration leaves open; what it sets is not repeated, so that a run can be
-    resumed.
+def _count(devices: Any) -> int | None:
+    """Returns the number of devices, or None if it is not said."""
+    if isinstance(devices, list):
+        return len(devices)
+    return int(devices) if str(devices).isdigit() else None
+
+
+def _devices(trainer: Mapping[str, Any], nodes: int, tasks: int, gpus: bool) -> list[str]:
+    """Returns the options in which the job differs from the configuration; what agrees with it is not repeated."""
+    told = []
+    if gpus and str(trainer.get("accelerator", "auto")) not in ("auto", "gpu", "cuda"):
+        told.append("--trainer.accelerator=gpu")
+    if _count(trainer.get("devices", "auto")) != tasks:
+        told.append(f"--trainer.devices={tasks}")
+    if trainer.get("num_nodes") != nodes:
+        told.append(f"--trainer.num_nodes={nodes}")
+    return told
+
+
+def _check(job: Job, anyway: bool) -> None:
+    """Finds errors in the plan, the model and the run directory now, and runs that would not learn.
+
+    Raises:
+        ValueError: If a job would fail, or is not expected to learn and was not asked for anyway.
     """
-    told = [] if trainer.get("devices", "auto") not in ("auto", -1, "-1") else [f"--trainer.devices={tasks}"]
-    return told if trainer.get("num_nodes") is not None else [*told, f"--trainer.num_nodes={nodes}"]
-
-
-def _check(job: Job) -> None:
-    """Finds errors in the plan, the model and the run directory now, not after hours in the queue."""
     from ..experiment.experiment import parse_experiment
     from ..training.run_directory import RunDirectory
     from .fit import split
 
     runs = job.runs()
-    others = runs[1:][-1:]  # an array is checked by its first and its last run
+    others = runs[1:][-1:]  # arrays are checked by their first and their last run
     for directory, arguments in (runs[0], *others):
         _, rest = split(arguments)
         here = ("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=1")
         experiment = parse_experiment([*rest, *here], None, "off")
         RunDirectory(directory).check(experiment.plan.digest().hex())
+        _show_forecast(experiment, anyway)
+
+
+def _show_forecast(experiment: Any, anyway: bool) -> None:
+    from ..forecast import NoForecast, forecast
+
+    try:
+        found = forecast(experiment.model, experiment.plan, experiment.datamodule)
+    except NoForecast as error:
+        show(f"forecast: {error}\n", sys.stderr)
+        return
+    if not (found.learns or anyway):
+        raise ValueError(f"{found.verdict()} Or submit it with --anyway.")
+    show(f"forecast: {found.verdict()}\n", sys.stderr)
 
 
 def _submit(job: Job, script: str) -> int:

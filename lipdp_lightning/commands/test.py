@@ -6,9 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .option_parser import OptionParser
+
+if TYPE_CHECKING:
+    from ..experiment.experiment import Experiment
+    from ..training.run_directory import RunDirectory
 
 
 def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -37,23 +41,17 @@ def main(arguments: Sequence[str]) -> int:
     own, rest = _split(arguments)
     from ..experiment.experiment import parse_experiment
     from ..experiment.quiet import quiet
+    from ..report.majority import Majority
     from ..report.show import show
     from ..report.words import SOURCES
-    from ..training.run_directory import RunDirectory
-    from .foreign_code import check_named_code
 
-    directory = RunDirectory(own.run_dir)
-    record = directory.require()
-    if not directory.checkpoint.exists():
-        raise ValueError(f"the run in {own.run_dir} has no checkpoint yet. HINT: lipdp fit with the same --run_dir.")
-    config = directory.configuration()
-    if not (own.trust_config or directory.made_here()):
-        check_named_code(config, directory.config)
+    directory, config = stored_configuration(own.run_dir, own.trust_config)
     with quiet():
         experiment = parse_experiment(["--config", config, *rest], None, "off")
         step, metrics, weights = _evaluate(experiment, directory, own.output)
+    status = directory.require()["status"]
     content = {
-        "run_dir": str(directory.path), "status": record["status"], "step": step, "weights": weights,
+        "run_dir": str(directory.path), "status": status, "step": step, "weights": weights,
         "metrics": metrics, "temperature": experiment.model.output_temperature,
     }  # fmt: skip
     if own.json:
@@ -61,11 +59,47 @@ def main(arguments: Sequence[str]) -> int:
     else:
         width = max(22, *(len(name) + 2 for name in metrics))
         show("".join(f"{name:<{width}}{value:.4f}\n" for name, value in metrics.items()))
-        show(f"{'step':<22}{step}  ({record['status']})\n{'weights':<22}{weights}\n")
+        show(f"{'step':<22}{step}  ({status})\n{'weights':<22}{weights}\n")
         if experiment.model.output_temperature != 1.0:
             show(f"{'temperature':<22}{experiment.model.output_temperature:.4f}\n")
         show(f"{'computed on':<22}{SOURCES['validation']}\n")
+        for name in metrics:
+            majority = Majority.of(metrics, name)
+            if majority is not None and not majority.is_beaten:
+                show(f"{'caution':<22}{majority.caution()}\n")
     return 0
+
+
+def stored_configuration(run_dir: str, trust_config: bool) -> tuple[RunDirectory, str]:
+    """Returns a run's directory and the text of its configuration, unless that names code which is not trusted."""
+    from ..experiment.foreign_code import check_named_code
+    from ..training.run_directory import RunDirectory
+
+    directory = RunDirectory(run_dir)
+    directory.require()
+    if not directory.checkpoint.exists():
+        raise ValueError(f"the run in {run_dir} has no checkpoint yet. HINT: lipdp fit with the same --run_dir.")
+    config = directory.configuration()
+    if not (trust_config or directory.made_here()):
+        check_named_code(config, directory.config)
+    return directory, config
+
+
+def prepared(experiment: Experiment, directory: RunDirectory) -> tuple[int, str]:
+    """Gives an experiment the weights, statistics and temperature of a run; returns its step and kind of weights."""
+    from ..training.averaging import evaluated_state
+    from ..training.checkpoint_files import read_checkpoint
+    from ..training.checkpoints import check_fits, restore_statistics
+    from ..training.predictions import read_temperature
+
+    module = experiment.model
+    checkpoint = read_checkpoint(directory.checkpoint)
+    check_fits(checkpoint, module)
+    state, weights = evaluated_state(checkpoint)
+    module.load_state_dict(state)
+    restore_statistics(checkpoint, experiment.datamodule)
+    module.output_temperature = float((read_temperature(directory.path) or {}).get("temperature", 1.0))
+    return int(checkpoint["global_step"]), weights
 
 
 def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int, dict[str, float], str]:
@@ -73,18 +107,9 @@ def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int,
 
     from ..callbacks import CalibrationMetrics
     from ..experiment.held_out import held_out_metrics
-    from ..training.averaging import evaluated_state
-    from ..training.checkpoint_files import read_checkpoint
-    from ..training.checkpoints import check_fits, restore_statistics
-    from ..training.predictions import read_temperature
 
     module, data = experiment.model, experiment.datamodule
-    checkpoint = read_checkpoint(directory.checkpoint)
-    check_fits(checkpoint, module)
-    state, weights = evaluated_state(checkpoint)
-    module.load_state_dict(state)
-    restore_statistics(checkpoint, data)
-    module.output_temperature = float((read_temperature(directory.path) or {}).get("temperature", 1.0))
+    step, weights = prepared(experiment, directory)
     watching = [c for c in experiment.trainer.callbacks if isinstance(c, CalibrationMetrics)]
     if output is not None and not watching:
         raise ValueError(
@@ -104,4 +129,4 @@ def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int,
             f"{type(data).__name__} has no held-out rows. "
             "HINT: --data.init_args.validation_fraction 0.1 holds some out, in training too."
         )
-    return int(checkpoint["global_step"]), metrics, weights
+    return step, metrics, weights

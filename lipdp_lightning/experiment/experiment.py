@@ -24,8 +24,9 @@ from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
 from ..schedules import PlannedSchedule
-from ..training.checkpoint_files import read_checkpoint
+from ..training.automatic_scaling import settle
 from ..training.checkpoints import check_fits
+from ..training.claim import claim_run
 from ..training.model_checks import optimizers_of
 from ..training.module import PrivateModule
 from ..training.run_directory import RunDirectory
@@ -63,6 +64,7 @@ class Experiment(LightningCLI):
     """The groups model, data, privacy, optimizer, lr_scheduler and trainer, and the objects derived from them."""
 
     plan: PrivacyPlan
+    scaling_reason: str
 
     def __init__(self, arguments: Sequence[str], directory: RunDirectory | None, wandb: str = "auto") -> None:
         self._directory, self._wandb = directory, wandb
@@ -124,13 +126,20 @@ class Experiment(LightningCLI):
         self._make_optimizer()
         if self.datamodule.dataset_size < 1:
             self.datamodule.setup()  # raises and names the declaration that is wrong
-        self.plan = self.make_plan()
+        self.plan, self.scaling_reason = self._settled(self.make_plan())
         self.trainer = self.instantiate_trainer()
 
     def make_plan(self) -> PrivacyPlan:
         """Returns the plan of the configuration, for the N that the data module declares."""
         data = self.datamodule
         return self.settings.plan(data.dataset_size, self.model.input_bound, data.preliminary)
+
+    def _settled(self, plan: PrivacyPlan) -> tuple[PrivacyPlan, str]:
+        """Returns the plan with its scaling, and the reason; a network without a certificate is refused in set-up."""
+        try:
+            return settle(plan, self.model, self.datamodule)
+        except ValueError:
+            return plan, ""
 
     def _make_optimizer(self) -> None:
         try:
@@ -172,6 +181,7 @@ class Experiment(LightningCLI):
             record=None if folder is None else StepRecord(folder.steps),
             statistics=None if folder is None else Statistics(folder.statistics),
             deterministic=self.settings.deterministic, public_context=self.resolved().encode(),
+            scaling_reason=self.scaling_reason,
         )  # fmt: skip
         return strategy
 
@@ -223,7 +233,9 @@ class Experiment(LightningCLI):
 
         loggers: list[Any] = [RunCSVLogger(self._directory.path)]
         if self._wandb != "off":
-            loggers.append(wandb_logger(self._directory.path, self._directory.id, self._wandb))
+            tags = [type(self.model.network).__name__, type(self.datamodule).__name__, self.plan.scaling]
+            tags.append("certified" if self.plan.certified else "not private")
+            loggers.append(wandb_logger(self._directory.path, self._directory.id, self._wandb, tags))
         return loggers
 
     def callback(self, kind: type[Any]) -> Any:
@@ -231,26 +243,20 @@ class Experiment(LightningCLI):
         return next(c for c in self.trainer.callbacks if isinstance(c, kind))  # type: ignore[attr-defined]
 
     def claim(self) -> str | None:
-        """Checks everything, then takes the run directory; returns the checkpoint to continue from, if there is one.
-
-        Nothing has been written before this point, so that a refused run leaves nothing behind.
-        """
+        """Checks everything, then takes the run directory; returns the checkpoint to continue from, if there is one."""
         assert self._directory is not None
-        digest = self.plan.digest().hex()
-        # rank 0 may be about to write it, so the others look at complete records only
-        known = self.trainer.is_global_zero or self._directory.record() is not None
-        unfinished = known and self._directory.check(digest)
+        checkpoint = claim_run(
+            self._directory, self.plan, self.trainer.is_global_zero, self._check,
+            lambda saved: check_fits(saved, self.model, optimizers_of(self.model)[0]), self.resolved(),
+        )  # fmt: skip
+        return None if checkpoint is None else str(checkpoint)
+
+    def _check(self) -> None:
         strategy = self.trainer.strategy
         assert isinstance(strategy, PrivateStrategy)
         strategy.check(self.trainer, self.model, self.datamodule)
         if self.plan.certified:
             strategy.spending.guarantee()  # raises where no accountant has a bound
-        checkpoint = self._directory.checkpoint if unfinished and self._directory.checkpoint.exists() else None
-        if checkpoint is not None:
-            check_fits(read_checkpoint(checkpoint), self.model, optimizers_of(self.model)[0])
-        if self.trainer.is_global_zero:
-            self._directory.claim(digest, self.plan.to_dict(), self.resolved())
-        return None if checkpoint is None else str(checkpoint)
 
     def release(self) -> None:
         """Releases the run directory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
 
 from ..files import naming
+from ..report.formats import clean_text
+
+MOST_LETTERS = 64  # of a tag of W&B
 
 
 class _KeepingWriter(ExperimentWriter):
@@ -47,19 +51,26 @@ class RunCSVLogger(CSVLogger):
 assert issubclass(_KeepingWriter, _ExperimentWriter)
 
 
-def wandb_logger(directory: Path, run_id: str, mode: str) -> Any:
+def wandb_logger(directory: Path, run_id: str, mode: str, tags: Sequence[str] = ()) -> Any:
     """Returns a logger that is offline unless a key is set or online is asked for; a continued run keeps its id.
 
-    Checkpoints are not uploaded, because they hold the run's secret.
+    The runs of a folder, such as those of an array, are a group, and each has the folder's name in its own; wandb's
+    variables WANDB_RUN_GROUP, WANDB_JOB_TYPE and WANDB_TAGS come first. Checkpoints are not uploaded, because they hold
+    the run's secret.
     """
     from lightning.pytorch.loggers import WandbLogger
 
     os.environ.setdefault("WANDB_SILENT", "true")
     has_key = bool(os.environ.get("WANDB_API_KEY"))
     offline = mode == "offline" or (mode == "auto" and not has_key)
+    place = Path(os.path.abspath(directory))
+    folder = place.parent.name
+    chosen = os.environ.get("WANDB_TAGS")
     logger = WandbLogger(
-        project=os.environ.get("WANDB_PROJECT", "lipdp"), name=directory.name, save_dir=str(directory),
-        offline=offline, id=run_id, resume="allow", log_model=False,
+        project=os.environ.get("WANDB_PROJECT", "lipdp"), save_dir=str(directory), offline=offline, id=run_id,
+        name=place.name if folder in ("", "runs") else f"{folder}/{place.name}", resume="allow", log_model=False,
+        group=os.environ.get("WANDB_RUN_GROUP", folder) or None, job_type=os.environ.get("WANDB_JOB_TYPE", "fit"),
+        tags=[clean_text(tag)[:MOST_LETTERS] for tag in (tags if chosen is None else chosen.split(","))],
     )  # fmt: skip
     logger._wandb_init.pop("anonymous", None)  # wandb warns about it, even when it is None
     return logger

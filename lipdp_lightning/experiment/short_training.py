@@ -256,7 +256,7 @@ def _trained(
 ) -> Result:
     strategy = trainer.strategy
     assert isinstance(strategy, PrivateStrategy) and strategy.plan is not None
-    plan, start = strategy.plan, time.perf_counter()
+    start = time.perf_counter()
 
     def fit_and_test() -> dict[str, float]:
         validation_batches, trainer.limit_val_batches = trainer.limit_val_batches, 0  # none while training
@@ -267,7 +267,7 @@ def _trained(
     with _interruptible():
         metrics, more = _quietly(fit_and_test)
     seconds = time.perf_counter() - start
-    said = tuple(dict.fromkeys([*caught, *more]))
+    said, plan = tuple(dict.fromkeys([*caught, *more])), strategy.plan  # set-up may have settled the scaling
     steps = trainer.global_step
     epsilon = guarantee(plan) + beside_training(trainer)
     return Result(metrics, epsilon, plan.certified, seconds, steps, plan, module, said)

@@ -13,10 +13,10 @@ from .nonlinearities import (
     InstanceNorm,
     LayerNorm,
     MaxMin,
+    Residual,
     ScaledL2Pool2d,
     TemperedSigmoid,
 )
-from .residual import Residual
 from .scaled import ScaledConv1d, ScaledConv2d, ScaledLayer, ScaledLinear
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..bounds.graph import CertificationError, Problem, trace, unsupported
+from ..bounds.graph import CertificationError, Problem, structural_problems
 from .dropout import KeyedDropout
 from .scaled import ScaledConv1d, ScaledConv2d, ScaledLinear
 
@@ -33,7 +33,7 @@ def make_private(model: nn.Module) -> nn.Module:
     Raises:
         CertificationError: If the model cannot be certified; it lists every reason, and the model is left unchanged.
     """
-    problems = _problems(model)
+    problems = structural_problems(model) + _unkeyed_dropouts(model)
     if problems:
         raise CertificationError(problems)
     if type(model) in _SWAPS:
@@ -55,15 +55,6 @@ def _swapped(layer: nn.Module) -> nn.Module:
     return fresh
 
 
-def _problems(model: nn.Module) -> list[Problem]:
-    try:
-        found = unsupported(trace(model))
-    except CertificationError as error:
-        found = list(error.problems)
-        found += _unsupported_modules(model)
-    return found + _unkeyed_dropouts(model)
-
-
 def _unkeyed_dropouts(model: nn.Module) -> list[Problem]:
     """Finds subclasses of Dropout, which are not swapped and would draw their masks by the row in the batch."""
     kinds = (nn.Dropout, KeyedDropout)
@@ -76,15 +67,3 @@ def _unkeyed_dropouts(model: nn.Module) -> list[Problem]:
         for path, module in model.named_modules()
         if isinstance(module, nn.Dropout) and type(module) not in kinds
     ]
-
-
-def _unsupported_modules(model: nn.Module) -> list[Problem]:
-    """Finds modules that can have no rule; this needs no graph, which could not be traced."""
-    from ..bounds.registry import Refusal, module_rule
-
-    problems = []
-    for path, module in model.named_modules():
-        found = module_rule(type(module))
-        if isinstance(found, Refusal):
-            problems.append(Problem(path, f"{type(module).__name__}: {found.reason}", found.hint))
-    return problems

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ..bounds.rules.linear import conv_module, linear_module
 from ..kernels.rows import patch_norms, row_norms
 from ..norms.geometry import coverage, output_size
 from .exact_norms import Contribution
-from .scaled_functions import Keep, scaled_conv, scaled_linear
+from .scaled_functions import Keep, convolve, scaled
 
 GradientScaler = Callable[[Tensor], Tensor | None]
 GradientKeeper = Callable[[Contribution], None]
@@ -53,18 +54,16 @@ class ScaledLayer(nn.Module):
         """Sets the receivers of this layer's norms, gradients and uses; without arguments, there are none."""
         self.gradient_scaler, self.gradient_keeper, self.use_counter = scaler, keeper, counter
 
-    def reports(self) -> tuple[object, ...]:
-        """Returns the receivers that ``report_to`` has set."""
-        return self.gradient_scaler, self.gradient_keeper, self.use_counter
-
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
-        if self.gradient_scaler is None or not torch.is_grad_enabled() or not any(self._trains):
+        scaler, counter = self.gradient_scaler, self.use_counter
+        if scaler is None or not torch.is_grad_enabled() or not any(self._trains):
             return None
         # the scaler holds numbers that change with every step: a graph that contained them would be compiled every time
-        return (_apart if torch.compiler.is_compiling() else _scaled)(self.gradient_scaler, norms)
+        return (_apart if torch.compiler.is_compiling() else _scaled)(scaler, norms, counter)
 
     def _keep(self, options: tuple[Any, ...] | None) -> Keep | None:
-        keeper, counter = self.gradient_keeper, self.use_counter
+        keeper = self.gradient_keeper
+        counter = self.use_counter if self.gradient_scaler is None else None  # a scaler's uses are counted with it
         if (keeper is None and counter is None) or not torch.is_grad_enabled() or not any(trains := self._trains):
             return None
         if counter is not None:
@@ -85,8 +84,16 @@ class ScaledLayer(nn.Module):
         return weight.requires_grad, bias is not None and bias.requires_grad
 
 
+reports_of = attrgetter("gradient_scaler", "gradient_keeper", "use_counter")
+"""Returns the receivers that ``ScaledLayer.report_to`` has set."""
+
+
 @torch.no_grad()
-def _scaled(scaler: GradientScaler, norms: Callable[[], Tensor]) -> Tensor | None:
+def _scaled(
+    scaler: GradientScaler, norms: Callable[[], Tensor], counter: Callable[[], None] | None = None
+) -> Tensor | None:
+    if counter is not None:
+        counter()
     return scaler(norms())
 
 
@@ -113,7 +120,7 @@ class ScaledLinear(ScaledLayer, nn.Linear):
         factor, keep = self._factor(lambda: self.example_norms(input)), self._keep(None)
         if factor is None and keep is None and not under_autocast(input):
             return F.linear(input, self.weight, self.bias)
-        return scaled_linear(input, self.weight, self.bias, factor, keep)
+        return scaled(input, self.weight, self.bias, factor, keep, None)
 
     def example_norms(self, input: Tensor) -> Tensor:
         with_weight, with_bias = self._trains
@@ -148,9 +155,8 @@ class _ScaledConv(ScaledLayer):
         options = (list(layer.stride), list(padding), list(layer.dilation), layer.groups)
         keep = self._keep(options)
         if factor is None and keep is None and not under_autocast(padded):
-            function = F.conv1d if layer.weight.dim() == 3 else F.conv2d
-            return function(padded, layer.weight, layer.bias, *options)
-        return scaled_conv(padded, layer.weight, layer.bias, factor, options, keep)
+            return convolve(padded, layer.weight, layer.bias, options)
+        return scaled(padded, layer.weight, layer.bias, factor, keep, options)
 
     def example_norms(self, input: Tensor) -> Tensor:
         return self._norms_of_padded(*self._padded(input))

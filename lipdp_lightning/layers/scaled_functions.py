@@ -44,7 +44,12 @@ def _weigh(cotangent: Tensor, inputs: Tensor, factor: Tensor | None) -> tuple[Te
     return cotangent, inputs * _rows(factor, inputs)
 
 
-class _Linear(torch.autograd.Function):
+def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...]) -> Tensor:
+    """Returns a convolution over one or two axes; the options are stride, padding, dilation and groups."""
+    return (F.conv1d if weight.dim() == 3 else F.conv2d)(inputs, weight, bias, *options)
+
+
+class _Scaled(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -53,10 +58,11 @@ class _Linear(torch.autograd.Function):
         bias: Tensor | None,
         factor: Tensor | None,
         keep: Keep | None,
+        options: tuple[Any, ...] | None,
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight, factor)
-        ctx.keep = keep
-        return F.linear(inputs, weight, bias)
+        ctx.keep, ctx.options = keep, options
+        return F.linear(inputs, weight, bias) if options is None else convolve(inputs, weight, bias, options)
 
     @staticmethod
     @once_differentiable
@@ -66,12 +72,16 @@ class _Linear(torch.autograd.Function):
         to_input, to_weight, to_bias, *_ = ctx.needs_input_grad
         grad_input = grad_weight = grad_bias = None
         if to_input:
-            grad_input = (cotangent @ weight.to(cotangent.dtype)).to(inputs.dtype)
+            cast = weight.to(cotangent.dtype)
+            linear = ctx.options is None
+            grad_input = cotangent @ cast if linear else _conv_gradient(cotangent, inputs, cast, ctx.options, which=0)
+            grad_input = grad_input.to(inputs.dtype)
         if ctx.keep is not None:
             ctx.keep(inputs, cotangent)
         elif to_weight or to_bias:
-            grad_weight, grad_bias = weighted_gradients(inputs, cotangent, weight, factor, (to_weight, to_bias), None)
-        return grad_input, grad_weight, grad_bias, None, None
+            trains = to_weight, to_bias
+            grad_weight, grad_bias = weighted_gradients(inputs, cotangent, weight, factor, trains, ctx.options)
+        return grad_input, grad_weight, grad_bias, None, None, None
 
 
 def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: int) -> Tensor:
@@ -81,41 +91,6 @@ def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: i
         return left.sum(others)
     per_example = full.sum(others[1:]) if len(others) > 1 else full
     return factor.to(full.dtype) @ per_example
-
-
-class _Conv(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        inputs: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        factor: Tensor | None,
-        keep: Keep | None,
-        options: tuple[Any, ...],
-    ) -> Tensor:
-        ctx.save_for_backward(inputs, weight, factor)
-        ctx.keep, ctx.options = keep, options
-        stride, padding, dilation, groups = options
-        function = F.conv1d if weight.dim() == 3 else F.conv2d
-        return function(inputs, weight, bias, stride, padding, dilation, groups)
-
-    @staticmethod
-    @once_differentiable
-    @_in_full_precision
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight, factor = ctx.saved_tensors
-        to_input, to_weight, to_bias, *_ = ctx.needs_input_grad
-        grad_input = grad_weight = grad_bias = None
-        if to_input:
-            grad_input = _conv_gradient(cotangent, inputs, weight.to(cotangent.dtype), ctx.options, which=0)
-            grad_input = grad_input.to(inputs.dtype)
-        if ctx.keep is not None:
-            ctx.keep(inputs, cotangent)
-        elif to_weight or to_bias:
-            trains = to_weight, to_bias
-            grad_weight, grad_bias = weighted_gradients(inputs, cotangent, weight, factor, trains, ctx.options)
-        return grad_input, grad_weight, grad_bias, None, None, None
 
 
 def weighted_gradients(
@@ -167,28 +142,18 @@ def _conv_gradient(cotangent: Tensor, inputs: Tensor, weight: Tensor, options: t
     return gradients[which]
 
 
-def scaled_linear(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, keep: Keep | None = None
-) -> Tensor:
-    """Returns linear(inputs), and multiplies example i's gradient in (weight, bias) by factor[i].
-
-    Without a factor the gradient is left as it is. With ``keep``, it is handed over instead of being summed.
-    """
-    return _Linear.apply(inputs, weight, bias, factor, keep)
-
-
-def scaled_conv(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, options: tuple[Any, ...],
-    keep: Keep | None = None,
+def scaled(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, keep: Keep | None,
+    options: tuple[Any, ...] | None,
 ) -> Tensor:  # fmt: skip
-    """Returns the convolution with zero padding; its gradient in (weight, bias) is that of ``scaled_linear``.
+    """Returns a linear map or a convolution, and multiplies example i's gradient in (weight, bias) by factor[i].
 
     Args:
         inputs: The layer's inputs.
         weight: Its weight.
         bias: Its bias, or None.
         factor: The factors c_i; None stands for 1.
-        options: Stride, padding, dilation and groups.
-        keep: Receives (input, cotangent) in the backward pass, if given.
+        keep: Receives (input, cotangent) in the backward pass, and no gradient is summed, if given.
+        options: Stride, padding, dilation and groups of a convolution with zero padding; None for a linear map.
     """
-    return _Conv.apply(inputs, weight, bias, factor, keep, options)
+    return _Scaled.apply(inputs, weight, bias, factor, keep, options)

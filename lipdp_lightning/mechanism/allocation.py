@@ -16,15 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 from ..privacy.plan import PrivacyPlan
-from ..privacy.plan_parts import CustomShares, Shares
+from ..privacy.plan_parts import CustomShares, Shares, Unsettled
+from .custom_shares import shares_of
 
 Allocation = Literal["equal", "global", "optimal", "custom"]
 
-_SUM_TOLERANCE = 1e-9
 _RELEASE_TOLERANCE = 1e-12
 
 
@@ -58,6 +57,8 @@ class NoiseBudget:
     def of(cls, plan: PrivacyPlan, views: int = 1) -> NoiseBudget:
         """Returns the budget of one step under a plan; custom weights are scaled to sum to 1."""
         match plan.shares:
+            case Unsettled():
+                raise AssertionError("the plan's scaling is not settled")
             case Shares(rule=rule):
                 return cls(plan.noise_multiplier, rule, plan.expected_batch_size, views)
             case CustomShares(weights=given):
@@ -100,7 +101,6 @@ def allocate(
     allocation: Allocation = "global",
     *,
     weights: Mapping[str, float] | None = None,
-    floor: float = 0.0,
 ) -> dict[str, float]:
     """Returns the noise deviation sigma_k of every group, with squared_release at most 1 / noise_multiplier^2.
 
@@ -112,13 +112,10 @@ def allocate(
 
     Sensitivities must be public: functions of the weights, the plan and the architecture, never of the
     batch. K counts the groups with Delta_k > 0; a group whose Delta_k is 0 cannot move, gets deviation 0,
-    and its custom weight is shared out among the others in proportion. `floor` replaces smaller Delta_k,
-    which only adds noise: a zero-initialised last layer makes every earlier Delta_k zero, so that without a
-    floor K and the noise jump after the first step.
+    and its custom weight is shared out among the others in proportion.
     """
-    weights = _checked(sensitivities, sizes, noise_multiplier, allocation, weights, floor)
-    floored = {name: max(value, floor) for name, value in sensitivities.items()}
-    active = {name: value for name, value in floored.items() if value > 0}
+    weights = _checked(sensitivities, sizes, noise_multiplier, allocation, weights)
+    active = {name: value for name, value in sensitivities.items() if value > 0}
     unit = _UNIT_DEVIATIONS[allocation](active, sizes, weights)
     deviations = {name: noise_multiplier * unit.get(name, 0.0) for name in sensitivities}
     release = squared_release(sensitivities, deviations) * noise_multiplier**2
@@ -132,7 +129,6 @@ def joint_thresholds(
     allocation: Allocation = "global",
     *,
     weights: Mapping[str, float] | None = None,
-    floor: float = 0.0,
 ) -> dict[str, float]:
     """Returns the public thresholds tau_k of the `joint` scaling, whose noise is sigma_k = sigma tau_k.
 
@@ -142,10 +138,9 @@ def joint_thresholds(
 
     for ANY positive public tau_k: the condition holds as a whole, and the allocation only says how the
     noise is shared. From worst-case sensitivities (n_ik at its bound) every c_i is at least 1. A group
-    whose worst case is 0 has threshold 0: leave it out of the sum, or give a floor (needed if thresholds
-    are kept over steps while the l_k move).
+    whose worst case is 0 has threshold 0, and is left out of the sum.
     """
-    return allocate(worst_case, sizes, 1.0, allocation, weights=weights, floor=floor)
+    return allocate(worst_case, sizes, 1.0, allocation, weights=weights)
 
 
 def _equal(active: Mapping[str, float], sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
@@ -177,7 +172,6 @@ def _checked(
     noise_multiplier: float,
     allocation: str,
     weights: Mapping[str, float] | None,
-    floor: float,
 ) -> dict[str, float]:
     """Returns the weight of every group (empty unless custom); raises with every problem of the request at once."""
     problems = []
@@ -186,8 +180,6 @@ def _checked(
             f"noise_multiplier is {noise_multiplier}; without noise nothing is private.\n"
             "  HINT: give a positive noise_multiplier, or an epsilon to derive it from."
         )
-    if not (math.isfinite(floor) and floor >= 0):
-        problems.append(f"the sensitivity floor is {floor}.\n  HINT: a small number >= 0, such as 1e-2.")
     for name, value in sensitivities.items():
         if not (math.isfinite(value) and value >= 0):
             problems.append(
@@ -207,42 +199,8 @@ def _checked(
         )
     shares: dict[str, float] = {}
     if weights is not None:
-        shares, weight_problems = _share_out(list(sensitivities), weights)
+        shares, weight_problems = shares_of(list(sensitivities), weights)
         problems += weight_problems
     if problems:
         raise ValueError("\n".join(problems))
     return shares
-
-
-def _share_out(names: list[str], weights: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
-    """Returns each group's share of the budget, and what is wrong with the weights."""
-    problems = [
-        f"the weight of {pattern!r} is {weight}; a group without a share needs infinite noise.\n"
-        "  HINT: weights are positive numbers that sum to 1."
-        for pattern, weight in weights.items()
-        if not (math.isfinite(weight) and weight > 0)
-    ]
-    total = math.fsum(weights.values())
-    if not problems and abs(total - 1) > _SUM_TOLERANCE:
-        scaled = ", ".join(f"{pattern}: {weight / total:.6g}" for pattern, weight in weights.items())
-        problems.append(
-            f"the weights sum to {total:.12g}, {'more' if total > 1 else 'less'} than the budget.\n"
-            f"  HINT: they must sum to 1; scaled, they read {scaled}."
-        )
-    owner = {name: next((p for p in weights if fnmatchcase(name, p)), None) for name in names}
-    members = {pattern: [name for name in names if owner[name] == pattern] for pattern in weights}
-    listing = ", ".join(names)
-    for pattern in weights:
-        if not members[pattern]:
-            matched = any(fnmatchcase(name, pattern) for name in names)
-            reason = "matches only groups that an earlier pattern takes" if matched else "matches no group"
-            problems.append(f"the pattern {pattern!r} {reason}.\n  HINT: the groups are {listing}.")
-    orphans = [name for name in names if owner[name] is None]
-    if orphans:
-        problems.append(
-            f"no pattern matches {', '.join(orphans)}; a group without a share needs infinite noise.\n"
-            "  HINT: end the weights with '*' and what remains of the budget."
-        )
-    return {
-        name: weights[pattern] / len(members[pattern]) for pattern in weights for name in members[pattern]
-    }, problems

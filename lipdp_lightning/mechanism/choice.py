@@ -6,6 +6,7 @@ from ..bounds.certificate import Certificate
 from ..layers.exact_norms import LARGEST_CANCELLATION
 from ..privacy.plan import PrivacyPlan
 from ..privacy.plan_parts import (
+    Automatic,
     BatchMaximum,
     CertifiedBounds,
     ClippedExamples,
@@ -15,8 +16,10 @@ from ..privacy.plan_parts import (
     Unlimited,
 )
 from .allocation import NoiseBudget
+from .batch_max import BatchMax
 from .exact import ALL, Exact, ExactLayerwise
-from .scaling import BatchMax, Joint, Layerwise, Radii, Radius, Scaling
+from .radius import Radii, Radius
+from .scaling import Joint, Layerwise, Scaling
 
 FIRST_RADIUS = 1.0  # where a tracked radius starts: public, and the tracking forgets it geometrically
 
@@ -43,7 +46,16 @@ class Unbounded(Clipped):
 
 
 def scaling_of(plan: PrivacyPlan, step: int, certificate: Certificate, views: int = 1) -> Scaling:
-    """Returns the scaling that the plan has in force at a step, for a model with this certificate."""
+    """Returns the scaling that the plan has in force at a step, for a model with this certificate.
+
+    Raises:
+        ValueError: if the plan leaves the scaling open.
+    """
+    if not plan.is_settled:
+        raise ValueError(
+            "scaling 'auto' is not settled: a mechanism needs the scaling that its noise is for. "
+            "HINT: scaling='joint', or scaling='exact' with a radius; PrivateStrategy settles it in set-up."
+        )
     budget = NoiseBudget.of(plan, views)
     match plan.influence_at(step):
         case CertifiedBounds(name="layerwise", floor=floor):
@@ -65,6 +77,8 @@ def scaling_of(plan: PrivacyPlan, step: int, certificate: Certificate, views: in
             return BatchMax(budget)
         case Unlimited():
             return Unbounded(budget)
+        case Automatic():
+            raise AssertionError("refused above")
 
 
 def _radii(radius: PublicRadius | TrackedRadius, names: list[str]) -> Radii:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate, GroupBound
 from ..layers.exact_norms import LARGEST_CANCELLATION, Contribution
-from ..layers.scaled import ScaledLayer, hands_over
+from ..layers.scaled import GradientKeeper, ScaledLayer, hands_over
 from .allocation import NoiseBudget
-from .scaling import JointCondition, Radii, StepNumbers, Tracked, scaled_layers
+from .radius import Radii, Tracked
+from .scaling import JointCondition, StepNumbers, scaled_layers
 
 ALL = "all layers"  # the one radius of ``exact``
 SMALLEST_RADIUS = 1e-9  # far above what underflow takes from a float32 norm
@@ -51,8 +52,8 @@ class _Measured(Tracked):
             )
         super().attach(network)
 
-    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
-        layer.report_to(keeper=partial(self._keep, path, layer), counter=partial(self.uses.note, path))
+    def keeper_of(self, path: str, layer: ScaledLayer) -> GradientKeeper | None:
+        return partial(self._keep, path, layer)
 
     def begin(self, numbers: StepNumbers) -> None:
         super().begin(numbers)

@@ -22,6 +22,7 @@ from ..norms.dense import as_float64, rounding_margin, spectral_norms
 from ..norms.follow import Follower
 from ..norms.operators import Operator
 from ..privacy.plan import PrivacyPlan
+from ..privacy.plan_parts import Unsettled
 
 _ATTEMPTS = 64
 _INSIDE = 1.0 - 2.0**-40
@@ -59,12 +60,6 @@ class Projection(ABC):
     def apply_(self, weight: Tensor, operator: Operator) -> float:
         """Projects the weight in place; returns an upper bound on the operator's norm afterwards."""
 
-    def follow_(self, follower: Follower, name: str) -> None:
-        """Projects a weight that is followed, and tells the follower its norm."""
-        operators = follower.operators_of(name)
-        operator = operators[0] if len(operators) == 1 else _Uses(operators, operators[0].groups)
-        follower.settle(name, self.apply_(follower.weight_of(name), operator))
-
 
 class Clip(Projection):
     """Scales the weight down to norm <= max_norm, if it is above (ClipWeights of Barczewski & Ramon 2024).
@@ -77,9 +72,6 @@ class Clip(Projection):
     def apply_(self, weight: Tensor, operator: Operator) -> float:
         norm = operator.norm(weight)
         return norm if norm <= self.max_norm else _scaled_to(weight, norm, self.max_norm, operator)
-
-    def follow_(self, follower: Follower, name: str) -> None:
-        follower.clip_(name, self.max_norm)
 
 
 class Fixed(Projection):
@@ -216,10 +208,7 @@ def _first_match(name: str, patterns: Sequence[str]) -> str | None:
 
 
 def resolve_projection(
-    names: Sequence[str],
-    kind: str,
-    max_norm: float | Mapping[str, float | None],
-    free: Sequence[str] = (),
+    names: Sequence[str], kind: str, max_norm: float | Mapping[str, float | None], free: Sequence[str] = ()
 ) -> dict[str, Projection | None]:
     """Returns the projection of every layer, None for those left free.
 
@@ -301,9 +290,14 @@ class Projector:
         self._names = {n.rpartition(".")[0] or n: n for n in trained if follower.operators_of(n)}
         self._rules: dict[str, Projection | None] = dict.fromkeys(self._names)
         constraint = plan.constraint
-        if (balls := constraint.balls) is not None:
+        balls = constraint.balls
+        assert not isinstance(balls, Unsettled), "the plan's scaling is not settled"
+        if balls is not None:
             limit = balls.max_norm if isinstance(balls.max_norm, int | float) else dict(balls.max_norm)
             self._rules = resolve_projection(list(self._names), balls.projection, limit, constraint.free_layers)
+        ruled = {self._names[layer]: rule for layer, rule in self._rules.items() if rule is not None}
+        self._clipped = {name: rule.max_norm for name, rule in ruled.items() if isinstance(rule, Clip)}
+        self._certified = {name: rule for name, rule in ruled.items() if name not in self._clipped}
         free = frozenset(n for n in self._names if any(fnmatchcase(n, pattern) for pattern in constraint.free_layers))
         weights = {layer: parameters[name] for layer, name in self._names.items()}
         self._standardized = standardized_layers(weights, constraint.standardize, free)
@@ -313,10 +307,12 @@ class Projector:
         """Puts every layer back into its norm ball; the follower then holds the bounds of what is stored."""
         for weight in self._standardized.values():
             standardize(weight, self._with_variance)
+        for name, rule in self._certified.items():
+            operators = self._follower.operators_of(name)
+            operator = operators[0] if len(operators) == 1 else _Uses(operators, operators[0].groups)
+            self._follower.settle(name, rule.apply_(self._follower.weight_of(name), operator))
         self._follower.measure()
-        for layer, rule in self._rules.items():
-            if rule is not None:
-                rule.follow_(self._follower, self._names[layer])
+        self._follower.clip_(self._clipped)
 
     def norms(self) -> dict[str, tuple[float, float | None]]:
         """Returns the certified norm and the maximum (None: free) of every layer, for reports."""

@@ -1,23 +1,23 @@
 """The factors c_ik that scale each example's gradient, and the sensitivities they leave (guarantee page, 1.4).
 
 A factor is a function of example i and of public numbers, and of no other example: that is what makes it private.
-``BatchMax`` breaks this rule, to reproduce thesis Algorithm 8, and is never certified.
+Scalings whose radii are tracked are in radius.py, and those by exact norms in exact.py. The one in batch_max.py breaks
+this rule, and is never certified.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from ..bounds.certificate import Certificate
-from ..layers.scaled import ScaledLayer
+from ..bounds.certificate import Certificate, UseBound
+from ..layers.scaled import GradientKeeper, GradientScaler, ScaledLayer, reports_of
 from .allocation import NoiseBudget
+from .changes import other_uses, replaced_reports
 
 SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
 
@@ -48,64 +48,20 @@ def scaled_layers(network: nn.Module) -> Iterator[tuple[str, ScaledLayer]]:
     return ((path, m) for path, m in network.named_modules() if isinstance(m, ScaledLayer))
 
 
-class LayerUses:
-    """The layers that a forward pass has used with gradients, in order.
-
-    No noise covers a use for which the certificate has no term, and if a use is missing, the later ones would be paired
-    with terms of others. Hence both must agree exactly, or nothing is released.
-    """
-
-    def __init__(self) -> None:
-        self._expected: list[str] = []
-        self.seen: list[str] = []
-        self._passed = False  # the micro-batch has had its forward pass
-
-    def begin(self, certificate: Certificate) -> None:
-        """Expects the uses of a step's certificate, in the order of its graph."""
-        order = {node.name: place for place, node in enumerate(certificate.nodes)}
-        uses = [use for group in certificate.groups for use in group.uses if use.scalable]
-        self._expected = [use.module for use in sorted(uses, key=lambda use: order.get(use.node, 0))]
-        self.seen, self._passed = [], False
-
-    def note(self, path: str) -> None:
-        """Notes that a layer is used."""
-        self.seen.append(path)
-
-    def check(self) -> None:
-        """Raises ValueError if the uses since the last check are not those of one forward pass, and forgets them."""
-        seen, self.seen, self._passed = self.seen, [], True
-        if seen != self._expected:
-            raise self.refusal(seen)
-
-    def settle(self) -> None:
-        """Ends a micro-batch; raises ValueError if it has used layers in more than its one forward pass."""
-        if self.seen and self._passed:
-            raise self.refusal([*self._expected, *self.seen])
-        if self.seen:
-            self.check()
-        self._passed = False
-
-    def refusal(self, seen: list[str]) -> ValueError:
-        """Returns the error for uses that the certificate does not have."""
-        return ValueError(
-            f"a forward pass with gradients used the layers {_listed(seen)}, and the certificate bounds the uses "
-            f"{_listed(self._expected)}, in this order: the bounds would belong to other gradients than those that "
-            "are released. HINT: one forward pass of the certified network for each micro-batch, without "
-            "torch.no_grad() around trained layers and without checkpointing; look at it under torch.no_grad()."
-        )
-
-
-def _listed(paths: list[str]) -> str:
-    shown = ", ".join(path or "the network" for path in paths[:12]) or "(none)"
-    return shown + (f" and {len(paths) - 12} more" if len(paths) > 12 else "")
+def scalable_uses(certificate: Certificate) -> list[tuple[int, UseBound]]:
+    """Returns each use of a layer that reports it, with the number of its group, in the order of the graph."""
+    order = {node.name: place for place, node in enumerate(certificate.nodes)}
+    uses = [(index, use) for index, group in enumerate(certificate.groups) for use in group.uses if use.scalable]
+    return sorted(uses, key=lambda numbered: order.get(numbered[1].node, 0))
 
 
 class Scaling:
     """Worst case, c = 1: sensitivities are l_k n_k from the forward bounds (papers 000 and 001).
 
     The base of all scalings. During a step, the mechanism calls ``begin`` once with the step's public numbers,
-    ``begin_pass`` before each micro-batch, and ``take_sums`` and ``take_votes`` at its end. Each of these raises
-    ValueError if layers were used otherwise than the certificate bounds.
+    ``begin_pass`` before each micro-batch, and ``take_sums`` and ``take_votes`` at its end. No noise covers a use of a
+    layer that the certificate does not bound, so each of these raises ValueError if the layers that were used with
+    gradients are not those of the certificate, in its order and number.
     """
 
     name = "worst_case"
@@ -115,8 +71,12 @@ class Scaling:
     partial_sums = 0.0  # how far sums over positions may exceed an example's contribution, in sensitivities
 
     def __init__(self, budget: NoiseBudget) -> None:
-        self.budget, self.uses = budget, LayerUses()
+        self.budget = budget
         self._attached: list[tuple[ScaledLayer, tuple[object, ...]]] = []
+        self._bounded: list[tuple[int, UseBound]] = []  # the step's uses of layers, each with its group
+        self._expected: list[str] = []  # the paths of their layers
+        self._used: list[str] = []  # layers append their paths, in the order of their uses
+        self._passed = False  # the micro-batch has had its forward pass
 
     # ---- public numbers
 
@@ -140,13 +100,17 @@ class Scaling:
         """Lets every scaled layer of the network report to this scaling."""
         layers = dict(scaled_layers(network))
         for path, layer in layers.items():
-            self._attach_to(path, layer)
-        self._attached = [(layer, layer.reports()) for layer in layers.values()]
+            counter = partial(self._used.append, path) if self.notes_uses else None
+            layer.report_to(self.scaler_of(path), self.keeper_of(path, layer), counter)
+        self._attached = [(layer, reports_of(layer)) for layer in layers.values()]
 
-    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
-        """Lets one layer report; here, that it is used."""
-        if self.notes_uses:
-            layer.report_to(counter=partial(self.uses.note, path))
+    def scaler_of(self, path: str) -> GradientScaler | None:
+        """Returns what a layer gives its norms n_ik to, and has its factors c_ik from; None leaves its gradient."""
+        return None
+
+    def keeper_of(self, path: str, layer: ScaledLayer) -> GradientKeeper | None:
+        """Returns what a layer hands its gradient over to, in place of adding it to ``grad``."""
+        return None
 
     def detach(self, network: nn.Module) -> None:
         """Ends what ``attach`` began."""
@@ -156,7 +120,10 @@ class Scaling:
 
     def begin(self, numbers: StepNumbers) -> None:
         """Starts a step; what passes outside a step have left is forgotten."""
-        self.uses.begin(numbers.certificate)
+        self._bounded = scalable_uses(numbers.certificate)
+        self._expected = [use.module for _, use in self._bounded]
+        self._used.clear()
+        self._passed = False
 
     def begin_pass(self, rows: int) -> None:
         """Starts a micro-batch whose first ``rows`` rows are examples; further rows are empty."""
@@ -173,18 +140,22 @@ class Scaling:
         return {}
 
     def _check_uses(self) -> None:
-        if self.notes_uses and self._attached:
-            self.uses.check()
+        """Raises ValueError if the uses since the last check are not those of one forward pass, and forgets them."""
+        used = self._used.copy()
+        self._used.clear()
+        self._passed = True
+        if used != self._expected and self.notes_uses:
+            raise other_uses(used, self._expected)
 
     def _end_pass(self) -> None:
         """Ends a micro-batch: before the next forward pass, and before the release."""
-        if any([layer.reports() != given for layer, given in self._attached]):
-            raise ValueError(
-                "a layer's gradient_scaler or gradient_keeper was replaced after the mechanism had set it: the "
-                "gradients are not scaled as the noise assumes. HINT: leave them to the mechanism."
-            )
-        if self._attached:
-            self.uses.settle()
+        if any([reports_of(layer) != given for layer, given in self._attached]):
+            raise replaced_reports()
+        if self._used and self._passed:
+            raise other_uses([*self._expected, *self._used], self._expected)
+        if self._used:
+            self._check_uses()
+        self._passed = False
 
     # ---- what is tracked from step to step
 
@@ -212,36 +183,11 @@ class Layerwise(Scaling):
         super().__init__(budget)
         self._floor = max(floor, SMALLEST)
 
-    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
-        layer.report_to(scaler=partial(self._factors, path))
+    def scaler_of(self, path: str) -> GradientScaler | None:
+        return self._factors
 
-    def _factors(self, path: str, norms: Tensor) -> Tensor:
-        self.uses.note(path)
+    def _factors(self, norms: Tensor) -> Tensor:
         return norms.clamp_min(self._floor).reciprocal()
-
-
-class BatchMax(Scaling):
-    """c_k = 1 / max_j n_jk over the private batch: thesis Algorithm 8, line 11. NOT private."""
-
-    name = "batch_max"
-    certified = False
-    notes_uses = False
-
-    def numbers(self, certificate: Certificate) -> StepNumbers:
-        """Adds sigma Delta_k to each layer, as printed, whatever their number."""
-        numbers, sigma = super().numbers(certificate), self.budget.noise_multiplier
-        return replace(numbers, deviations={name: sigma * value for name, value in numbers.sensitivities.items()})
-
-    def divisor(self, drawn: int) -> float:
-        return float(max(1, drawn))
-
-    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
-        layer.report_to(scaler=self._factors)
-
-    @staticmethod
-    def _factors(norms: Tensor) -> Tensor:
-        largest = norms.max().clamp_min(SMALLEST) if norms.numel() else norms.new_ones(())
-        return norms.new_ones(norms.shape) / largest
 
 
 class JointCondition(Scaling):
@@ -278,62 +224,49 @@ class Joint(JointCondition):
     def __init__(self, budget: NoiseBudget, floor: float = 0.0) -> None:
         super().__init__(budget)
         self._floor = max(floor, SMALLEST)
-        self._terms: dict[str, list[tuple[int, float]]] = {}  # group and factor of every use of a layer, in order
+        self._terms: list[tuple[int, float]] = []  # group and factor l_u / tau_k of every use of a layer, in order
         self._constants: list[float] = []  # of every group, what its unmeasured uses contribute
-        self._seen: list[tuple[str, Tensor]] = []  # layers and norms of this pass, in order
+        self._norms: list[Tensor] = []  # layers append their norms, in the order of their uses
 
-    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
-        layer.report_to(scaler=partial(self._record, path))
+    def scaler_of(self, path: str) -> GradientScaler | None:
+        return self._norms.append
 
     def begin(self, numbers: StepNumbers) -> None:
         super().begin(numbers)
-        self._terms, self._constants, self._seen = {}, [], []
-        for index, group in enumerate(numbers.certificate.groups):
-            threshold = numbers.thresholds[group.name]
-            self._constants.append(0.0)
-            for use in group.uses:
-                weight = use.cotangent_bound / threshold if threshold > 0 else 0.0
-                if use.scalable:
-                    self._terms.setdefault(use.module, []).append((index, weight))
-                else:
-                    self._constants[index] += weight * use.gradient_factor
+        self._norms.clear()
+        groups = numbers.certificate.groups
+        thresholds = [numbers.thresholds[group.name] for group in groups]
+        self._terms = [(index, _over(use.cotangent_bound, thresholds[index])) for index, use in self._bounded]
+        self._constants = [
+            sum((_over(u.cotangent_bound, tau) * u.gradient_factor for u in group.uses if not u.scalable), start=0.0)
+            for group, tau in zip(groups, thresholds, strict=True)
+        ]
 
     def begin_pass(self, rows: int) -> None:
         super().begin_pass(rows)
-        self._seen = []
-
-    def _record(self, path: str, norms: Tensor) -> None:
-        self.uses.note(path)
-        self._seen.append((path, norms))
+        self._norms.clear()
 
     def example_factor(self, rows: int, device: torch.device) -> Tensor | None:
         # numbers of the step change every time: compiled into a graph, each step would need another one
         return (_apart if torch.compiler.is_compiling() else _now)(self, rows, device)
 
-    def _checked_factors(self, rows: int, device: torch.device) -> Tensor:
-        self._check_uses()
-        return self._factors(rows, device)
-
     def _factors(self, rows: int, device: torch.device) -> Tensor:
         totals: list[Tensor | float] = list(self._constants)
-        for index, size in self._uses(rows):
+        for index, size in self._measured(rows):
             totals[index] = totals[index] + size
         return self._combined(totals, rows, device)
 
-    def _uses(self, rows: int) -> list[tuple[int, Tensor]]:
+    def _measured(self, rows: int) -> list[tuple[int, Tensor]]:
         """Returns, for every measured use of this pass, its group and l_u n_iu / tau_k of every row."""
-        seen, self._seen = self._seen, []
-        if any(norms.shape != (rows,) for _, norms in seen):
+        norms = self._norms.copy()
+        self._norms.clear()
+        self._check_uses()  # then each use has a norm, and the certificate's terms are theirs, in this order
+        if any([of_use.shape != (rows,) for of_use in norms]):
             raise ValueError(
                 "a layer was given another number of rows than the batch has examples, and their norms cannot be told "
                 "apart. HINT: keep the batch as the first dimension of every tensor."
             )
-        terms = {path: iter(found) for path, found in self._terms.items()}
-        found = []
-        for path, norms in seen:
-            index, weight = next(terms[path])  # as many as the certificate has: the uses were compared
-            found.append((index, norms * weight))
-        return found
+        return [(index, of_use * weight) for (index, weight), of_use in zip(self._terms, norms, strict=True)]
 
     def _combined(self, totals: Sequence[Tensor | float], rows: int, device: torch.device) -> Tensor:
         """Returns the factor of every row from sum_u l_u n_iu / tau_k of every group."""
@@ -343,120 +276,12 @@ class Joint(JointCondition):
         return squares.sqrt().clamp_min(self._floor).reciprocal()
 
 
+def _over(bound: float, threshold: float) -> float:
+    return bound / threshold if threshold > 0 else 0.0  # a group of threshold 0 cannot move
+
+
 def _now(scaling: Joint, rows: int, device: torch.device) -> Tensor:
-    return scaling._checked_factors(rows, device)
+    return scaling._factors(rows, device)
 
 
 _apart: Callable[..., Tensor] = torch.compiler.disable(_now)
-
-
-class Radii:
-    """Public radii R_k by name: fixed, or tracked by a private quantile of norms, from votes of the examples.
-
-    Args:
-        radii: the first radii; public, and the tracking forgets them geometrically.
-        quantile: what share of the norms each radius should exceed; None for fixed radii.
-        noise_multiplier: of the query, which joins the step.
-    """
-
-    def __init__(
-        self, radii: Mapping[str, float], quantile: float | None = None, noise_multiplier: float | None = None
-    ) -> None:
-        assert (quantile is None) == (noise_multiplier is None)
-        self.values, self.quantile, self._noise_multiplier = dict(radii), quantile, noise_multiplier
-        self._sums: dict[str, Tensor] = {}
-        self._rows: int | None = None
-
-    def with_votes(self, numbers: StepNumbers, votes: Mapping[str, int]) -> StepNumbers:
-        """Returns the numbers of a step in which one example votes so often; every vote moves its sum by 1/2."""
-        if self._noise_multiplier is None:
-            return numbers
-        deviation = self._noise_multiplier * math.hypot(*votes.values()) / 2
-        return replace(numbers, votes=dict(votes), vote_deviation=deviation)
-
-    def begin(self) -> None:
-        self._sums = {}
-
-    def begin_pass(self, rows: int) -> None:
-        self._rows = rows
-
-    def vote(self, name: str, norms: Tensor) -> None:
-        """Adds, for every example, +1/2 if its norm is within the radius and -1/2 if not."""
-        if self.quantile is not None:
-            norms = norms[: self._rows]
-            votes = ((norms <= self.values[name]).sum() - 0.5 * norms.shape[0]).to(torch.float64)
-            self._sums[name] = self._sums.get(name, torch.zeros_like(votes)) + votes
-
-    def take(self, device: torch.device) -> Tensor:
-        sums, self._sums = self._sums, {}
-        if self.quantile is None:
-            return torch.zeros(0, dtype=torch.float64, device=device)
-        none = torch.zeros((), dtype=torch.float64, device=device)
-        return torch.stack([sums.get(name, none) for name in sorted(self.values)])
-
-    def learn(self, numbers: StepNumbers, noisy: Tensor, expected_batch_size: float) -> None:
-        """Moves every radius geometrically towards its quantile, from the noisy share of examples within it."""
-        if self.quantile is None:
-            return
-        for name, balance in zip(sorted(self.values), (noisy / expected_batch_size).tolist(), strict=True):
-            share = balance / numbers.votes[name] + 0.5
-            self.values[name] = quantile_step(self.values[name], share, self.quantile)
-
-
-def quantile_step(radius: float, share_below: float, quantile: float, rate: float = 0.2) -> float:
-    """Returns a tracked radius after a geometric step towards the quantile, from a noisy share: post-processing."""
-    return radius * math.exp(-rate * (min(1.0, max(0.0, share_below)) - quantile))
-
-
-class Tracked(Scaling):
-    """Scalings with radii that votes of the examples may move."""
-
-    def __init__(self, budget: NoiseBudget, radii: Radii) -> None:
-        super().__init__(budget)
-        self.radii = radii
-
-    def begin(self, numbers: StepNumbers) -> None:
-        super().begin(numbers)
-        self.radii.begin()
-
-    def begin_pass(self, rows: int) -> None:
-        super().begin_pass(rows)
-        self.radii.begin_pass(rows)
-
-    def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
-        """Returns how often one example votes on each radius, by name in sorted order."""
-        return dict.fromkeys(sorted(self.radii.values), 1)
-
-    def numbers(self, certificate: Certificate) -> StepNumbers:
-        return self.radii.with_votes(super().numbers(certificate), self.votes_of_one(certificate))
-
-    def take_votes(self, device: torch.device) -> Tensor:
-        return self.radii.take(device)
-
-    def learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
-        self.radii.learn(numbers, noisy_votes, self.budget.expected_batch_size)
-
-    def state(self) -> dict[str, float]:
-        return dict(self.radii.values)
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        self.radii.values.update(state)
-
-
-class Radius(Tracked):
-    """c_ik = min(1, R_k / n_ik) / R_k = 1 / max(n_ik, R_k), for layer k with radius R_k."""
-
-    name = "radius"
-
-    def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
-        """Returns one vote for every use of a layer."""
-        uses = Counter(use.module for group in certificate.groups for use in group.uses if use.scalable)
-        return {path: uses[path] for path in sorted(self.radii.values)}
-
-    def _attach_to(self, path: str, layer: ScaledLayer) -> None:
-        layer.report_to(scaler=partial(self._factors, path))
-
-    def _factors(self, path: str, norms: Tensor) -> Tensor:
-        self.uses.note(path)
-        self.radii.vote(path, norms)
-        return norms.clamp_min(max(self.radii.values[path], SMALLEST)).reciprocal()

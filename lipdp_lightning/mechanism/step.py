@@ -10,8 +10,10 @@ and the certificate that calibrates the noise is that of the weights the gradien
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from typing import SupportsBytes
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +22,14 @@ from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
 from ..kernels.numeric_environment import numeric_environment
 from ..norms.follow import Follower
-from ..privacy.keys import KeyedDigest, derive_key, state_digest
+from ..privacy.keyed_digest import KeyedDigest, PendingDigest, digests_of
+from ..privacy.keys import derive_key, state_digest
 from ..privacy.plan import PrivacyPlan
+from .changes import changed_network, changed_weights, trained_otherwise
 from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, release_
 from .projection import Projector
 from .scaling import Scaling, StepNumbers
-
-Agree = Callable[[bytes], bytes]
-"""Turns the digests of all processes that share a step into one."""
 
 Seal = Callable[[bytes], bytes]
 """Turns the digest of what one process is about to release into that of all, which is on record from then on."""
@@ -75,22 +76,24 @@ class Mechanism:
         self.certificate = certifier.certify()
         self._identity = certifier.identity
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
-        self._influence = plan.influence_at(0)
+        self._influence, self._switches = plan.influence_at(0), plan.first_switched_step < math.inf
         self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views)
         self.scaling.attach(model)
         named = dict(model.named_parameters())
         self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
         self._device = self._parameters[0][0].device
+        self._waits = self._device.type != "cpu"  # whether the host waits for a number that is computed
         assert isinstance(certifier.norms, Follower), "training needs a Certifier with a Follower"
         self._follower = certifier.norms
         self._projector = Projector(self._follower, plan, self.certificate, named)
         self._certified_versions: list[int] = []
         self._step: int | None = None
-        self._sealed, self._weights = False, b""
+        self._sealed, self._weights = False, PendingDigest([b""])
+        self._left: tuple[PendingDigest, list[int]] | None = None  # on a GPU, digest and versions after the projection
+        self._tracked: dict[str, float] = {}
+        self._agreed: bytes | None = None
         self._known: tuple[Certificate, Scaling, dict[str, float], StepNumbers] | None = None
         self._drawn = 0
-        self.checksum = b""
-        self.digest = b""
         self.numbers()  # shares that fit no group are refused here and not in the first step
 
     def close(self) -> None:
@@ -99,32 +102,38 @@ class Mechanism:
 
     # ---- the step
 
-    def begin_step(self, step: int, agree: Agree | None = None, *, sealed: bool = False) -> None:
+    def begin_step(self, step: int, *, sealed: bool = False) -> None:
         """Certifies the present weights; calling it again within a step compares them.
-
-        ``checksum`` is then the same on every process that shares the step. ``digest`` names all that the step's
-        release is a function of besides the secret.
 
         Args:
             step: number of the step, from 0 on.
-            agree: turns the digests of all processes into one, so that a replay with a change on any of them draws
-                fresh noise on each, and replicated noise is one draw.
-            sealed: whether the noise is keyed by the ``seal`` of ``privatize_``, and not by ``digest``.
+            sealed: whether the digest that keys the noise covers the sum, too.
         """
         if self._step == step:
             self._check_unchanged("between two micro-batches")
             return
         named = self._watched.named()
-        self._weights = self._digest.of(named)
-        self._certify(named, self._weights)  # for the same weights, the bounds of the projection still hold
-        self._switch(step)
-        self._step, self._drawn, self._sealed = step, 0, sealed
+        self._weights = self._present(named)
+        self._certify(self._weights)  # for the same weights, the bounds of the projection still hold
+        if self._switches:
+            self._switch(step)
+        self._step, self._drawn, self._sealed, self._agreed = step, 0, sealed, None
         self.scaling.begin(self.numbers())
-        tracked = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.scaling.state().items()}
+        self._tracked = dict(self.scaling.state())
+
+    @property
+    def checksum(self) -> bytes:
+        """A digest of what the present step starts from, the same on every process that shares it."""
+        tracked = {name: torch.tensor(value, dtype=torch.float64) for name, value in self._tracked.items()}
         # bounds may lag behind the weights, and they scale both gradients and noise
-        self.checksum = state_digest(tracked, self._weights, *self._context, bounds_of(self.certificate))
-        own = state_digest({}, self.checksum, numeric_environment(self._device))
-        self.digest = own if agree is None else agree(own)
+        return state_digest(tracked, bytes(self._weights), *self._context, bounds_of(self.certificate))
+
+    @property
+    def digest(self) -> bytes:
+        """Names all that the step's release is a function of, besides the secret; a seal may have added to it."""
+        if self._agreed is not None:
+            return self._agreed
+        return state_digest({}, self.checksum, numeric_environment(self._device))
 
     def begin_pass(self, drawn: int, rows: int) -> None:
         """Begins a micro-batch of so many drawn examples, in so many rows; further rows are empty."""
@@ -139,19 +148,22 @@ class Mechanism:
             step: that ``begin_step`` began.
             reduce: sums a float64 tensor over processes. In distributed mode the noise is added before it, so no
                 process ever holds an un-noised sum; a process without gradients contributes zeros.
-            seal: is given a digest of the state that the step starts from and of this process's sum before noise, keyed
-                by the secret, and returns the digest that keys the noise; it may refuse the release. With it, no two
-                releases of one step have the same noise and different sums, whatever changed between them. Without
-                it, ``digest`` of ``begin_step`` keys the noise.
+            seal: is given a digest of the state that the step starts from and, in a sealed step, of this process's sum
+                before noise, keyed by the secret, and returns the digest that keys the noise; it may refuse the
+                release. It joins the digests of all processes, so that a replay with a change on any of them draws
+                fresh noise on each, and replicated noise is one draw. In a sealed step, no two releases have the same
+                noise and different sums, whatever changed between them. Without it, ``digest`` keys the noise.
         """
         assert self._step == step, f"privatize_({step}) without begin_step({step})"
-        assert (seal is not None) == self._sealed, "the key of the noise is settled in begin_step, or by a seal"
-        # once more to the last bit: a write through .data changes no version
-        self._check_unchanged("between forward and privatize_", self._digest.of(self._watched.named()))
+        assert seal is not None or not self._sealed, "a step that is to be sealed needs a seal"
         numbers = self.numbers()
         sums = self._sums(numbers)
+        # once more to the last bit: a write through .data changes no version
+        pending = [self._weights, self._digest.begin(self._watched.named())]
+        before, after, *contribution = digests_of([*pending, self._contribution(sums)] if self._sealed else pending)
+        self._check_unchanged("between forward and privatize_", before == after)
         if seal is not None:
-            self.digest = seal(state_digest({}, self.digest, self._contribution(sums)))
+            self._agreed = seal(state_digest({}, self.digest, *contribution) if self._sealed else self.digest)
         self._release(sums, self._noise_of(step), reduce)
         self._learn(numbers, sums[-1].values)
         self._step = None
@@ -159,9 +171,10 @@ class Mechanism:
     def project_(self) -> None:
         """Puts every layer back into its norm ball."""
         self._projector.project_()
-        if self._device.type == "cpu":  # elsewhere, the host would wait for it
-            named = self._watched.named()
-            self._follower.seal(self._digest.of(named), named)
+        named = self._watched.named()
+        left = self._digest.begin(named)
+        self._left = (left, self._watched.versions()) if self._waits else None
+        self._follower.seal(left, named)
 
     # ---- public numbers
 
@@ -191,7 +204,7 @@ class Mechanism:
 
     def refresh_certificate(self) -> Certificate:
         """Returns the certificate of the weights as they are now."""
-        return self._certify(self._watched.named())
+        return self._certify()
 
     def state(self) -> dict[str, float]:
         """Returns what a resume needs beside the weights: released values."""
@@ -220,11 +233,21 @@ class Mechanism:
     def _release(self, sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
         release_(sums, noise, reduce, replicated=self.place.mode == "replicated")
 
-    def _contribution(self, sums: Sequence[Sum]) -> bytes:
+    def _present(self, named: Mapping[str, Tensor]) -> PendingDigest:
+        """Returns the digest of the present weights.
+
+        On a GPU, the host would wait for the digest. If nothing has counted a change since the projection, the weights
+        are taken for those that it left; the release compares them to the last bit, and refuses others.
+        """
+        if self._left is not None and self._left[1] == self._watched.versions():
+            return self._left[0]
+        return self._digest.begin(named)
+
+    def _contribution(self, sums: Sequence[Sum]) -> PendingDigest:
         """Returns a digest of what this process adds to the sums, under a key of the secret; nothing of it is kept."""
         parts = {f"sum {number}": one.values for number, one in enumerate(sums)}
         parts |= {f"apart {number}": one.apart for number, one in enumerate(sums) if one.apart is not None}
-        digest = self._contributed.of(parts)
+        digest = self._contributed.begin(parts)
         self._contributed.forget()
         return digest
 
@@ -234,9 +257,9 @@ class Mechanism:
     def _noise_of(self, step: int) -> StepNoise:
         return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure, self._grid)
 
-    def _certify(self, named: Mapping[str, Tensor], digest: bytes = b"") -> Certificate:
+    def _certify(self, state: SupportsBytes = b"") -> Certificate:
         try:
-            certificate = self._certifier.certify(digest)
+            certificate = self._certifier.certify(state)
         except CertificationError:
             self._check_identity()  # which tells what was changed
             raise
@@ -244,7 +267,7 @@ class Mechanism:
             self._check_trained(certificate)
             self._check_identity()
         self.certificate = certificate
-        self._certified_versions = versions_of(named)
+        self._certified_versions = self._watched.versions()
         return self.certificate
 
     def _switch(self, step: int) -> None:
@@ -260,31 +283,19 @@ class Mechanism:
         """Refuses a layer thawed after set-up, which would hand its raw gradient to the optimizer."""
         trained = [(group.name, group.parameters) for group in certificate.groups]
         if trained != self._trained:
-            changed = ", ".join(sorted({name for name, _ in {*trained} ^ {*self._trained}}))
-            raise ValueError(
-                f"{changed}: what is trained changed after set-up, and noise is drawn for the layers "
-                "trained then. HINT: freeze or thaw layers before training starts, and use one run for each phase."
-            )
+            raise trained_otherwise(sorted({name for name, _ in {*trained} ^ {*self._trained}}))
 
     def _check_identity(self) -> None:
         """Refuses a network that is another than the one that noise was planned for."""
         differences = self._identity.differences()
         if differences:
-            raise ValueError(
-                f"the network was changed after set-up: {'; '.join(differences)}. Its certificate, and the noise that "
-                "is drawn for its layers, are those of the network as it was. HINT: decide hooks, layers, constants "
-                "and what is trained before training starts, and use one run for each phase; values of parameters "
-                "and buffers may be loaded in place."
-            )
+            raise changed_network(differences)
 
-    def _check_unchanged(self, when: str, weights: bytes | None = None) -> None:
+    def _check_unchanged(self, when: str, same_bits: bool = True) -> None:
         """Refuses any change between the certificate and the release, of the weights too."""
         self._check_identity()
-        if self._certified_versions != self._watched.versions() or weights not in (None, self._weights):
-            raise AssertionError(  # also where python leaves out assert statements
-                f"the weights changed {when}, or a buffer did: the gradients are not those of the step's certificate. "
-                "HINT: change weights and buffers between steps, and keep no state that forward updates."
-            )
+        if self._certified_versions != self._watched.versions() or not same_bits:
+            raise changed_weights(when)
 
 
 class WatchedTensors:
@@ -302,12 +313,8 @@ class WatchedTensors:
 
     def versions(self) -> list[int]:
         """Returns numbers that change when a tensor is replaced, or changed in place by a torch operation."""
-        return versions_of(self.named())
-
-
-def versions_of(named: Mapping[str, Tensor]) -> list[int]:
-    tensors = named.values()
-    return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
+        tensors = self._named.values()
+        return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
 
 
 def bounds_of(certificate: Certificate) -> bytes:

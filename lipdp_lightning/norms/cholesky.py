@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 2.0**-9
-"""The bound is proved to within this of the largest eigenvalue, relative to it; half of that in the norm."""
+"""A bound is proved to within this of the largest eigenvalue, relative to it; half of that in the norm."""
 
 _POWER_ITERATIONS = 12
 _SMALLEST = 2.0**-140
@@ -31,20 +31,22 @@ def exceeding(grams: Tensor, level: float) -> Tensor:
     return torch.linalg.cholesky_ex(shifted)[1] != 0
 
 
-def _suggested(grams: Tensor) -> float:
+def _suggested(grams: Tensor, iterations: int) -> float:
     """About the largest eigenvalue, from below; the same number for the same matrices."""
     start = torch.randn(grams.shape[-1], 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     vectors = start.to(grams.device, grams.dtype).expand(grams.shape[0], -1, -1)
     sizes = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    for _ in range(_POWER_ITERATIONS):
+    for _ in range(iterations):
         vectors = grams @ (vectors / sizes.clamp_min(_SMALLEST))
         sizes = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     return float(sizes.max())
 
 
-def largest_eigenvalue(grams: Tensor, floor: float = 0.0) -> float:
+def largest_eigenvalue(
+    grams: Tensor, floor: float = 0.0, tolerance: float = TOLERANCE, iterations: int = _POWER_ITERATIONS
+) -> float:
     """Upper bound on ``max(floor, s(G_1), ..., s(G_B))`` for Hermitian positive semi-definite float64 or
-    complex128 matrices (B, n, n), within TOLERANCE of it.
+    complex128 matrices (B, n, n), within ``tolerance`` of it.
 
     Matrices that a level bounds need not be looked at again above it, so that the search for the smallest such
     level soon concerns few of them. The rounding of :func:`exceeding` is not included: the caller adds it.
@@ -53,11 +55,11 @@ def largest_eigenvalue(grams: Tensor, floor: float = 0.0) -> float:
     lower = max(floor, _SMALLEST)
     if upper <= lower:
         return lower
-    suggested, ceiling = _suggested(grams), upper
-    level = min(max(lower, suggested * (1.0 + TOLERANCE)), ceiling)
-    lower, step = max(lower, min(suggested, level)), TOLERANCE
+    suggested, ceiling = _suggested(grams, iterations), upper
+    level = min(max(lower, suggested * (1.0 + tolerance)), ceiling)
+    lower, step = max(lower, min(suggested, level)), tolerance
     suspects = grams  # all others are bounded by lower
-    while upper > lower * (1.0 + TOLERANCE):
+    while upper > lower * (1.0 + tolerance):
         failed = exceeding(suspects, level)
         if bool(failed.any()):
             suspects, lower, step = suspects[failed], level, 2.0 * step

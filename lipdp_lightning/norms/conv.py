@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -310,9 +309,3 @@ def conv_norm(
             f"HINT: use one of {sorted(methods)}, and at least one iteration."
         )
     return methods[method](convolution) if convolution.scale > 0.0 else 0.0
-
-
-conv_norm_fast = partial(conv_norm, method="fast")
-conv_norm_tight = partial(conv_norm, method="tight")
-conv_norm_size_free = partial(conv_norm, method="size_free")
-conv_norm_exact = partial(conv_norm, method="exact")

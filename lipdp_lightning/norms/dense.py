@@ -17,7 +17,7 @@ import os
 import torch
 from torch import Tensor
 
-from .cholesky import exceeding, largest_eigenvalue
+from .cholesky import largest_eigenvalue
 
 DEFAULT_ITERATIONS = 12
 """The worst ratio after t iterations is ``rank ** (2 ** -(t + 2))``: 5e-4 above the truth at rank 4096."""
@@ -27,14 +27,9 @@ _MIRRORED_SIDE, _MIRRORED_PRODUCTS = 128, 2**22
 _STRIPS = 8
 _ONEDNN_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
-# close_norm
-_SHORTEST_SIDE = 128  # an eigenvalue solver takes no longer for shorter sides
-_LONGEST_SIDE = 1024  # the margin for rounding grows with the rank
+_SHORTEST_SIDE, _LONGEST_SIDE = 128, 1024  # of close_norm: a solver is as quick below, and rounding grows with the rank
 _PIECE = 512
-_KRYLOV = 20
-_EXCESS = 2.0**-6  # of the first level over the suggested eigenvalue; half of it appears in the norm
-_RANGE = 2.0**100
-_UNDERFLOW = 2.0**-60  # relative to the square of the largest entry, which the eigenvalue is not below
+_RANGE, _UNDERFLOW = 2.0**100, 2.0**-60  # the latter relative to the square of the largest entry
 
 
 def rounding_margin(rows: int, columns: int) -> float:
@@ -212,9 +207,6 @@ def dense_norm(weight: Tensor, iterations: int | None = None, *, name: str = "we
     return math.nextafter(math.sqrt(max(squared, 1.0)) * rounding_margin(*matrix.shape) * largest, math.inf)
 
 
-# ---- the close norm: one product in float32, one proof
-
-
 def float32_products_are_exact_to_rounding(device: torch.device) -> bool:
     """Tells whether torch multiplies float32 matrices in float32 on this device; False if that is not certain.
 
@@ -239,74 +231,40 @@ def float32_products_are_exact_to_rounding(device: torch.device) -> bool:
 def close_norm(weight: Tensor, *, name: str = "weight") -> float:
     """Returns an upper bound on the spectral norm of a matrix, about one percent above it, at half of the cost.
 
-    The smaller Gram matrix G of X is computed in float32, piece by piece along the longer side. With u = 2^-24, pieces
-    of length K and p of them, every entry is a sum of products in some order, K of them at a time and then p sums, so
-    that ||G^ - G|| <= gamma ||X||_F^2 with gamma = (K + p) u / (1 - (K + p) u) (Higham 2002, section 3.5). A Cholesky
-    factorisation in float64 then proves a level that bounds the eigenvalues of G^ (cholesky.py).
+    The smaller Gram matrix G of X is computed in float32, in p pieces of length K along the longer side. With u = 2^-24
+    every entry sums products in some order, K of them at a time and then p sums, so that ||G^ - G|| <= gamma
+    ||X||_F^2 with gamma = (K + p) u / (1 - (K + p) u) (Higham 2002, section 3.5). Cholesky factorisations in float64
+    then bound the eigenvalues of G^ (cholesky.py). The rounding adds gamma ||W||_F^2 / s(W)^2 / 2 of the norm, which is
+    less than 2 % for 1024 equal singular values.
 
-    The rounding adds gamma ||W||_F^2 / s(W)^2 / 2 of the norm, which is less than 2 % for 1024 equal singular values.
     Smaller and larger matrices, those of other dtypes, and float32 where products may be rounded further, are measured
     by :func:`dense_norm`.
     """
-    matrix = weight.detach()
-    rows = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
-    single = matrix.dtype == torch.float32 and float32_products_are_exact_to_rounding(matrix.device)
-    if not single or not _SHORTEST_SIDE <= rows.shape[0] <= _LONGEST_SIDE:
-        return dense_norm(matrix, name=name)
+    rows = weight.detach() if weight.shape[0] <= weight.shape[1] else weight.detach().mT
+    single = weight.dtype == torch.float32 and float32_products_are_exact_to_rounding(weight.device)
     largest = largest_entry(rows)
-    if not 1.0 / _RANGE < largest < _RANGE:
-        return dense_norm(matrix, name=name)
+    if not (single and _SHORTEST_SIDE <= len(rows) <= _LONGEST_SIDE and 1.0 / _RANGE < largest < _RANGE):
+        return dense_norm(weight, name=name)
     scale = 2.0 ** -math.frexp(largest)[1]  # a power of two: exact, and entries are below 1
-    with torch.autocast(matrix.device.type, enabled=False):
-        gram, terms = _gram_in_pieces(rows, scale)
-        level = _proved_level(gram)
-    rounding = terms * 2.0**-24
+    with torch.autocast(weight.device.type, enabled=False):
+        product, terms = _gram_in_pieces(rows, scale)
+    gram, side, rounding = product.tril().double(), len(rows), terms * 2.0**-24
+    gram = gram + gram.tril(-1).mT
     gamma = rounding / (1.0 - rounding)
     # the diagonal of G^ is within gamma of that of G, whose sum is ||X||_F^2
-    size = float(gram.diagonal().sum(dtype=torch.float64)) / (1.0 - gamma) * (1.0 + 2.0**-40)
-    side = rows.shape[0]
-    squared = level * (1.0 + 8.0 * side * (side + 2) * 2.0**-53) + gamma * size + _UNDERFLOW
-    return math.nextafter(math.sqrt(squared) * (1.0 + 2.0**-50) / scale, math.inf)
+    size = float(gram.diagonal().sum()) / (1.0 - gamma) * (1.0 + 2.0**-40)
+    level = largest_eigenvalue(gram[None], tolerance=2.0**-6, iterations=20) * (
+        1.0 + 8.0 * side * (side + 2) * 2.0**-53
+    )
+    return math.nextafter(math.sqrt(level + gamma * size + _UNDERFLOW) * (1.0 + 2.0**-50) / scale, math.inf)
 
 
 def _gram_in_pieces(rows: Tensor, scale: float) -> tuple[Tensor, int]:
-    """Returns X X^T of the scaled matrix in float32, made symmetric, and the number of terms that an entry adds up."""
-    length = rows.shape[1]
-    count = -(-length // _PIECE)
-    longest = -(-length // count)
-    total = rows.new_zeros(len(rows), len(rows))
-    for start in range(0, length, longest):
-        piece = rows[:, start : start + longest] * scale
-        total += piece @ piece.mT
-    lower = total.tril()
-    return lower + lower.tril(-1).mT, longest + count
-
-
-def _proved_level(gram: Tensor) -> float:
-    """Returns a level that bounds the eigenvalues, up to the rounding of :func:`exceeding`."""
-    suggested, excess = _suggested_level(gram), _EXCESS
-    matrices = gram.double()[None]
-    ceiling = float(torch.linalg.matrix_norm(matrices))  # bounds them in any case
-    while (level := suggested * (1.0 + excess)) < ceiling:
-        if not bool(exceeding(matrices, level).any()):
-            return level
-        excess *= 2.0
-    return ceiling * (1.0 + 2.0**-30)
-
-
-def _suggested_level(gram: Tensor) -> float:
-    """Returns about the largest eigenvalue, from below, by Lanczos' method; it certifies nothing."""
-    side = len(gram)
-    start = torch.randn(side, generator=torch.Generator().manual_seed(0)).to(gram)
-    basis = gram.new_zeros(min(_KRYLOV, side), side)
-    basis[0] = start / torch.linalg.vector_norm(start)
-    for index in range(1, len(basis)):
-        vector = gram @ basis[index - 1]
-        for _ in range(2):
-            vector = vector - basis[:index].mT @ (basis[:index] @ vector)
-        norm = float(torch.linalg.vector_norm(vector))
-        if not norm > 0.0:
-            break
-        basis[index] = vector / norm
-    small = (basis @ (gram @ basis.mT)).double().cpu()
-    return max(float(torch.linalg.eigvalsh((small + small.mT) / 2.0)[-1]), float(gram.diagonal().max()))
+    """Returns X X^T of the scaled matrix in float32, and the number of terms that an entry adds up."""
+    count = -(-rows.shape[1] // _PIECE)
+    longest = -(-rows.shape[1] // count)
+    pieces = [piece * scale for piece in rows.split(longest, dim=1)]
+    total = pieces[0] @ pieces[0].mT
+    for piece in pieces[1:]:
+        total.addmm_(piece, piece.mT)
+    return total, longest + count

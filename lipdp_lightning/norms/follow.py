@@ -6,7 +6,7 @@ present weight W
     norm(W)  <=  f norm(W0) + k s(W - f W0),
 
 with k the operator's deviation factor: 1 for a dense layer, kappa for a convolution (operators.py). Without kappa this
-is false for kernels. The last term is bounded by strips of rows (strips.py).
+is false for kernels. The last term is bounded by strips of rows (strips.py), for all weights at once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsBytes
 
 import torch
 from torch import Tensor
 
 from .dense import frobenius_norm
 from .operators import NormSource, Operator
-from .strips import TALL_STRIP, Change, Reference, changes
+from .strips import STRIP, TALL_STRIP, Change, Reference, changes
 
 SLACK = 0.1
 """A bound may be this much above the last exact norm; it then is about 6 % above it on average. Half of it costs two to
@@ -32,42 +32,22 @@ _ABOVE = 1.0 + 2.0**-40
 
 
 @dataclass(frozen=True)
-class Anchor:
-    """An earlier weight, and upper bounds on the norms of its operators before they were scaled with it.
+class Bounds:
+    """Upper bounds on the norms of the operators of one weight, and on its own Frobenius norm.
 
-    ``exact`` are the norms evaluated last, from which the slack counts. ``norms`` are those of the reference, which may
-    have been followed to it from an earlier one.
+    ``factors`` are the operators' deviation factors for its shape.
     """
 
-    reference: Reference
-    exact: Mapping[Operator, float]
     norms: Mapping[Operator, float]
-
-    def followed(self, weight: Tensor, change: Change) -> dict[Operator, float]:
-        """Returns upper bounds on the norms of a weight that is within ``change`` of the reference."""
-        factor = self.reference.factor
-        return {
-            operator: (factor * norm + operator.deviation_factor(weight) * change.spectral) * _ABOVE
-            for operator, norm in self.norms.items()
-        }
-
-    def within(self, norms: Mapping[Operator, float], slack: float) -> bool:
-        """Tells whether bounds have drifted by no more than ``slack``; NaN has drifted."""
-        factor = self.reference.factor
-        return all(norm <= (1.0 + slack) * factor * self.exact[operator] for operator, norm in norms.items())
-
-    def scaled(self, factor: float) -> Anchor:
-        return replace(self, reference=replace(self.reference, factor=self.reference.factor * factor))
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Upper bounds on the norms of one weight's operators, and on its own Frobenius norm."""
-
-    norms: Mapping[Operator, float]
+    factors: Mapping[Operator, float]
     frobenius: float
 
-    def scaled_within(self, weight: Tensor, limit: float) -> tuple[float, Measured]:
+    def moved(self, factor: float, change: Change) -> Bounds:
+        """Returns bounds for ``factor`` times the weight, plus a change."""
+        norms = {o: (factor * n + self.factors[o] * change.spectral) * _ABOVE for o, n in self.norms.items()}
+        return Bounds(norms, self.factors, (factor * self.frobenius + change.frobenius) * _ABOVE)
+
+    def scaled_within(self, weight: Tensor, limit: float) -> tuple[float, Bounds]:
         """Returns a factor by which the stored weight may be multiplied to be within a limit, and what then holds.
 
         Rounding counts: that of the factor to the weight's precision, and that of each product.
@@ -75,10 +55,32 @@ class Measured:
         information = torch.finfo(weight.dtype)
         rounding = information.eps * (1.0 + 2.0**-20) * self.frobenius
         lost = information.smallest_normal * math.sqrt(weight.numel())
-        terms = [(o, norm, o.deviation_factor(weight)) for o, norm in self.norms.items()]
-        factor = min(max(0.0, limit - k * lost) / (norm + k * rounding) for _, norm, k in terms) * (1.0 - 2.0**-50)
-        norms = {o: min(limit, (factor * (norm + k * rounding) + k * lost) * _ABOVE) for o, norm, k in terms}
-        return factor, Measured(norms, (factor * (self.frobenius + rounding) + lost) * _ABOVE)
+        terms = [(norm, self.factors[operator]) for operator, norm in self.norms.items()]
+        factor = min(max(0.0, limit - k * lost) / (n + k * rounding) for n, k in terms) * (1.0 - 2.0**-50)
+        error = factor * rounding + lost
+        after = self.moved(factor, Change(error, error))
+        return factor, replace(after, norms={o: min(limit, norm) for o, norm in after.norms.items()})
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """An earlier weight, and the bounds that held for it before it was scaled.
+
+    ``exact`` are the norms evaluated last, from which the slack counts; the bounds may have been followed from there.
+    """
+
+    reference: Reference
+    exact: Mapping[Operator, float]
+    bounds: Bounds
+
+    def followed(self, change: Change) -> Bounds:
+        """Returns bounds for a weight that is within ``change`` of the reference."""
+        return self.bounds.moved(self.reference.factor, change)
+
+    def within(self, bounds: Bounds, slack: float) -> bool:
+        """Tells whether bounds have drifted by no more than ``slack``; NaN has drifted."""
+        factor = self.reference.factor
+        return all(norm <= (1.0 + slack) * factor * self.exact[operator] for operator, norm in bounds.norms.items())
 
 
 class Follower(NormSource):
@@ -89,9 +91,10 @@ class Follower(NormSource):
     of the weight: another tensor under the same name, a write through ``.data``, or requests in another order change
     how much work is done, and never whether a bound holds.
 
-    Of each weight it keeps one copy. Norms that are cheap are taken anew each time. Others are followed by the strip
-    bound until they have drifted by ``slack``. Tall strips may then show that the norm moved less, and the present
-    weight becomes the reference; else the norm is evaluated.
+    ``measure`` bounds all weights that were asked about before, and the norms of vectors, in one sweep. Of each weight
+    it keeps one copy. Bounds that have drifted by ``slack`` are measured by taller strips, which may show that the norm
+    moved less, so that the present weight becomes the reference; else the norms are evaluated. Norms that are cheap are
+    evaluated in every walk.
     """
 
     def __init__(self, slack: float = SLACK) -> None:
@@ -101,32 +104,37 @@ class Follower(NormSource):
         self._weights: dict[str, Tensor] = {}
         self._operators: dict[str, tuple[Operator, ...]] = {}
         self._anchors: dict[str, Anchor] = {}
-        self._measured: dict[str, Measured] = {}
-        self._cheap: dict[str, tuple[Tensor, Measured]] = {}  # norms that are taken anew, while a weight stays as it is
-        self._sealed: tuple[bytes, dict[str, Measured]] = b"", {}
-        self._asked: dict[int, Tensor] = {}
+        self._asked: dict[int, Tensor] = {}  # vectors of the present walk, and then of the last one
+        self._bounds: dict[str, Bounds] = {}  # of the weights as they were measured last
         self._vectors: dict[int, tuple[Tensor, float]] = {}
+        self._sealed: tuple[SupportsBytes, dict[str, Bounds], dict[int, tuple[Tensor, float]]] = b"", {}, {}
 
     # ---- what rules ask
 
-    def begin(self, digest: bytes = b"") -> None:
-        known, sealed = self._sealed
-        self._measured = dict(sealed) if digest and digest == known else self._within_slack()
-        vectors, self._asked = list(self._asked.values()), {}
-        norms = _vector_norms(vectors)
-        self._vectors = {id(vector): (vector, norm) for vector, norm in zip(vectors, norms, strict=True)}
+    def begin(self, state: SupportsBytes = b"") -> None:
+        known, bounds, vectors = self._sealed
+        if state and (state is known or bytes(state) == bytes(known)):  # the latter may wait
+            self._bounds, self._vectors = dict(bounds), dict(vectors)
+        else:
+            self.measure()
+        self._asked = {}
 
     def operator_norm(self, name: str, weight: Tensor, operator: Operator) -> float:
         if self._weights.get(name) is not weight or operator not in self._operators[name]:
             self._weights[name] = weight
             self._operators[name] = tuple(dict.fromkeys((*self.operators_of(name), operator)))
-            self._measured.pop(name, None)
+            self._bounds.pop(name, None)
+            self._sealed[1].pop(name, None)
         return self._now(name).norms[operator]
+
+    def frobenius_norm(self, name: str, weight: Tensor) -> float:
+        return self._now(name).frobenius if self._weights.get(name) is weight else frobenius_norm(weight)
 
     def vector_norm(self, vector: Tensor) -> float:
         self._asked[id(vector)] = vector
-        found = self._vectors.get(id(vector))
-        return _vector_norms([vector])[0] if found is None else found[1]
+        if id(vector) not in self._vectors:
+            self._vectors[id(vector)] = vector, changes([], vectors=[vector])[1][0]
+        return self._vectors[id(vector)][1]
 
     # ---- what a projection asks
 
@@ -138,38 +146,60 @@ class Follower(NormSource):
         """Returns the weight that was last asked about under this name."""
         return self._weights[name]
 
-    def measure(self) -> None:
-        """Bounds what follows by the weights as they are now, and not as they were when the last walk began."""
-        self._measured = self._within_slack()
-
     def bound(self, name: str) -> float:
         """Returns an upper bound on the norms of all operators of a weight, as they were measured last."""
         return max(self._now(name).norms.values())
 
+    def measure(self) -> None:
+        """Bounds everything that was asked about, by the values as they are now; the host waits once.
+
+        It waits again, once for all weights, where bounds have drifted too far.
+        """
+        vectors = list(self._asked.values())
+        anchored = [name for name in self._weights if self._usable(name)]
+        moved, norms = changes(self._pairs(anchored), STRIP, vectors)
+        self._vectors = {id(vector): (vector, norm) for vector, norm in zip(vectors, norms, strict=True)}
+        self._bounds, drifted = {}, []
+        for name, change in zip(anchored, moved, strict=True):
+            bounds = self._anchors[name].followed(change)
+            if self._anchors[name].within(bounds, self._slack):
+                self._bounds[name] = bounds
+            elif math.isfinite(change.frobenius):  # otherwise an error names the weight, if it is asked about
+                drifted.append(name)
+        if drifted:
+            self._renew(drifted)
+
     @torch.no_grad()
-    def clip_(self, name: str, limit: float) -> None:
-        """Scales a weight down, in place, if its bound exceeds a limit; the bound is then at most the limit.
+    def clip_(self, limits: Mapping[str, float]) -> None:
+        """Scales weights down, in place, whose bounds exceed their limits; the bounds are then at most the limits.
 
         Norms are evaluated no more often than for a certificate, so that a weight may end up to ``slack`` below its
         limit. The rounding of the scaled weight is part of the bound.
         """
-        if not limit > 0.0:
-            raise ValueError(f"{name}: a norm cannot be at most {limit}.\nHINT: give a positive limit.")
-        if self.bound(name) > limit:
-            weight = self._weights[name]
-            factor, self._measured[name] = self._now(name).scaled_within(weight, limit)
-            weight.mul_(factor)
-            if name in self._anchors:
-                self._anchors[name] = self._anchors[name].scaled(factor)
+        if wrong := [f"{name}: a norm cannot be at most {limit}" for name, limit in limits.items() if not limit > 0.0]:
+            raise ValueError("; ".join(wrong) + ".\nHINT: give a positive limit.")
+        self._renew([name for name in limits if name not in self._bounds])
+        factors = {}
+        for name, limit in limits.items():
+            if max(self._bounds[name].norms.values()) > limit:
+                factors[name], self._bounds[name] = self._bounds[name].scaled_within(self._weights[name], limit)
+        if factors:
+            torch._foreach_mul_([self._weights[name] for name in factors], list(factors.values()))
+        for name in factors.keys() & self._anchors.keys():
+            anchor = self._anchors[name]
+            scaled = replace(anchor.reference, factor=anchor.reference.factor * factors[name])
+            self._anchors[name] = replace(anchor, reference=scaled)
 
     def settle(self, name: str, norm: float) -> None:
         """Takes over ``norm`` as an upper bound on the norms of all operators of a weight as it is now."""
-        self._measured[name] = self._anchored(name, dict.fromkeys(self._operators[name], norm))
+        norms, weight = dict.fromkeys(self._operators[name], norm), self._weights[name]
+        self._refer(name, norms, _bounds_of(weight, norms, frobenius_norm(weight)))
 
-    def seal(self, digest: bytes, named: Mapping[str, Tensor]) -> None:
-        """Keeps the present bounds for a walk over the weights ``named``, all of whose bits the digest names."""
-        held = {name: now for name, now in self._measured.items() if named.get(name) is self._weights[name]}
-        self._sealed = digest, held
+    def seal(self, state: SupportsBytes, named: Mapping[str, Tensor]) -> None:
+        """Keeps the present bounds for a walk over the tensors ``named``, all of whose bits the state names."""
+        covered = {id(tensor) for tensor in named.values()}
+        bounds = {name: now for name, now in self._bounds.items() if named.get(name) is self._weights[name]}
+        self._sealed = state, bounds, {key: now for key, now in self._vectors.items() if key in covered}
 
     # ---- checkpoints
 
@@ -178,14 +208,14 @@ class Follower(NormSource):
 
         With it an interrupted run goes on bit for bit. Tensors in it never change in place.
         """
-        digest, sealed = self._sealed
+        state, sealed, _ = self._sealed
         anchors = {
-            name: {"reference": a.reference.values, "factor": a.reference.factor, "exact": _texts(a.exact),
-                   "norms": _texts(a.norms)}
+            name: {"reference": a.reference.values, "factor": a.reference.factor, "exact": _texts(a.exact)}
+            | _plain(a.bounds)
             for name, a in self._anchors.items()
-        }  # fmt: skip
-        bounds = {name: {"norms": _texts(m.norms), "frobenius": m.frobenius} for name, m in sealed.items()}
-        return {"anchors": anchors, "digest": digest.hex(), "sealed": bounds}
+        }
+        bounds = {name: _plain(now) for name, now in sealed.items()}
+        return {"anchors": anchors, "digest": bytes(state).hex(), "sealed": bounds}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
         """Goes on as the follower did that gave ``state``. The weights must have been asked about before.
@@ -196,111 +226,99 @@ class Follower(NormSource):
             return
         self._anchors = {}
         for name, saved in state["anchors"].items():
-            exact, norms = self._known(name, saved["exact"]), self._known(name, saved["norms"])
-            if norms and exact.keys() == norms.keys():
-                values = saved["reference"].to(self._weights[name].device)
-                reference = Reference(values, frobenius_norm(values), saved["factor"])
-                self._anchors[name] = Anchor(reference, exact, norms)
-        sealed = {
-            name: Measured(norms, saved["frobenius"])
-            for name, saved in state["sealed"].items()
-            if (norms := self._known(name, saved["norms"]))
-        }
-        self._sealed = bytes.fromhex(state["digest"]), sealed
+            if (bounds := self._restored(name, saved)) is not None:
+                reference = Reference(
+                    saved["reference"].to(self._weights[name].device), bounds.frobenius, saved["factor"]
+                )
+                exact = {operator: saved["exact"][repr(operator)] for operator in bounds.norms}
+                self._anchors[name] = Anchor(reference, exact, bounds)
+        sealed = {name: self._restored(name, saved) for name, saved in state["sealed"].items()}
+        known = {name: bounds for name, bounds in sealed.items() if bounds is not None}
+        self._sealed = bytes.fromhex(state["digest"]), known, {}
 
-    def _known(self, name: str, values: Mapping[str, float]) -> dict[Operator, float]:
-        return {operator: values[repr(operator)] for operator in self.operators_of(name) if repr(operator) in values}
+    def _restored(self, name: str, saved: Mapping[str, Any]) -> Bounds | None:
+        operators = self.operators_of(name)
+        if not operators or "frobenius" not in saved or any(repr(o) not in saved["norms"] for o in operators):
+            return None
+        return _bounds_of(self._weights[name], {o: saved["norms"][repr(o)] for o in operators}, saved["frobenius"])
 
     # ---- inside
 
-    def _now(self, name: str) -> Measured:
-        found = self._measured.get(name)
-        if found is None:
-            found = self._measured[name] = self._renewed(name)
-        return found
+    def _usable(self, name: str) -> bool:
+        anchor = self._anchors.get(name)
+        return (
+            anchor is not None
+            and anchor.reference.fits(self._weights[name])
+            and len(anchor.exact) == len(self._operators[name])
+        )
 
-    def _within_slack(self) -> dict[str, Measured]:
-        """Returns the bounds of all weights that are followed, are not cheap, and have not drifted too far."""
-        followed = [(name, weight, anchor) for name, weight in self._weights.items() if (anchor := self._usable(name))]
-        moved = changes([(weight, anchor.reference) for _, weight, anchor in followed])
-        found = {}
-        for (name, weight, anchor), change in zip(followed, moved, strict=True):
-            norms = anchor.followed(weight, change)
-            if anchor.within(norms, self._slack):
-                size = anchor.reference.factor * anchor.reference.frobenius + change.frobenius
-                found[name] = Measured(norms, size * _ABOVE)
-        return found
+    def _pairs(self, names: Sequence[str]) -> list[tuple[Tensor, Reference]]:
+        return [(self._weights[name], self._anchors[name].reference) for name in names]
 
-    def _usable(self, name: str) -> Anchor | None:
-        weight, anchor, operators = self._weights[name], self._anchors.get(name), self.operators_of(name)
-        if anchor is None or not anchor.reference.fits(weight) or len(anchor.norms) < len(operators):
-            return None
-        return anchor
+    def _now(self, name: str) -> Bounds:
+        """Returns the bounds of a weight as it was measured last, or as it is if that has not been done."""
+        if name not in self._bounds:
+            self._renew([name])
+        return self._bounds[name]
 
-    def _renewed(self, name: str) -> Measured:
-        """Returns the bounds of a weight that the strip bound does not serve."""
-        weight, anchor = self._weights[name], self._usable(name)
-        cheap = self._cheap.get(name)
-        if cheap is not None and cheap[1].norms.keys() == {*self._operators[name]} and _equal(cheap[0], weight):
-            return cheap[1]
-        if anchor is not None and not all(operator.is_quick(weight) for operator in anchor.norms):
-            change = changes([(weight, anchor.reference)], min(TALL_STRIP, len(weight)))[0]
-            closer = anchor.followed(weight, change)
+    def _renew(self, names: Sequence[str]) -> None:
+        """Bounds weights that strips of sixteen rows do not serve, by taller ones or by their values."""
+        tried = [
+            n for n in names if self._usable(n) and not all([o.is_quick(self._weights[n]) for o in self._operators[n]])
+        ]
+        for name, change in zip(tried, changes(self._pairs(tried), TALL_STRIP)[0] if tried else (), strict=True):
+            anchor = self._anchors[name]
+            closer = anchor.followed(change)
             if anchor.within(closer, _TALL_SHARE * self._slack):
-                exact = {operator: anchor.reference.factor * norm for operator, norm in anchor.exact.items()}
-                return self._anchored(name, closer, exact)
-        norms = self._evaluated(name)
-        if all(operator.is_cheap(weight) for operator in norms):
-            self._anchors.pop(name, None)
-            found = Measured(norms, frobenius_norm(weight))
-            self._cheap[name] = weight.detach().clone(), found
-            return found
-        return self._anchored(name, norms)
+                self._refer(name, {o: anchor.reference.factor * norm for o, norm in anchor.exact.items()}, closer)
+        due = [name for name in names if name not in self._bounds]
+        expensive = {n for n in due for operator in self._operators[n] if not operator.is_cheap(self._weights[n])}
+        for name, bounds in zip(due, self._evaluated(due), strict=True):
+            if name in expensive:
+                self._refer(name, bounds.norms, bounds)
+            else:
+                self._anchors.pop(name, None)
+                self._bounds[name] = bounds
 
-    def _evaluated(self, name: str) -> dict[Operator, float]:
-        """Returns the norms of a weight's operators from its values: at first as closely as possible, later cheaply."""
-        weight, anchor = self._weights[name].detach(), self._anchors.get(name)
-        known = {} if anchor is None else anchor.norms
-        unmoved = anchor is not None and anchor.reference.is_equal(weight)
-        norms = {}
-        for operator in self.operators_of(name):
-            if operator in known and unmoved:
-                norms[operator] = known[operator]
-                continue
-            norm = (operator.close_norm if operator in known else operator.norm)(weight, name)
-            if not (math.isfinite(norm) and norm >= 0.0):
-                raise ValueError(
-                    f"{name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
-                    "HINT: lower the learning rate, or restore the last finite checkpoint."
-                )
-            norms[operator] = norm
-        return norms
+    def _evaluated(self, names: Sequence[str]) -> list[Bounds]:
+        """Returns what holds for weights by their values, at first as closely as possible, later with less work."""
+        found = []
+        for name, values in zip(names, _on_host([self._weights[name] for name in names]), strict=True):
+            norms, factors, again = {}, {}, name in self._anchors
+            for operator in self._operators[name]:
+                evaluate = operator.close_norm if again else operator.norm
+                factors[operator], norm = operator.deviation_factor(values), evaluate(values, name)
+                if not (math.isfinite(norm) and norm >= 0.0):
+                    raise ValueError(
+                        f"{name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
+                        "HINT: lower the learning rate, or restore the last finite checkpoint."
+                    )
+                norms[operator] = norm
+            found.append(Bounds(norms, factors, frobenius_norm(values)))
+        return found
 
-    def _anchored(
-        self, name: str, norms: Mapping[Operator, float], exact: Mapping[Operator, float] | None = None
-    ) -> Measured:
-        """Makes the present weight the reference, and ``norms`` the bounds on those of its operators."""
-        weight = self._weights[name]
-        values = weight.detach().clone(memory_format=torch.contiguous_format)
-        reference = Reference(values, frobenius_norm(values))
-        self._anchors[name] = Anchor(reference, norms if exact is None else exact, norms)
-        return Measured(norms, reference.frobenius)
+    def _refer(self, name: str, exact: Mapping[Operator, float], bounds: Bounds) -> None:
+        """Makes the present weight the reference, and ``bounds`` what holds for it."""
+        values = self._weights[name].detach().clone(memory_format=torch.contiguous_format)
+        self._anchors[name] = Anchor(Reference(values, bounds.frobenius), exact, bounds)
+        self._bounds[name] = bounds
 
 
-def _equal(kept: Tensor, weight: Tensor) -> bool:
-    """Returns whether two tensors are the same numbers; never with a NaN."""
-    alike = kept.shape == weight.shape and kept.dtype == weight.dtype and kept.device == weight.device
-    return alike and bool(torch.equal(kept, weight.detach()))
+def _bounds_of(weight: Tensor, norms: Mapping[Operator, float], frobenius: float) -> Bounds:
+    return Bounds(norms, {operator: operator.deviation_factor(weight) for operator in norms}, frobenius)
+
+
+def _on_host(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the weights, or copies of them, for which the host waits once."""
+    if all([weight.is_cpu for weight in weights]):
+        return [weight.detach() for weight in weights]
+    copies = torch.cat([weight.detach().flatten() for weight in weights]).cpu().split([w.numel() for w in weights])
+    return [copy.view(weight.shape).to(weight.dtype) for copy, weight in zip(copies, weights, strict=True)]
 
 
 def _texts(values: Mapping[Operator, float]) -> dict[str, float]:
     return {repr(operator): value for operator, value in values.items()}
 
 
-def _vector_norms(vectors: Sequence[Tensor]) -> list[float]:
-    """Returns upper bounds on the norms of vectors; NaN propagates. The host waits once."""
-    if not vectors:
-        return []
-    norms = torch._foreach_norm([vector.detach() for vector in vectors], 2, dtype=torch.float64)
-    values = torch.stack(list(norms)).tolist()
-    return [norm * (1.0 + (v.numel() + 16) * 2.0**-52) for norm, v in zip(values, vectors, strict=True)]
+def _plain(bounds: Bounds) -> dict[str, Any]:
+    return {"norms": _texts(bounds.norms), "frobenius": bounds.frobenius}

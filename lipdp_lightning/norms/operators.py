@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import SupportsBytes
 
 import torch
 from torch import Tensor
 
 from .conv import conv_norm
-from .dense import close_norm, dense_norm
+from .dense import close_norm, dense_norm, frobenius_norm
 from .geometry import Padding, Sizes, kappa
 from .strips import TALL_STRIP
 
@@ -100,16 +101,20 @@ class NormSource:
     requests means nothing: a source that remembers anything keeps it by that name, and by the operator.
     """
 
-    def begin(self, digest: bytes = b"") -> None:
+    def begin(self, state: SupportsBytes = b"") -> None:
         """Starts a new walk over the graph; weights may have changed since the last one.
 
         Args:
-            digest: names all bits of the model's weights, if the caller knows it; equal digests mean equal weights.
+            state: names all bits of the model's weights, if the caller knows it; equal states mean equal weights.
         """
 
     def operator_norm(self, name: str, weight: Tensor, operator: Operator) -> float:
         """Returns an upper bound on the norm of the operator with this weight."""
         return operator.norm(weight.detach(), name)
+
+    def frobenius_norm(self, name: str, weight: Tensor) -> float:
+        """Returns an upper bound on the Frobenius norm of a weight whose operator was asked about."""
+        return frobenius_norm(weight)
 
     def vector_norm(self, vector: Tensor) -> float:
         """Returns an upper bound on the l2 norm of a vector; NaN propagates."""

@@ -5,6 +5,9 @@ s(D)^2 <= sum_i s(D_i)^2, and s(D_i)^2 is the largest eigenvalue of the 16 x 16 
 the sixteenth root of ||G_i^16||_F. This costs little more than to read W and W0. For noise of 512 x 3136 the bound is
 3.7 times closer than ||D||_F; for a matrix of rank one it is exact, and but for rounding it is never above ||D||_F.
 
+On a GPU, one strip has all rows, and s(D)^2 is at most the Frobenius norm of D D^T itself. That takes one product for
+each weight; for noise, it is about as close as strips of sixteen rows.
+
 Rounding, with u the unit roundoff of the precision in which D is computed, and n columns:
 
 * D^, as computed, is within u ||D^||_F + (2 u + u^2) f ||W0||_F of D: the subtraction rounds once, and f and the
@@ -12,12 +15,14 @@ Rounding, with u the unit roundoff of the precision in which D is computed, and 
 * ||G^_i - G_i|| <= gamma ||D^_i||_F^2 with gamma = n u / (1 - n u), whatever the order of summation (Higham 2002,
   section 3.5), and ||D^_i||_F^2 <= trace(G^_i) / (1 - gamma).
 * From G^_i on, which is made symmetric, all is float64. The largest eigenvalue of G^_i / trace(G^_i) is at least 1 / h
-  for strips of h rows, so that its sixteenth power does not vanish; what four squarings err is below h^2 2^-50 of it.
+  for strips of h rows, so that its sixteenth power does not vanish; what four squarings, or one norm, err is below
+  h^2 2^-50 of it. The trace is at most the root of h times ||G^_i||_F.
 * What underflow takes from an entry or a product is below the smallest normal number.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +34,7 @@ from torch import Tensor
 from .dense import float32_products_are_exact_to_rounding
 
 STRIP, TALL_STRIP = 16, 128
-"""Rows of a strip. Tall strips give a closer bound and cost several times as much."""
+"""Rows of a strip on a CPU. Tall strips give a closer bound and cost several times as much."""
 
 _MODERATE = 2.0**40
 _SINGLE_COLUMNS = 2**20
@@ -50,9 +55,6 @@ class Reference:
         alike = weight.shape == own.shape and weight.dtype == own.dtype and weight.device == own.device
         return alike and weight.numel() > 0 and 1.0 / _MODERATE <= self.factor <= _MODERATE
 
-    def is_equal(self, weight: Tensor) -> bool:
-        return self.factor == 1.0 and self.fits(weight) and torch.equal(self.values, weight)
-
 
 @dataclass(frozen=True)
 class Change:
@@ -62,22 +64,38 @@ class Change:
     frobenius: float
 
 
+Pair = tuple[Tensor, Reference]
+
+
 @torch.no_grad()
-def changes(pairs: Sequence[tuple[Tensor, Reference]], height: int = STRIP) -> list[Change]:
-    """Returns how far weights are from references that fit them; NaN propagates. The host waits once per device."""
-    found: dict[int, Change] = {}
-    for device in {weight.device for weight, _ in pairs}:
-        there = [index for index, (weight, _) in enumerate(pairs) if weight.device == device]
-        trusted = float32_products_are_exact_to_rounding(device)
-        dtypes = [_working_dtype(pairs[index][0], trusted) for index in there]
-        with torch.autocast(device.type, enabled=False):
-            grams = [_grams(*pairs[index], height, dtype) for index, dtype in zip(there, dtypes, strict=True)]
-            tops, traces = _eigenvalues(torch.cat(grams).double())
-        start = 0
-        for index, dtype, gram in zip(there, dtypes, grams, strict=True):
-            own = slice(start, start := start + len(gram))
-            found[index] = _bounds(_total(tops[own]), _total(traces[own]), *pairs[index], height, dtype)
-    return [found[index] for index in range(len(pairs))]
+def changes(
+    pairs: Sequence[Pair], height: int = STRIP, vectors: Sequence[Tensor] = ()
+) -> tuple[list[Change], list[float]]:
+    """Returns how far weights are from references that fit them, and upper bounds on the norms of vectors.
+
+    All are measured at once, and the host waits once. NaN propagates.
+    """
+    device = pairs[0][0].device if pairs else torch.device("cpu")
+    assert all([weight.device == device for weight, _ in pairs]), "all weights lie on one device"
+    trusted = bool(pairs) and float32_products_are_exact_to_rounding(device)
+    dtypes = [_working_dtype(weight, trusted) for weight, _ in pairs]
+    whole = _has_all_rows(device, height)
+    with torch.autocast(device.type, enabled=False):
+        sums = (_as_a_whole(pairs, dtypes) if whole else _by_strips(pairs, dtypes, height)) if pairs else []
+    parts = [*sums, *(torch._foreach_norm([v.detach() for v in vectors], 2, dtype=torch.float64) if vectors else ())]
+    flat = [part.flatten().to(parts[0].device) for part in parts]
+    entries = iter(torch.cat(flat).tolist() if flat else [])
+    moved = []
+    for pair, dtype, part in zip(pairs, dtypes, flat, strict=False):
+        own, rows = list(itertools.islice(entries, len(part))), len(pair[0])
+        top, trace = _total(own[::2]), math.sqrt(rows) * own[0] if whole else _total(own[1::2])
+        moved.append(_bounds(top, trace, *pair, rows if whole else height, dtype))
+    return moved, [norm * (1.0 + (v.numel() + 16) * 2.0**-52) for norm, v in zip(entries, vectors, strict=True)]
+
+
+def _has_all_rows(device: torch.device, height: int) -> bool:
+    """Tells whether one strip stands for those of sixteen rows."""
+    return device.type == "cuda" and height <= STRIP
 
 
 def _total(values: Sequence[float]) -> float:
@@ -88,6 +106,23 @@ def _working_dtype(weight: Tensor, trusted: bool) -> torch.dtype:
     """Returns the precision in which the change of a weight is computed."""
     single = weight.dtype != torch.float64 and weight[0].numel() <= _SINGLE_COLUMNS
     return torch.float32 if single and trusted else torch.float64
+
+
+def _as_a_whole(pairs: Sequence[Pair], dtypes: Sequence[torch.dtype]) -> Sequence[Tensor]:
+    """Returns ||D D^T||_F of every change; all differences are taken together."""
+    own = [weight.detach().to(dtype) for (weight, _), dtype in zip(pairs, dtypes, strict=True)]
+    scaled = torch._foreach_mul(
+        [reference.values.to(dtype) for (_, reference), dtype in zip(pairs, dtypes, strict=True)],
+        [reference.factor for _, reference in pairs],
+    )
+    rows = [change.reshape(len(change), -1) for change in torch._foreach_sub(own, scaled)]
+    return torch._foreach_norm([change @ change.mT for change in rows], 2, dtype=torch.float64)
+
+
+def _by_strips(pairs: Sequence[Pair], dtypes: Sequence[torch.dtype], height: int) -> Sequence[Tensor]:
+    """Returns, for the strips of every change, a bound on the largest eigenvalue of D_i D_i^T and the trace."""
+    grams = [_grams(*pair, height, dtype) for pair, dtype in zip(pairs, dtypes, strict=True)]
+    return _eigenvalues(torch.cat(grams).double()).split([len(gram) for gram in grams])
 
 
 def _grams(weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Tensor:
@@ -101,16 +136,17 @@ def _grams(weight: Tensor, reference: Reference, height: int, dtype: torch.dtype
     return torch.bmm(strips, strips.mT)
 
 
-def _eigenvalues(grams: Tensor) -> tuple[list[float], list[float]]:
-    """Returns an upper bound on the largest eigenvalue of each matrix, and its trace, both as they are computed."""
+def _eigenvalues(grams: Tensor) -> Tensor:
+    """Returns an upper bound on the largest eigenvalue of each matrix, and its trace, both as they are computed.
+
+    The bits of each do not depend on the other matrices: roots are rounded alike everywhere, and powers are not.
+    """
     grams = (grams + grams.mT) / 2.0
     traces = grams.diagonal(dim1=1, dim2=2).sum(1)
     powers = grams / traces.clamp_min(_SMALLEST_TRACE)[:, None, None]
     for _ in range(4):
         powers = torch.bmm(powers, powers)
-    tops = traces * torch.linalg.matrix_norm(powers) ** (1.0 / 16.0)
-    found: tuple[list[float], list[float]] = tuple(torch.stack((tops, traces)).tolist())
-    return found
+    return torch.stack((traces * torch.linalg.matrix_norm(powers).sqrt().sqrt().sqrt().sqrt(), traces), dim=1)
 
 
 def _bounds(top: float, trace: float, weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Change:
@@ -121,7 +157,7 @@ def _bounds(top: float, trace: float, weight: Tensor, reference: Reference, heig
     gamma = columns * unit / (1.0 - columns * unit)
     lost = -(-rows // height) * (height * columns * smallest + _SMALLEST_TRACE)
     frobenius = trace * (1.0 + 2.0**-40) / (1.0 - gamma) + lost
-    spectral = (top + gamma * frobenius) * (1.0 + 2.0**-34) + lost
+    spectral = (top + gamma * frobenius) * (1.0 + 2.0**-34 + height**2 * 2.0**-50) + lost
     product = 0.0 if reference.factor == 1.0 else 4.0 * unit * reference.factor * reference.frobenius
     rounding = 2.0 * unit * math.sqrt(frobenius) + product + smallest * math.sqrt(weight.numel())
     above = 1.0 + 2.0**-40

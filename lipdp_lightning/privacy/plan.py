@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..accounting.events import GAUSSIAN, SMALLEST_EPSILON, SUBSAMPLED_GAUSSIAN, LedgerEntry, join_noise_multipliers
-from ..bound_text import upper_text
+from ..accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry, join_noise_multipliers
 from . import plan_parts as parts
 from .plan_checks import normalised, plan_problems
+from .plan_request import PlanRequest
 
 PARTS = ("influence", "shares", "constraint")
 
@@ -40,7 +40,8 @@ class PrivacyPlan:
         steps: the planned number of steps.
         noise_multiplier: the sigma of the joint condition sum_k ||c_ik g_ik||^2 / sigma_k^2 <= 1 / sigma^2.
         delta: the delta of the guarantee.
-        influence: how the influence of one example on a step is limited. A tracked radius is estimated from the step's
+        influence: how the influence of one example on a step is limited; by default, set-up decides from the
+            certificate of the network. A tracked radius is estimated from the step's
             sample with its own noise, which makes the step one release of a smaller, joined noise multiplier.
         shares: how the noise is shared among the groups of parameters.
         constraint: the constraint that the weights meet after every step.
@@ -65,8 +66,8 @@ class PrivacyPlan:
     steps: int
     noise_multiplier: float
     delta: float
-    influence: parts.Influence = field(default_factory=parts.CertifiedBounds)
-    shares: parts.Shares | parts.CustomShares = field(default_factory=parts.Shares)
+    influence: parts.Influence = field(default_factory=parts.Automatic)
+    shares: parts.Shares | parts.CustomShares | parts.Unsettled = field(default_factory=parts.Unsettled)
     constraint: parts.Constraint = field(default_factory=parts.Constraint)
     adjacency: str = "add_remove"
     accountant: str = "pld"
@@ -123,48 +124,8 @@ class PrivacyPlan:
         Raises:
             ValueError: if the options have problems; it lists all of them, each with a HINT.
         """
-        from lipdp_lightning.accounting.calibrate import steps_for_epochs
-
-        problems = []
-        if (epsilon is None) == (noise_multiplier is None):
-            problems.append("epsilon and noise_multiplier: exactly one is needed, the other follows.\nHINT: epsilon=3")
-        if epsilon is not None and not (epsilon > 0 and math.isfinite(epsilon)):
-            problems.append(f"epsilon {epsilon} is not a positive finite number.\nHINT: epsilon=3")
-        elif epsilon is not None and epsilon < SMALLEST_EPSILON:
-            problems.append(
-                f"epsilon {epsilon} is below {upper_text(SMALLEST_EPSILON)}: noise drowns any model.\nHINT: epsilon=3"
-            )
-        if (epochs is None) == (steps is None):
-            problems.append("epochs and steps: exactly one is needed, the other follows.\nHINT: epochs=60")
-        if epochs is not None and not (epochs > 0 and math.isfinite(epochs)):
-            problems.append(f"epochs {epochs} is not a positive number.\nHINT: epochs=60")
-            epochs = None
-        if epochs is not None and dataset_size >= 1 and 0 < expected_batch_size < math.inf:
-            steps = steps_for_epochs(epochs, dataset_size, expected_batch_size)
-        unknown = sorted(set(options) - _KNOWN)
-        if unknown:
-            problems.append(
-                f"unknown options {', '.join(unknown)}.\nHINT: the options are {', '.join(sorted(_KNOWN))}."
-            )
-        fields = {name: value for name, value in options.items() if name in _KNOWN}
-        fields |= {
-            "dataset_size": dataset_size,
-            "expected_batch_size": expected_batch_size,
-            "steps": 1 if steps is None else steps,
-            "delta": (1 / dataset_size if dataset_size > 1 else 0.5) if delta is None else delta,
-            "noise_multiplier": 1.0 if noise_multiplier is None else noise_multiplier,
-        }
-        with warnings.catch_warnings():  # the draft may hold placeholders, which must not cause warnings
-            warnings.simplefilter("ignore")
-            try:
-                draft = cls.from_dict(fields)
-            except ValueError as error:
-                raise ValueError("\n".join([str(error), *problems])) from None
-        if problems:
-            raise ValueError("\n".join(problems))
-        if epsilon is not None:
-            fields["noise_multiplier"] = draft._calibrated(epsilon)
-        return cls.from_dict(fields)
+        asked = PlanRequest(dataset_size, expected_batch_size, epsilon, noise_multiplier, epochs, steps, delta)
+        return asked.plan(cls.from_dict, options, OPTIONS)
 
     @property
     def sample_rate(self) -> float:
@@ -187,6 +148,11 @@ class PrivacyPlan:
         return isinstance(self.influence, parts.ClippedExamples)
 
     @property
+    def is_settled(self) -> bool:
+        """Returns whether the plan names its scaling, and does not leave it to the certificate of a network."""
+        return not isinstance(self.influence, parts.Automatic)
+
+    @property
     def first_switched_step(self) -> float:
         """The first step after the switch of ``influence``; infinity if there is no switch."""
         switch = getattr(self.influence, "switch", None)
@@ -203,7 +169,8 @@ class PrivacyPlan:
         return self.influence
 
     @property
-    def _radius_noise(self) -> float | None:
+    def radius_noise_multiplier(self) -> float | None:
+        """The noise multiplier of the votes on a tracked radius; None if no radius is tracked."""
         match self.influence:
             case parts.ExampleNorms(radius=parts.TrackedRadius(noise_multiplier=noise)):
                 return noise
@@ -212,13 +179,13 @@ class PrivacyPlan:
     @property
     def step_noise_multiplier(self) -> float:
         """The noise multiplier of everything that one step releases: the sum, and votes on a radius if any."""
-        votes = self._radius_noise
+        votes = self.radius_noise_multiplier
         return self.noise_multiplier if votes is None else join_noise_multipliers((self.noise_multiplier, votes))
 
     def step_event(self) -> LedgerEntry:
         """Returns the ledger's entry for one step."""
         mechanism = GAUSSIAN if self.sample_rate == 1 else SUBSAMPLED_GAUSSIAN
-        label = "gradient" if self._radius_noise is None else "gradient and radius"
+        label = "gradient" if self.radius_noise_multiplier is None else "gradient and radius"
         return LedgerEntry(mechanism, self.step_noise_multiplier, self.sample_rate, 1, label)
 
     def preliminary_events(self) -> tuple[LedgerEntry, ...]:
@@ -245,12 +212,9 @@ class PrivacyPlan:
             ValueError: if a key is unknown (a constant of the guarantee would be dropped) or missing, or if values have
                 problems; it lists all of them.
         """
-        missing = _NEEDED - set(values)
-        if wrong := sorted(set(values) - _KNOWN):
-            raise ValueError(
-                f"unknown plan keys {', '.join(wrong)}.\nHINT: the options are {', '.join(sorted(_KNOWN))}."
-            )
-        if missing:
+        if wrong := sorted(set(values) - set(OPTIONS)):
+            raise ValueError(f"unknown plan keys {', '.join(wrong)}.\nHINT: the options are {', '.join(OPTIONS)}.")
+        if missing := _OWN.keys() - _DEFAULTS.keys() - values.keys():
             raise ValueError(f"plan keys {', '.join(sorted(missing))} are missing.\nHINT: they have no default.")
         return cls(**parts.parts_of(_checked(_DEFAULTS | dict(values))))
 
@@ -259,31 +223,11 @@ class PrivacyPlan:
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).digest()
 
-    def _calibrated(self, epsilon: float) -> float:
-        """Returns the gradient's noise multiplier for which the whole run, with votes and statistics, meets epsilon."""
-        from lipdp_lightning.accounting.calibrate import calibrate_noise
-
-        joined, _ = calibrate_noise(
-            epsilon, self.delta, self.sample_rate, self.steps, self.accountant, self.adjacency,
-            self.max_examples_per_unit, preliminary=self.preliminary_events(),
-        )  # fmt: skip
-        votes = self._radius_noise
-        if votes is None:
-            return joined
-        if votes <= joined:
-            raise ValueError(
-                f"radius_noise_multiplier {votes} alone spends more than epsilon {epsilon}: "
-                f"the step as a whole needs {joined:.4g}, and nothing is left for the gradient.\n"
-                f"HINT: radius_noise_multiplier of about {5 * joined:.3g} costs the gradient 2 %."
-            )
-        gradient = 1 / math.sqrt((1 / joined) ** 2 - (1 / votes) ** 2)
-        return gradient * (1 + 1e-12)  # so that rounding does not make the joined multiplier too small
-
 
 _OWN = {f.name: f.default for f in dataclasses.fields(PrivacyPlan) if f.name not in PARTS}
-_NEEDED = {name for name, default in _OWN.items() if default is dataclasses.MISSING}
-_DEFAULTS = {name: default for name, default in _OWN.items() if name not in _NEEDED} | dict(parts.FLAT)
-_KNOWN = _NEEDED | set(_DEFAULTS)
+_DEFAULTS = {name: value for name, value in _OWN.items() if value is not dataclasses.MISSING} | dict(parts.FLAT)
+OPTIONS = tuple(sorted({*_OWN, *_DEFAULTS}))
+"""The names of a plan's flat options."""
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:

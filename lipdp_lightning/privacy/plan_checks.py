@@ -10,6 +10,8 @@ from typing import Any
 from lipdp_lightning.accounting.accountants import ACCOUNTANTS, ADJACENCIES
 from lipdp_lightning.accounting.events import LARGEST, SMALLEST, SMALLEST_DELTA, size_problems
 
+from .plan_parts import with_defaults
+
 SWITCHABLE = ("worst_case", "layerwise", "joint")
 WITH_RADIUS = ("radius", "exact", "exact_layerwise")
 CLIPPED = ("clip_flat", "clip_per_layer", "clip_ghost")
@@ -18,8 +20,8 @@ CHOICES = {
     "adjacency": ADJACENCIES,
     "accountant": ACCOUNTANTS,
     "unit": ("example", "group"),
-    "scaling": (*SWITCHABLE, *WITH_RADIUS, "batch_max", *CLIPPED, "none"),
-    "allocation": ("equal", "global", "optimal", "custom"),
+    "scaling": ("auto", *SWITCHABLE, *WITH_RADIUS, "batch_max", *CLIPPED, "none"),
+    "allocation": ("auto", "equal", "global", "optimal", "custom"),
     "projection": ("clip", "clip_singular", "fixed", "bjorck", "frobenius"),
     "standardize": ("none", "mean", "mean_and_variance"),
 }
@@ -38,9 +40,10 @@ _FLOATS = (*_POSITIVE, "noise_multiplier", "delta", "radius_quantile", "switch_a
 def normalised(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options in the one form that is hashed, from what YAML and JSON may bring.
 
-    Lists and mappings become tuples, and whole numbers floats. Values of other types are kept; the checks refuse them.
+    Lists and mappings become tuples, and whole numbers floats; what is `auto` becomes the default of a scaling that is
+    named. Values of other types are kept; the checks refuse them.
     """
-    result = dict(options)
+    result = with_defaults(options)
     for name in _FLOATS:
         if isinstance(result[name], int) and _is_number(result[name]):
             result[name] = float(result[name])
@@ -138,7 +141,8 @@ def _exclusions(plan: SimpleNamespace) -> Problems:
     """Yields options that exclude each other."""
     tracked = ("radius_quantile", "radius_noise_multiplier")
     for name in ("radius", *tracked):
-        if plan.scaling not in WITH_RADIUS and getattr(plan, name) is not None:
+        with_radius = WITH_RADIUS if name in tracked else (*WITH_RADIUS, "auto")
+        if plan.scaling not in with_radius and getattr(plan, name) is not None:
             yield f"{name} is given, but scaling is {plan.scaling!r} and would ignore it.", "use scaling='radius'."
     if plan.scaling not in CLIPPED and (plan.clipping is not None or plan.clip_norm is not None):
         yield f"clipping and clip_norm are given, but scaling {plan.scaling!r} ignores them.", "leave them out."
@@ -194,7 +198,7 @@ def _numbers(plan: SimpleNamespace) -> Problems:
 
 def _patterns(plan: SimpleNamespace) -> Problems:
     norm = plan.max_norm
-    if norm is not None and not _is_positive(norm) and not (norm and _is_table(norm)):
+    if norm not in (None, "auto") and not _is_positive(norm) and not (norm and _is_table(norm)):
         yield f"max_norm {norm!r} is no positive radius, nor (pattern, radius) pairs.", "use max_norm=1.0."
     for name in ("group_weights", "cotangent_clip"):
         if not _is_table(getattr(plan, name)):

@@ -4,6 +4,7 @@
   ``ClippedExamples`` are private; ``BatchMaximum`` and ``Unlimited`` are not.
 * ``Shares`` or ``CustomShares``: how the noise is shared among the groups of parameters.
 * ``Constraint``: how the weights are constrained after every step.
+* ``Automatic`` and ``Unsettled``: what is left to the certificate of the network, before a run is set up.
 
 Users and files give a plan as flat options instead (YAML, command line, `PrivacyPlan.create`, plan.json, digests).
 ``parts_of`` and ``flat_options`` are the one place that turns these into parts and back.
@@ -87,7 +88,21 @@ class Unlimited:
     name: Literal["none"] = "none"
 
 
-Influence = CertifiedBounds | ExampleNorms | ClippedExamples | BatchMaximum | Unlimited
+@dataclass(frozen=True)
+class Automatic:
+    """Leaves the choice between ``joint`` and ``exact`` to set-up; ``radius`` is that of ``exact``."""
+
+    radius: float | None = None
+    floor: float = 1e-6
+    name: Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """Follows from the scaling, once this is settled."""
+
+
+Influence = CertifiedBounds | ExampleNorms | ClippedExamples | BatchMaximum | Unlimited | Automatic
 
 
 @dataclass(frozen=True)
@@ -122,17 +137,27 @@ class Constraint:
         standardize: whether the mean of every kernel of a convolution is removed, and norms are equalised.
     """
 
-    balls: NormBalls | None = NormBalls()
+    balls: NormBalls | Unsettled | None = Unsettled()
     free_layers: tuple[str, ...] = ()
     standardize: Literal["none", "mean", "mean_and_variance"] = "none"
 
 
 FLAT: Mapping[str, Any] = {
-    "scaling": "joint", "scaling_floor": 1e-6, "radius": None, "radius_quantile": None, "radius_noise_multiplier": None,
-    "clipping": None, "clip_norm": None, "switch_at": None, "switch_to": None, "allocation": "optimal",
-    "group_weights": (), "projection": "clip", "max_norm": 1.0, "free_layers": (), "standardize": "none",
+    "scaling": "auto", "scaling_floor": 1e-6, "radius": None, "radius_quantile": None, "radius_noise_multiplier": None,
+    "clipping": None, "clip_norm": None, "switch_at": None, "switch_to": None, "allocation": "auto",
+    "group_weights": (), "projection": "clip", "max_norm": "auto", "free_layers": (), "standardize": "none",
 }  # fmt: skip
 """The flat options that the parts hold, with their defaults."""
+
+
+def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns flat options with what is `auto` decided, unless the scaling itself is left open."""
+    chosen = dict(options)
+    if chosen["max_norm"] == "auto" and (chosen["scaling"] != "auto" or chosen["projection"] != "clip"):
+        chosen["max_norm"] = 1.0  # a projection that is named is wanted, whatever the scaling
+    if chosen["allocation"] == "auto" and chosen["scaling"] != "auto":
+        chosen["allocation"] = "optimal"
+    return chosen
 
 
 def parts_of(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,12 +168,20 @@ def parts_of(options: Mapping[str, Any]) -> dict[str, Any]:
         ExampleNorms(name='exact', radius=PublicRadius(value=1.0), floor=1e-06)
     """
     rule, max_norm = options["allocation"], options["max_norm"]
-    balls = None if max_norm is None else NormBalls(options["projection"], max_norm)
+    balls: NormBalls | Unsettled | None = None
+    if max_norm is not None:
+        balls = Unsettled() if max_norm == "auto" else NormBalls(options["projection"], max_norm)
     return {name: value for name, value in options.items() if name not in FLAT} | {
         "influence": _influence(options),
-        "shares": CustomShares(options["group_weights"]) if rule == "custom" else Shares(rule),
+        "shares": _shares(rule, options["group_weights"]),
         "constraint": Constraint(balls, options["free_layers"], options["standardize"]),
     }
+
+
+def _shares(rule: Any, weights: Table) -> Shares | CustomShares | Unsettled:
+    if rule == "auto":
+        return Unsettled()
+    return CustomShares(weights) if rule == "custom" else Shares(rule)
 
 
 def _influence(options: Mapping[str, Any]) -> Influence:
@@ -159,15 +192,21 @@ def _influence(options: Mapping[str, Any]) -> Influence:
     if name in ("radius", "exact", "exact_layerwise"):
         tracked = TrackedRadius(options["radius_quantile"], options["radius_noise_multiplier"])
         return ExampleNorms(name, tracked if radius is None else PublicRadius(radius), floor)
+    if name == "auto":
+        return Automatic(radius, floor)
     if name in ("worst_case", "layerwise", "joint"):
         return CertifiedBounds(name, floor, switch)
     return BatchMaximum() if name == "batch_max" else Unlimited()
 
 
-def flat_options(influence: Influence, shares: Shares | CustomShares, constraint: Constraint) -> dict[str, Any]:
+def flat_options(
+    influence: Influence, shares: Shares | CustomShares | Unsettled, constraint: Constraint
+) -> dict[str, Any]:
     """Returns the flat options of the parts; the inverse of ``parts_of``."""
     options: dict[str, Any] = {**FLAT, "scaling": influence.name}
     match influence:
+        case Automatic(radius=value, floor=floor):
+            options |= {"scaling_floor": floor, "radius": value}
         case CertifiedBounds(floor=floor, switch=switch):
             options |= {"scaling_floor": floor} | _switched(switch)
         case ClippedExamples(clipping=clipping, norm=norm, switch=switch):
@@ -181,8 +220,13 @@ def flat_options(influence: Influence, shares: Shares | CustomShares, constraint
             options |= {"allocation": "custom", "group_weights": weights}
         case Shares(rule=rule):
             options["allocation"] = rule
-    balls = {"max_norm": None} if constraint.balls is None else vars(constraint.balls)
-    return options | balls | {"free_layers": constraint.free_layers, "standardize": constraint.standardize}
+    balls: Mapping[str, Any] = {"max_norm": None}
+    match constraint.balls:
+        case NormBalls(projection=projection, max_norm=max_norm):
+            balls = {"projection": projection, "max_norm": max_norm}
+        case Unsettled():
+            balls = {"max_norm": "auto"}
+    return {**options, **balls} | {"free_layers": constraint.free_layers, "standardize": constraint.standardize}
 
 
 def _switched(switch: Switch[Any] | None) -> dict[str, Any]:

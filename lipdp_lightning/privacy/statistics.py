@@ -29,8 +29,9 @@ from torch import Tensor
 
 from lipdp_lightning.files import write_bytes_atomically
 from lipdp_lightning.privacy.grid import round_to_grid_
-from lipdp_lightning.privacy.keys import CounterStream, derive_key
+from lipdp_lightning.privacy.keys import derive_key
 from lipdp_lightning.privacy.plan import PrivacyPlan
+from lipdp_lightning.privacy.streams import CounterStream
 
 UNIT = 2.0**40  # sums are whole multiples of 1 / UNIT: exact, for up to 2^22 rows of norm 1
 MOST_ROWS = 1 << 22

@@ -6,17 +6,24 @@ A training process may draw them at any time, and they are freed like any other 
 
 from __future__ import annotations
 
+import html
 import io
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter
+
+from lipdp_lightning.report.formats import clean_text, format_bound, format_number
 
 __all__ = [
     "COLOURS",
@@ -64,6 +71,8 @@ DARK_COLOURS = Colours(
 )
 
 WIDTH = 4.7  # inches
+MOST_TIPS = 60  # points of a curve that a page names under the pointer
+POINTS_PER_INCH = 72  # of an SVG
 FONT_SIZE = 9.5
 
 
@@ -188,6 +197,7 @@ def figure_to_svg(figure: Figure, *, name: str, alt: str) -> str:
     svg = re.sub(r"<!--.*?-->", "", buffer.getvalue(), flags=re.DOTALL)
     svg = svg[svg.index("<svg") :]
     variables = {value: f"var(--plot-{role})" for role, value in vars(COLOURS).items()}
+    tips = _tips(figure)
 
     def rewrite(tag: str) -> str:
         tag = re.sub(r'\sid="', f' id="{name}-', tag)
@@ -198,14 +208,37 @@ def figure_to_svg(figure: Figure, *, name: str, alt: str) -> str:
         if tag.startswith("<svg"):
             box = re.search(r'viewBox="([^"]*)"', tag)
             assert box is not None, "matplotlib writes a viewBox"
-            label = _attribute(alt)
-            return f'<svg class="plot" viewBox="{box.group(1)}" role="img" aria-label="{label}">'
+            named = f' tabindex="0" data-tips="{html.escape(tips)}"' if tips else ""
+            return f'<svg class="plot" viewBox="{box.group(1)}" role="img" aria-label="{html.escape(alt)}"{named}>'
         return tag
 
     return _rewrite_tags(svg, rewrite).strip()
 
 
-def _attribute(text: str) -> str:
-    for char, entity in (("&", "&amp;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
-        text = text.replace(char, entity)
-    return text
+def _tips(figure: Figure) -> str:
+    """Returns the places of a plot's points in its SVG and what they stand for, as JSON; "" for other figures."""
+    if len(figure.axes) != 1:
+        return ""
+    (axes,) = figure.axes
+    height, scale = figure.get_figheight() * POINTS_PER_INCH, POINTS_PER_INCH / figure.dpi
+    found = []
+    for line in axes.lines:
+        points = np.asarray(line.get_xydata(), dtype=float)
+        points = points[np.isfinite(points).all(axis=1)]
+        if line.get_transform() != axes.transData or len(points) == 0:
+            continue
+        chosen = points[np.unique(np.linspace(0, len(points) - 1, MOST_TIPS).round().astype(int))]
+        own = str(line.get_label())
+        name = axes.get_ylabel() if own.startswith("_") else own  # matplotlib's own labels begin so
+        for place, (x, y) in zip(axes.transData.transform(chosen) * scale, chosen, strict=True):
+            text = f"{axes.get_xlabel()} {_value(axes.xaxis, x)}, {name} {_value(axes.yaxis, y)}"
+            found.append([round(place[0], 1), round(height - place[1], 1), clean_text(text)])
+    return json.dumps(found, separators=(",", ":")) if found else ""
+
+
+def _value(axis: Axis, value: float) -> str:
+    """Returns a value as the axis writes it; an epsilon is rounded up."""
+    if "epsilon" in axis.get_label_text():
+        return format_bound(value)
+    formatter = axis.get_major_formatter()
+    return formatter(float(f"{value:.4g}")) if isinstance(formatter, FuncFormatter) else format_number(float(value))

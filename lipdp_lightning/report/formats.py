@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lipdp_lightning.bound_text import upper_text
 
-__all__ = ["clean_lines", "clean_text", "format_bound", "format_cell", "format_number", "is_number", "plain_value"]
+__all__ = [
+    "clean_lines",
+    "clean_text",
+    "finite",
+    "format_bound",
+    "format_cell",
+    "format_number",
+    "is_number",
+    "plain_value",
+]
 
 MISSING = "-"
 NO_BREAK_SPACES = "\u00a0\u202f"
@@ -24,6 +34,14 @@ def plain_value(value: Any) -> Any:
 def is_number(value: Any) -> bool:
     """Returns whether the value is an int or a float; a bool counts as neither."""
     return isinstance(plain_value(value), (int, float)) and not isinstance(plain_value(value), bool)
+
+
+def finite(value: Any) -> float | None:
+    """Returns a number as a float, or None if it is none, or not finite, or too large for one."""
+    number = plain_value(value)
+    if not is_number(number) or not abs(number) <= sys.float_info.max:
+        return None
+    return float(number)
 
 
 def format_number(value: Any, digits: int = 4) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import unicodedata
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from lipdp_lightning.bound_text import lower_text
 from lipdp_lightning.report.formats import format_bound, format_cell, is_number, plain_value
 
 __all__ = ["certificate_columns", "certificate_table", "plan_rows", "plan_table", "render_table"]
 
-GAP = "  "
+GAP = 2
+WIDEST = 100_000  # columns; lines are not folded, so that a log can be searched
 
 PLAN_LABELS = {
     "epsilon": "epsilon (guarantee)",
@@ -30,6 +36,7 @@ PLAN_LABELS = {
     "steps_planned": "steps planned",
     "steps_taken": "steps taken",
     "scaling": "scaling",
+    "scaling_reason": "why this scaling",
     "allocation": "noise allocation",
     "projection": "projection",
     "max_norm": "maximum layer norm",
@@ -60,19 +67,9 @@ GROUP_COLUMNS = {
     "weight_norm": "weight norm",
     "max_norm": "max norm",
     "on_boundary": "on boundary",
+    "signal_step": "signal / noise",
+    "signal_run": "over the run",
 }
-
-
-def _width(text: str) -> int:
-    """Returns the columns of a terminal that the text takes: two for wide letters, none for combining marks."""
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
-
-
-def _pad(text: str, width: int, right: bool) -> str:
-    blanks = " " * (width - _width(text))
-    return blanks + text if right else text + blanks
 
 
 def _holds_numbers(column: Sequence[Any]) -> bool:
@@ -96,19 +93,19 @@ def render_table(
     for row in rows:
         if len(row) != len(headers):
             raise ValueError(f"a row has {len(row)} cells for {len(headers)} headers: {list(row)!r}")
-    columns = [[row[index] for row in rows] for index in range(len(headers))]
-    if right is None:
-        right = [_holds_numbers(column) for column in columns]
-    cells = [[format_cell(value) for value in row] for row in rows]
-    heads = [format_cell(header) for header in headers]
-    widths = [max(_width(row[index]) for row in [heads, *cells]) for index in range(len(headers))]
-
-    def line(row: Sequence[str]) -> str:
-        return GAP.join(_pad(text, widths[i], right[i]) for i, text in enumerate(row)).rstrip()
-
+    table = Table(box=None, show_header=False, padding=(0, GAP, 0, 0), pad_edge=False)
+    cells = [[format_cell(value) for value in row] for row in (headers, *rows)]
+    for index in range(len(headers)):
+        is_right = _holds_numbers([row[index] for row in rows]) if right is None else right[index]
+        table.add_column(justify="right" if is_right else "left", no_wrap=True)
+    rule = ["-" * max(cell_len(row[index]) for row in cells) for index in range(len(headers))]
+    for line in (cells[0], rule, *cells[1:]):
+        table.add_row(*map(Text, line))
+    page = Console(file=io.StringIO(), width=WIDEST, color_system=None, legacy_windows=False)
+    with page.capture() as captured:
+        page.print(table, no_wrap=True, crop=False)
     lines = [] if title is None else [format_cell(title), ""]
-    lines += [line(heads), GAP.join("-" * width for width in widths), *map(line, cells)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(line.rstrip() for line in captured.get().splitlines())])
 
 
 def _is_certified(plan: Mapping[str, Any]) -> bool:

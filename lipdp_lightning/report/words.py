@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lipdp_lightning.report.formats import format_bound, format_number, is_number, plain_value
+from lipdp_lightning.report.majority import Majority
 from lipdp_lightning.report.model import NONPRIVATE_PREFIX, RunFacts
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "guarantee_sentence",
     "guess_bound",
     "is_doubtful",
+    "majority",
     "metric_label",
     "percent_at_most",
     "plan_facts",
@@ -140,8 +142,19 @@ def is_doubtful(facts: RunFacts) -> bool:
     return facts.secret_fixed or _multiplier_of_the_layers(facts) is not None
 
 
+def majority(facts: RunFacts) -> Majority | None:
+    """Returns the comparison of the headline's accuracy with the most frequent class, if both were measured."""
+    return Majority.of(facts.metrics, find_primary_metric(facts))
+
+
 def cautions(facts: RunFacts) -> list[str]:
     """Returns what a reader must know before believing the headline."""
+    compared = majority(facts)
+    useless = None if compared is None else compared.caution()
+    return _cautions_of_privacy(facts) + ([] if useless is None else [useless])
+
+
+def _cautions_of_privacy(facts: RunFacts) -> list[str]:
     if not facts.certified or facts.epsilon is None or facts.delta is None:
         return [_fixed_secret()] if facts.secret_fixed else []
     found = []
@@ -250,7 +263,8 @@ def find_primary_metric(facts: RunFacts) -> str | None:
 def is_fraction(name: str, values: Mapping[int, float] | list[float]) -> bool:
     """Returns whether a metric reads best in percent."""
     numbers = list(values.values()) if isinstance(values, Mapping) else values
-    return "acc" in name.lower() and all(0 <= value <= 1 for value in numbers)
+    shares = ("acc", "majority_rate", "standard_error")
+    return any(part in name.lower() for part in shares) and all(0 <= value <= 1 for value in numbers)
 
 
 def format_metric(name: str, value: Any) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -15,12 +17,13 @@ ARRAY_KEYS = {
     "epsilon": "privacy.epsilon",
     "epsilons": "privacy.epsilon",
 }
+MOST_RUNS = 1000  # of one array, unless the cluster allows more (MaxArraySize)
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
 class Array:
-    """One run per value of a configuration key, each in its own directory below the job's."""
+    """One run per value of a configuration key; several arrays of a job stand for every combination of their values."""
 
     key: str
     values: tuple[str, ...]
@@ -41,8 +44,10 @@ class Array:
     def label(self) -> str:
         return self.key.rsplit(".", 1)[-1].removesuffix("_everything")
 
-    def directory(self, run_dir: str, value: str) -> str:
-        return str(PurePath(run_dir) / f"{self.label}-{value}")
+    @staticmethod
+    def variable(number: int) -> str:
+        """Returns the script's variable that holds the value of a task; ``number`` counts the arrays of a job."""
+        return "value" if number == 0 else f"value{number + 1}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Job:
     cpus_per_task: int = 1
     time: str | None = None
     signal_before: int = 120
-    array: Array | None = None
+    arrays: tuple[Array, ...] = ()
     container: str | None = None
     container_command: str = "apptainer exec --nv"
     options: tuple[str, ...] = ()
@@ -77,7 +82,7 @@ class Job:
     def log(self) -> str:
         """The log file beside the run directory, which does not exist yet; % is sbatch's own."""
         folder = str(PurePath(self.run_dir).parent).replace("%", "%%")
-        return f"{folder}/{self.name}-{'%A_%a' if self.array else '%j'}.out"
+        return f"{folder}/{self.name}-{'%A_%a' if self.arrays else '%j'}.out"
 
     def checked(self) -> Job:
         """Returns the job; raises ValueError for texts that cannot be written into a script."""
@@ -92,14 +97,23 @@ class Job:
     def runs(self) -> list[tuple[str, tuple[str, ...]]]:
         """Returns each run's directory, and the arguments of `lipdp fit` for it."""
         job = self.checked()
-        if self.array is None:
+        if not self.arrays:
             return [(self.run_dir, job._arguments())]
-        array = self.array
-        return [
-            (directory, (*replace(job, run_dir=directory)._arguments(), f"--{array.key}={value}"))
-            for value in array.values
-            for directory in [array.directory(self.run_dir, value)]
-        ]
+        found = []
+        for values in self.combinations():
+            directory = job.directory(values)
+            options = (f"--{array.key}={value}" for array, value in zip(self.arrays, values, strict=True))
+            found.append((directory, (*replace(job, run_dir=directory)._arguments(), *options)))
+        return found
+
+    def combinations(self) -> list[tuple[str, ...]]:
+        """Returns the values of each run of the arrays, one for each key."""
+        return list(itertools.product(*(array.values for array in self.arrays)))
+
+    def directory(self, values: Sequence[str]) -> str:
+        """Returns the directory of the run with these values, one for each array."""
+        names = (f"{array.label}-{value}" for array, value in zip(self.arrays, values, strict=True))
+        return str(PurePath(self.run_dir) / "-".join(names))
 
     def _arguments(self) -> tuple[str, ...]:
         return ("--config", self.config, "--run_dir", self.run_dir, *self.extra)
@@ -111,9 +125,11 @@ def render(job: Job, header: str = "") -> str:
     lines = ["#!/bin/bash", *(f"# {line}" for line in header.splitlines())]
     lines += [f"#SBATCH {shlex.quote(option)}" for option in _sbatch(job)]
     lines += ["", *job.setup] if job.setup else [""]
-    id_ = '"$SLURM_JOB_ID"' if job.array is None else '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"'
-    if job.array is not None:
-        lines += [f"values=({' '.join(job.array.values)})", "value=${values[SLURM_ARRAY_TASK_ID]}", ""]
+    id_ = '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"' if job.arrays else '"$SLURM_JOB_ID"'
+    for number, column in enumerate(zip(*job.combinations(), strict=True)):
+        name = f"value{'s' if number == 0 else f's{number + 1}'}"
+        lines += [f"{name}=({' '.join(column)})", f"{Array.variable(number)}=${{{name}[SLURM_ARRAY_TASK_ID]}}"]
+    lines += [""] if job.arrays else []
     lines += [" \\\n    ".join(_srun(job)), "status=$?", ""]
     lines += [
         f"# {EXIT_REQUEUE}: the run is saved, and its process cannot call scontrol",
@@ -140,8 +156,8 @@ def _sbatch(job: Job) -> list[str]:
         options.append(f"--gpus-per-node={job.gpus_per_node}")
     if job.time:
         options.append(f"--time={job.time}")
-    if job.array:
-        options.append(f"--array=0-{len(job.array.values) - 1}")
+    if job.arrays:
+        options.append(f"--array=0-{len(job.combinations()) - 1}")
     return [*options, *job.options]
 
 
@@ -155,14 +171,16 @@ def _srun(job: Job) -> list[str]:
         lines += [f"{job.container_command} {binds}", shlex.quote(job.container)]
     lines.append(f"{job.command} fit")
     config, run_dir = shlex.quote(job.config), shlex.quote(job.run_dir)
-    if job.array is not None:
-        run_dir = shlex.quote(job.array.directory(job.run_dir, "")) + '"$value"'
+    if job.arrays:
+        run_dir, start = "", f"{PurePath(job.run_dir)}/"
+        for number, array in enumerate(job.arrays):
+            run_dir += shlex.quote(f"{start}{array.label}-") + f'"${Array.variable(number)}"'
+            start = "-"
     lines += [f"--config {config}", f"--run_dir {run_dir}"]
     for word in job._arguments()[4:]:
         if word.startswith("--"):
             lines.append(shlex.quote(word))
         else:
             lines[-1] += f" {shlex.quote(word)}"
-    if job.array is not None:
-        lines.append(f'"--{job.array.key}=$value"')
+    lines += [f'"--{array.key}=${Array.variable(number)}"' for number, array in enumerate(job.arrays)]
     return lines

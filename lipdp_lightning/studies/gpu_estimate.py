@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..bench.step_counts import FLOAT64, CertificateCounts, Counts, count, count_certificate
-from ..privacy.keys import CounterStream
+from ..privacy.streams import CounterStream
 
 STEPS_COUNTED = 20
 UPDATE_SIZE = 0.002

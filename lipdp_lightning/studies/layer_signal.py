@@ -1,7 +1,7 @@
 """Prints per layer Delta, signal and noise of a step, and which factors of the bound are slack.
 
-    python -m lipdp_lightning.studies.layer_signal --config configs/digits_wide_resnet.yaml [--examples 256]
-        [--untrained] [--format text|markdown|json] [options of lipdp fit]
+    python -m lipdp_lightning.studies.layer_signal --config configs/digits_wide_resnet_bounds.yaml
+        [--examples 256] [--untrained] [--format text|markdown|json] [options of lipdp fit]
 
 It measures at the initial, projected weights and again after the configuration's private training, on held-out rows,
 since rows that were trained on are never read outside a step. Gradients of held-out rows are printed without noise, so

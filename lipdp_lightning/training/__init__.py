@@ -2,6 +2,7 @@
 
 A step:
 
+* ``private_steps``: the steps of a plan, for a Strategy or a plain loop: secret, ledger, record, release.
 * ``strategy``: the Strategy, which connects Lightning's steps with the mechanism and adds the noise.
 * ``module``: the LightningModule, and the loss that a plan clips.
 * ``current_step``: the step that is under way, and the comparison with what set-up has checked.
@@ -18,7 +19,7 @@ Before the first step:
 
 On disk:
 
-* ``run_directory``: the files of a run, and who may use them.
+* ``run_directory``, ``claim``: the files of a run, who may use them, and the checks before they are taken.
 * ``step_record``: digests of what each step was released from.
 * ``checkpoints``, ``checkpoint_files``: the state that a run continues from, and its files.
 

@@ -187,16 +187,23 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def _parsed(data: bytes, path: str | Path) -> Any:
     try:
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return parsed_archive(io.BytesIO(data))
+    except ValueError as error:
+        raise ValueError(f"the checkpoint {path} cannot be used: {error}. {_RESTORE}") from error
+
+
+def parsed_archive(file: io.BytesIO) -> Any:
+    """Returns the plain values in an archive of torch, on the CPU; raises ValueError if it holds anything else."""
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler can raise almost anything
         named = re.search(r"(?:GLOBAL|global|type) [`']?([\w.]+\.[\w.]+)", str(error))
         asks = f"asks for {named[1]}" if named else "is no archive of plain values"
         raise ValueError(
-            f"the checkpoint {path} {asks}; only numbers, strings, tensors and containers of them are read, and "
-            f"nothing of it was run. {_RESTORE}"
+            f"it {asks}; only numbers, strings, tensors and containers of them are read, and nothing of it was run"
         ) from error
     if found := next(strangers(content), None):
-        raise ValueError(f"the checkpoint {path} holds values that are not plain: {found}. {_RESTORE}")
+        raise ValueError(f"it holds values that are not plain: {found}")
     return content
 
 

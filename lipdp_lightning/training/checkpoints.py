@@ -119,6 +119,22 @@ class Restored:
         )
 
 
+def resume_parts(steps: Any, number: int) -> dict[str, Any]:
+    """Returns what a checkpoint holds for the run to continue from the step of that number.
+
+    Args:
+        steps: The Strategy or the Engine that takes the steps.
+        number: The number of the next step.
+    """
+    # a replay draws noise from the same keys, so it must scale the noise by the same bounds
+    parts: dict[str, Any] = {"lipdp_norms": steps._norms.state()}
+    if steps.ranks.rank == 0:  # the only rank that writes, and that needs access to the run directory
+        steps.record.flush()  # a power failure must not leave a checkpoint ahead of it
+        parts["lipdp_record"] = steps.record.state().to_dict()
+        parts["lipdp"] = steps.branches.state(number, steps.mechanism.state()).to_dict()
+    return parts
+
+
 class CheckpointStrategy(ProcessStrategy):
     """Saves and restores secret, ledger, bounds and released statistics along with the weights that are trained."""
 
@@ -143,13 +159,7 @@ class CheckpointStrategy(ProcessStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Saves a checkpoint; one to resume from holds the secret, and a weights-only one never does."""
         if self.mechanism is not None and "optimizer_states" in checkpoint:
-            step = self.connected.trainer.global_step
-            # a replay draws noise from the same keys, so it must scale the noise by the same bounds
-            checkpoint["lipdp_norms"] = self._norms.state()
-            if self.is_global_zero:  # the only rank that writes, and that needs access to the run directory
-                self.record.flush()  # a power failure must not leave a checkpoint ahead of it
-                checkpoint["lipdp_record"] = self.record.state().to_dict()
-                checkpoint["lipdp"] = self.branches.state(step, self.mechanism.state()).to_dict()
+            checkpoint |= resume_parts(self, self.connected.trainer.global_step)
             checkpoint["lipdp_optimizers"] = self.configured
         if self.statistics.values:  # released, and part of the model: no input can be prepared without them
             checkpoint[STATISTICS] = dict(self.statistics.values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ class StepIdentity:
             *(f"the Strategy's {name}" for name in _STRATEGY),
             "the class of the module", "the class of the Strategy", "trainer.accumulate_grad_batches",
         )  # fmt: skip
-        self._parts = NetworkIdentity.of(module.bounded_input, module.loss)
+        self._parts = NetworkIdentity.of(module.bounded_input)  # what the loss holds is in the mechanism's identity
         self._kept = self._now()
 
     def _now(self) -> list[Any]:
@@ -69,7 +70,7 @@ class StepIdentity:
     def differences(self) -> list[str]:
         """Returns a text for every change since set-up."""
         now = self._now()
-        if all([a is b for a, b in zip(now, self._kept, strict=True)]):
+        if all(map(is_, now, self._kept)):
             return self._parts.differences()
         changed = [
             f"{label} is another than it was"

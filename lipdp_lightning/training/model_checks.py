@@ -30,7 +30,9 @@ FIXED_METHODS = (
 )  # fmt: skip
 STRATEGY_METHODS = (
     "training_step", "backward", "optimizer_step", "batch_to_device", "numbered", "step_key", "dropout_key",
-    "_begin_step", "_release", "_draw", "_seal", "_put_on_record", "_make_mechanism", "_all_reduce",
+    "_take_step", "_next_batch", "_finish",  # of the Engine
+    "_begin_pass", "_end_pass", "_begin_step", "_release", "_draw", "_seal", "_put_on_record", "_make_mechanism",
+    "_all_reduce",
 )  # fmt: skip
 DATA_METHODS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "transform_batch")
 _OWN = MappingProxyType({name: getattr(PrivateModule, name, None) for name in FIXED_METHODS})
@@ -257,7 +259,8 @@ def _rehearse(
     x = x.double() if double else x
     kept = {n: b.clone() for n, b in module.network.named_buffers()}
     values = {n: p.detach().to(torch.float64) if double else p.detach() for n, p in module.network.named_parameters()}
-    tensors = {n: v.requires_grad_(v.is_floating_point()) for n, v in values.items()}
+    frozen = {n for n, p in module.network.named_parameters() if not p.requires_grad}
+    tensors = {n: v.requires_grad_(v.is_floating_point() and n not in frozen) for n, v in values.items()}
     buffers = {n: b.double() if double and b.is_floating_point() else b for n, b in kept.items()}
     loss = module.private_loss(plan.loss_clip)
     with trainer.precision_plugin.forward_context(), torch.enable_grad():

@@ -17,6 +17,7 @@ from ..layers import BoundedInput, KeyedDropout, make_private, scale_cotangent
 from ..layers.cotangents import CotangentClip
 from .batches import with_empty_rows
 from .checkpoints import restore_statistics
+from .class_scores import ClassScores
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class PrivateModule(lightning.LightningModule):
         self.output_temperature = 1.0
         self.rows_to_multiple_of = 1  # in training, the network's rows are padded to a multiple of this
         self._metrics = nn.ModuleDict()
+        self._scores: dict[str, ClassScores] = {}  # of evaluations outside training
 
     @property
     def input_bound(self) -> float:
@@ -151,7 +153,8 @@ class PrivateModule(lightning.LightningModule):
                 x, lambda rows: self.loss.per_example(self._output(rows), y), self.trainer.global_step
             )
             return total
-        rows, padded = len(x), with_empty_rows(x, self.rows_to_multiple_of)
+        rows, multiple = len(x), self.rows_to_multiple_of
+        padded = x if multiple == 1 else with_empty_rows(x, multiple)
         logits = self._output(padded)
         factor = private.scaling.example_factor(len(padded), logits.device)
         if padded is not x:  # the cotangents of the appended rows are zero
@@ -211,11 +214,27 @@ class PrivateModule(lightning.LightningModule):
         logits = self._scaled(outputs)
         losses = self.loss.per_example(logits, y)
         metric = self._metric(stage, logits.shape[1] if logits.dim() > 1 else 1)
-        metric.update(*_predictions(self.task, logits, y))
+        predicted = _predictions(self.task, logits, y)
+        metric.update(*predicted)
+        if self.task != "regression" and self.trainer.state.fn != TrainerFn.FITTING:
+            self._scores.setdefault(stage, ClassScores().to(self.device)).update(*predicted)
         self.log(f"{stage}/loss", losses.mean(), on_epoch=True, on_step=False, batch_size=len(x), sync_dist=True)
         name = "mae" if self.task == "regression" else "accuracy"
         self.log(f"{stage}/{name}", metric, on_epoch=True, on_step=False, prog_bar=stage == "validation")
         return {"outputs": outputs.detach()}
+
+    def _log_scores(self, stage: str) -> None:
+        scores = self._scores.pop(stage, None)  # none while training, where they would cost more than they tell
+        if scores is not None:
+            self.log_dict({f"{stage}/{name}": value for name, value in scores.compute().items()})
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs what belongs beside an accuracy on held-out rows."""
+        self._log_scores("validation")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs what belongs beside an accuracy on test rows."""
+        self._log_scores("test")
 
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Logs loss and metric of held-out rows."""

@@ -187,6 +187,3 @@ class ProcessStrategy(DDPStrategy):
             dense = tensor.contiguous()  # collectives need contiguous memory, unlike channels_last
             torch.distributed.broadcast(dense, src=0)
             tensor.copy_(dense)
-
-    def _all_reduce(self, total: Tensor) -> None:
-        torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM)

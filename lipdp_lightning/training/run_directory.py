@@ -9,6 +9,7 @@ import secrets
 from pathlib import Path
 from typing import IO, Any
 
+from ..alive import this_process
 from ..files import is_left_over, naming, read_json, read_text, remove_left_overs, write_bytes_atomically
 from ..privacy.branches import LOCK_FILE, place_of
 from ..run_names import (
@@ -18,6 +19,7 @@ from ..run_names import (
     LAST,
     LEDGER_FILE,
     PLAN_FILE,
+    PROGRESS_FILE,
     RUN_FILE,
     STATISTICS_FILE,
     STEPS_FILE,
@@ -217,15 +219,20 @@ class RunDirectory:
                 f"{self.steps} is missing: without it, a step that is repeated with other numbers would not be "
                 "noticed. HINT: restore it from a backup, or start a new run with another --run_dir."
             )
-        self.mark("running", plan_digest)
+        self.mark("running", plan_digest, process=this_process())
         return continued
 
     def mark(self, status: str, plan_digest: str, **facts: Any) -> None:
-        """Writes the status of the run into run.json."""
+        """Writes the status of the run into run.json; the seconds of training so far stay if none are given."""
         before = self.record() or {}
         place = before.get("place", "") if before else place_of(self.path)
-        record = {"format": FORMAT, "status": status, "plan": plan_digest, "id": self.id, "place": place, **facts}
+        record = {"format": FORMAT, "status": status, "plan": plan_digest, "id": self.id, "place": place}
+        record |= {"seconds": before.get("seconds", 0.0), **facts}
         write_bytes_atomically(self.path / RUN_FILE, json.dumps(record, indent=1).encode())
+
+    def note_progress(self, progress: dict[str, Any]) -> None:
+        """Writes how far the run is, for `lipdp status`; the time of the file is a sign of life."""
+        write_bytes_atomically(self.path / PROGRESS_FILE, json.dumps(progress, indent=1).encode())
 
     def release(self) -> None:
         """Lets another process, or another Trainer of this one, take the directory."""

@@ -98,10 +98,26 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
         *strategy_problems(strategy),
         *view_problems(trainer, strategy, data),
     ]
-    problems += [*(wrong_module := module_problems(module)), *(wrong_data := _data(data, module, strategy.plan))]
+    refuse(problems + _step_problems(trainer, module, strategy, data))
+
+
+def check_loop(engine: Any, module: PrivateModule, data: Any) -> None:
+    """Raises one ValueError that lists all problems of a loop without a Trainer, each with its HINT, if there are any.
+
+    Args:
+        engine: The Engine, which takes the places of Strategy and Trainer.
+        module: The module that is trained.
+        data: The data module.
+    """
+    refuse([*_plan(engine, engine), *strategy_problems(engine), *_step_problems(engine, module, engine, data)])
+
+
+def _step_problems(trainer: Any, module: Any, strategy: Any, data: Any) -> list[str]:
+    """Returns the problems of the module, the data and the network's certificate."""
+    problems = [*(wrong_module := module_problems(module)), *(wrong_data := _data(data, module, strategy.plan))]
     if not wrong_data:
         problems += _shares(trainer, data)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for callback in trainer.callbacks:
             problems += getattr(callback, "set_up_problems", _none)(trainer, module, strategy.plan, data)
     if isinstance(module, PrivateModule) and strategy.plan is not None and _is_private_data(data):
         uncertified, shape = _certificate(trainer, module, strategy.plan, data)
@@ -109,7 +125,7 @@ def check_set_up(trainer: lightning.Trainer, module: Any, strategy: Any, data: A
         if not (uncertified or wrong_module or wrong_data):
             unfit = output_problems(module.loss, shape, data)
             problems += unfit or rehearsal_problems(trainer, module, strategy.plan, data)
-    refuse(problems)
+    return problems
 
 
 def refuse(problems: Sequence[str]) -> None:
@@ -319,7 +335,7 @@ def _shares(trainer: lightning.Trainer, data: Any) -> list[str]:
     """Refuses shares of held-out rows below one batch; Lightning's own message would state the number of batches."""
     problems = []
     for name, loader in (("limit_val_batches", "val_dataloader"), ("limit_test_batches", "test_dataloader")):
-        share = getattr(trainer, name)
+        share = getattr(trainer, name, None)
         if not (isinstance(share, float) and 0 < share < 1 and hasattr(data, loader)):
             continue
         try:
@@ -338,6 +354,8 @@ def _certificate(
     trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any
 ) -> tuple[list[str], tuple[int, ...]]:
     """Returns the problems of making a mechanism, which is not used, and the shape of the model's output."""
+    if not any(parameter.requires_grad for parameter in module.network.parameters()):
+        return ["no layer of the network is trained, so that nothing can be learnt. HINT: requires_grad_(True)."], ()
     if plan.clips_examples:
         from ..clipping.samplers import clipping_problems
 

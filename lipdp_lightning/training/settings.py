@@ -24,18 +24,22 @@ class PrivacySettings:
         epochs: expected passes over the data.
         steps: number of steps; give either this or epochs.
         batch_size: expected number of examples in a step; a constant of the plan.
-        scaling: rule that scales an example's gradient; 'batch_max' is not private.
-        allocation: rule that shares the noise among parameter groups.
+        scaling: rule that scales an example's gradient. With 'auto', set-up takes 'joint' where certified bounds are
+            tight, and 'exact' elsewhere, and prints why. 'batch_max' is not private.
+        allocation: rule that shares the noise among parameter groups; 'auto' is 'global' where an automatic scaling
+            becomes 'exact', and 'optimal' elsewhere.
         group_weights: pattern -> share of the budget, for allocation 'custom'.
         projection: projection that limits the layers' norms.
-        max_norm: largest norm of a layer, or pattern -> norm; null leaves every layer free.
+        max_norm: largest norm of a layer, or pattern -> norm; null leaves every layer free. 'auto' is 1; where an
+            automatic scaling becomes 'exact', it is the largest power of two that keeps the certificate finite.
         free_layers: patterns of layers that are not projected.
         standardize: after a step, subtract the mean from every kernel of a convolution, or also equalise norms.
         adjacency: relation of data sets that the guarantee protects: add_remove or replace_one.
         accountant: pld, prv or rdp; for replace_one, pld always answers, since only it accounts for it exactly.
         loss_clip: clip each example's loss gradient to this norm.
         cotangent_clip: pattern of modules -> radius; clips the cotangents at their outputs.
-        radius: radius of the scalings 'radius', 'exact' and 'exact_layerwise'.
+        radius: radius of the scalings 'radius', 'exact' and 'exact_layerwise'; 1 where an automatic scaling becomes
+            'exact'.
         radius_quantile: track the radius as this private quantile.
         radius_noise_multiplier: noise of the quantile query, which joins the step.
         scaling_floor: smallest n_ik (or joint norm) by which an example is divided.
@@ -64,12 +68,12 @@ class PrivacySettings:
         steps: int | None = None,
         batch_size: float = 256,
         scaling: Literal[
-            "worst_case", "layerwise", "joint", "radius", "exact", "exact_layerwise", "batch_max"
-        ] = "joint",
-        allocation: Literal["equal", "global", "optimal", "custom"] = "optimal",
+            "auto", "worst_case", "layerwise", "joint", "radius", "exact", "exact_layerwise", "batch_max"
+        ] = "auto",
+        allocation: Literal["auto", "equal", "global", "optimal", "custom"] = "auto",
         group_weights: dict[str, float] | None = None,
         projection: Literal["clip", "clip_singular", "fixed", "bjorck", "frobenius"] = "clip",
-        max_norm: float | dict[str, float] | None = 1.0,
+        max_norm: float | dict[str, float] | Literal["auto"] | None = "auto",
         free_layers: list[str] | None = None,
         standardize: Literal["none", "mean", "mean_and_variance"] = "none",
         adjacency: Literal["add_remove", "replace_one"] = "add_remove",

@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ..files import flush_directory, naming, read_bytes
+from ..files import flush_directory, naming, not_written, read_bytes
 from ..privacy.keys import derive_key
 
 _LINE = re.compile(r"^([0-9a-f]{16}) (\d+) ([0-9a-f]{32})$")
@@ -199,13 +199,15 @@ class StepRecord:
     def _write(self, line: str) -> None:
         if self._path is None:
             return
-        with naming(self._path, "The step was not taken, and the last checkpoint is whole."):
+        try:
             if self._file is None:  # it stays open, since opening it takes longer than the rest
                 self._file = open(self._path, "ab", buffering=0, opener=_owners_alone)  # noqa: SIM115
             left, self._torn = f"{self._torn * chr(10)}{line}\n".encode(), True
             while left:  # there is no buffer, so a later attempt cannot write what this one could not
                 left = left[self._file.write(left) :]
-            self._torn = False
+        except OSError as error:
+            raise not_written(self._path, error, "The step was not taken, and the last checkpoint is whole.") from error
+        self._torn = False
 
     def flush(self) -> None:
         """Flushes the lines to the disk."""

@@ -22,12 +22,12 @@ from lipdp_lightning.accounting.accountants import (
     epsilon_of,
     warn_of_disagreement,
 )
-from lipdp_lightning.accounting.budget_question import compute_budget, format_table
 from lipdp_lightning.accounting.calibrate import calibrate_noise, steps_for
 from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import PldCurve, PrvCurve
 from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint
+from lipdp_lightning.commands.budget_question import compute_budget, format_table
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.plan import PrivacyPlan
 

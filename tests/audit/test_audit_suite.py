@@ -11,7 +11,7 @@ import torch
 from gallery import mlp, plan_of
 from test_audit_canaries import Rows
 
-from lipdp_lightning.audit.audit_page import audit_json, render_page, terminal_text
+from lipdp_lightning.audit.audit_page import audit_json, render_audit, terminal_text
 from lipdp_lightning.audit.findings import Curve, Finding, PlotData
 from lipdp_lightning.audit.suite import AuditReport, Effort, Questions, run_audit
 from lipdp_lightning.mechanism.step import Mechanism
@@ -68,8 +68,8 @@ def test_the_page_loads_nothing_and_says_what_was_found() -> None:
         Finding("two", "Is it caught?", "violation", "By a factor.", factor=2.5, p_value=1e-9, alpha=1e-4),
     )
     report = AuditReport("a & b", "quick", 0.999, plan_of(), 2.00004, findings, 1.0, 0)
-    page = render_page(report)
-    assert "VIOLATION" in page and "a &amp; b" in page and "&lt;b&gt;" in page and "<script" not in page
+    page = render_audit(report)
+    assert "VIOLATION" in page and "a &amp; b" in page and "&lt;b&gt;" in page and page.count("<script") == 1
     assert not re.search(r'(src|href)="(?!#)', page) and "@import" not in page
     assert "2.001" in page  # an epsilon is rounded up
     content = json.loads(audit_json(report))
@@ -77,7 +77,7 @@ def test_the_page_loads_nothing_and_says_what_was_found() -> None:
     assert content["findings"][0]["plots"][0]["curves"][0]["y"] == [1, "inf"]
     assert "1 of 2 checks are violated: two; the largest measured factor is 2.5 (two)" in terminal_text(report)
     passed = AuditReport("fine", "quick", 0.999, plan_of(), 2.0, findings[:1], 1.0, 0)
-    assert "VIOLATION" not in render_page(passed) and "No violation" in terminal_text(passed)
+    assert "VIOLATION" not in render_audit(passed) and "No violation" in terminal_text(passed)
 
 
 def test_what_claims_nothing_is_not_audited() -> None:

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from lipdp_lightning.accounting.budget_question import compute_budget
 from lipdp_lightning.commands.budget import add_arguments, run
+from lipdp_lightning.commands.budget_question import compute_budget
 
 REFERENCE = "--dataset-size 60000 --batch-size 256 --steps 14062 --delta 1e-5"
 SMALL = "--dataset-size 1000 --batch-size 100 --epochs 5 --delta 1e-5 --accountant rdp"

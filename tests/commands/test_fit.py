@@ -6,6 +6,7 @@ import base64
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -83,9 +84,23 @@ def test_a_run_directory_holds_the_report_the_configuration_and_the_ledger(finis
     assert resolved["privacy"]["steps"] == 12 and resolved["privacy"]["scaling"] is not None
 
 
+METRICS = ("loss", "accuracy", "majority_rate", "standard_error", "balanced_accuracy", "auroc")
+
+
+def test_a_run_that_predicts_one_class_is_no_success(tmp_path: Path) -> None:
+    """A network that starts at zero and is not moved gives every row to the first class."""
+    outcome = fit(tmp_path / "run", *SMALL, "--optimizer.init_args.lr", "0")
+    assert outcome.code == 0 and "no better than always predicting the most frequent class" in outcome.out
+    metrics = report_of(tmp_path / "run")["metrics"]
+    assert metrics["validation/balanced_accuracy"] == pytest.approx(0.1)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "✓" not in page and "no better than the most frequent class" in page
+    assert "caution" in lipdp("test", "--run_dir", tmp_path / "run").out
+
+
 def test_rows_that_serve_for_validation_and_test_are_reported_once(finished: tuple[Path, Outcome]) -> None:
     metrics = report_of(finished[0])["metrics"]
-    assert set(metrics) == {"validation/loss", "validation/accuracy"}
+    assert set(metrics) == {f"validation/{name}" for name in METRICS}
 
 
 def test_different_test_rows_are_reported_beside_validation(tmp_path: Path) -> None:
@@ -98,7 +113,7 @@ def test_different_test_rows_are_reported_beside_validation(tmp_path: Path) -> N
     outcome = fit(tmp_path / "run", "--config", file, *SMALL[2:])
     assert outcome.code == 0, outcome.err
     metrics = report_of(tmp_path / "run")["metrics"]
-    assert set(metrics) == {f"{kind}/{name}" for kind in ("validation", "test") for name in ("loss", "accuracy")}
+    assert set(metrics) == {f"{kind}/{name}" for kind in ("validation", "test") for name in METRICS}
     assert "test/accuracy" in outcome.out
 
 
@@ -304,7 +319,17 @@ def test_help_comes_without_torch() -> None:
 
 def test_help_of_fit_and_the_complete_configuration() -> None:
     outcome = lipdp("fit", "--help")
-    assert outcome.code == 0 and "--run_dir" in outcome.out and "--privacy.epsilon" in outcome.out
+    assert outcome.code == 0 and outcome.err == ""
+    places = [outcome.out.index(key) for key in ("--run_dir", "--privacy.epsilon", "--model.network ", "--data ")]
+    assert places == sorted(places) and outcome.out.index("--optimizer ") > places[-1]
+    assert "--trainer.max_steps" not in outcome.out and "known subclasses" not in outcome.out
+    assert outcome.out.count("\n") < 300
+    complete = lipdp("fit", "--help-all")
+    assert complete.code == 0 and "--trainer.max_steps" in complete.out and "known subclasses" in complete.out
+    options = {key for key in re.findall(r"^  (--[\w.]+)", complete.out, re.MULTILINE) if "trainer" not in key}
+    one = lipdp("fit", "--model.network.help", "lipdp_lightning.models.MLP")
+    assert one.code == 0 and "input_shape" in one.out
+    assert options <= set(re.findall(r"^  (--[\w.]+)", outcome.out, re.MULTILINE)), "no option got lost"
     outcome = lipdp("fit", "--config", QUICKSTART, "--print_config")
     assert outcome.code == 0 and yaml.safe_load(outcome.out)["privacy"]["epsilon"] == 3.0
 

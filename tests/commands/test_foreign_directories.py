@@ -16,7 +16,7 @@ import torch
 import yaml
 from command_runs import LONG, Outcome, fit, lipdp, snapshot
 
-from lipdp_lightning.commands.foreign_code import check_named_code
+from lipdp_lightning.experiment.foreign_code import check_named_code
 from lipdp_lightning.training.checkpoint_files import read_checkpoint, seal
 
 

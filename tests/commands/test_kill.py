@@ -15,12 +15,16 @@ import pytest
 import torch
 from command_runs import QUICKSTART, ROOT, environment
 
+from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.commands.status import describe
+from lipdp_lightning.privacy.plan import PrivacyPlan
+
 STEPS = 60
 # The real command, except that its first secret is known: a run without interruption can then be compared
 COMMAND = """
 import sys
-import lipdp_lightning.training.strategy as strategy
-strategy.new_secret = lambda: bytes(range(16))
+import lipdp_lightning.training.private_steps as steps
+steps.new_secret = lambda: bytes(range(16))
 from lipdp_lightning.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -67,6 +71,25 @@ def kill_after(process: subprocess.Popen[str], run_dir: Path, step: int, delay: 
     assert process.poll() is None, "the run ended before it could be killed"
     process.send_signal(signal.SIGKILL)
     process.wait()
+
+
+@pytest.mark.slow
+def test_status_tells_a_killed_run_from_a_running_one(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = start(run_dir)
+    while reached(run_dir) < 5 and process.poll() is None:
+        time.sleep(0.01)
+    running = describe(run_dir)
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and nobody has noticed it yet
+    killed = describe(run_dir)
+    process.communicate()
+    assert (running["state"], killed["state"], describe(run_dir)["state"]) == ("running", "crashed", "crashed")
+    plan = PrivacyPlan.from_dict(json.loads((run_dir / "plan.json").read_text()))
+    assert Spending(plan).exactly(reached(run_dir) + 1).epsilon <= killed["so far"] <= killed["epsilon"]
+    assert 0 < running["so far"] <= running["epsilon"] == Spending(plan).guarantee().epsilon
+    finish(start(run_dir))
+    assert describe(run_dir)["state"] == "finished"
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from lipdp_lightning.commands.foreign_code import check_named_code
+
 from lipdp_lightning.own_folders import importable_folder
 
 ROOT = Path(__file__).parents[2]

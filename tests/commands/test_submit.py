@@ -16,7 +16,10 @@ import yaml
 from command_runs import QUICKSTART, SMALL, Outcome, lipdp, lipdp_process
 
 from lipdp_lightning.commands.fit import default_run_dir
+from lipdp_lightning.commands.submit import _parser, job_from
 from lipdp_lightning.slurm.environment import task_problems
+
+THOUSAND = ",".join(map(str, range(1000)))
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +111,21 @@ def test_a_task_of_an_array_has_its_value_and_its_directory(tmp_path: Path) -> N
     assert "--seed_everything=" in seeds and "/seed-" in seeds
     other = script_of(*options[:4], "--array", "optimizer.init_args.lr=0.1,1e-3")
     assert "--optimizer.init_args.lr=$value" in other and "/lr-" in other
+
+
+def test_two_arrays_are_a_product(tmp_path: Path) -> None:
+    options = ("--config", config(tmp_path, devices=1), "--run_dir", "my runs/x")
+    script = script_of(*options, "--array", "seeds=1,2", "--array", "epsilon=0.5,1,4")
+    assert directives(script)["array"] == "0-5"
+    job = job_from(_parser().parse_args([*options, "--array", "seeds=1,2", "--array", "epsilon=0.5,1,4"]), (), {})
+    seen = set()
+    for task, (directory, arguments) in enumerate(job.runs()):
+        _, words, _ = execute(tmp_path, script, SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID=str(task))
+        assert words[words.index("--run_dir") + 1] == directory
+        assert tuple(words[-2:]) == arguments[-2:]
+        seen.add((directory, *words[-2:]))
+    assert len(seen) == 6
+    assert ("my runs/x/seed-2-epsilon-0.5", "--seed_everything=2", "--privacy.epsilon=0.5") in seen
 
 
 @pytest.mark.parametrize(("code", "requeues"), [(0, False), (1, False), (75, True), (130, False)])
@@ -208,6 +226,15 @@ def test_a_wrong_site_file_is_refused(tmp_path: Path, content: Any, complaint: s
         ({"accelerator": "gpu", "num_nodes": 1}, ("--gpus-per-node", "8"), (), "8", "8", ["--trainer.devices=8"]),
         ({"devices": 4, "num_nodes": 1}, (), ("--trainer.devices", "2"), "2", None, []),
         ({"devices": [0, 1], "num_nodes": 1}, (), (), "2", None, []),
+        ({"devices": 4}, ("--ntasks-per-node", "2"), (), "2", None, ["--trainer.devices=2", "--trainer.num_nodes=1"]),
+        (
+            {"accelerator": "cpu", "devices": 1},
+            ("--nodes", "2", "--gpus-per-node", "4"),
+            (),
+            "4",
+            "4",
+            ["--trainer.accelerator=gpu", "--trainer.devices=4", "--trainer.num_nodes=2"],
+        ),
     ],
 )
 def test_one_task_per_device(
@@ -224,9 +251,10 @@ def test_one_task_per_device(
 @pytest.mark.parametrize(
     ("trainer", "words", "complaint"),
     [
-        ({"devices": 4}, ("--ntasks-per-node", "2"), "trainer.devices=4"),
-        ({"devices": 4}, ("--gpus-per-node", "2"), "trainer.devices=4"),
-        ({"devices": 4, "num_nodes": 2}, ("--nodes", "3"), "trainer.num_nodes=2"),
+        ({"devices": 2}, ("--ntasks-per-node", "2", "--", "--trainer.devices=4"), "--trainer.devices=4 after the --"),
+        ({}, ("--gpus-per-node", "2", "--", "--trainer.devices", "4"), "--trainer.devices=4 after the --"),
+        ({"devices": 4}, ("--nodes", "3", "--", "--trainer.num_nodes=2"), "--trainer.num_nodes=2 after the --"),
+        ({"accelerator": "cpu"}, ("--gpus-per-node", "2", "--", "--trainer.accelerator=cpu"), "trains on GPUs"),
         ({"devices": "auto"}, (), "number of tasks is not known"),
         ({"devices": 4}, ("--ntasks-per-node", "4", "--gpus-per-node", "2"), "each GPU needs one task"),
         ({"devices": 1}, ("--nodes", "0"), "--nodes 0 is not positive"),
@@ -239,6 +267,8 @@ def test_one_task_per_device(
         ({"devices": 1}, ("--wandb", "off"), "unrecognized arguments"),
         ({"devices": 1}, ("--", "--run_dir", "x"), "belongs before the --"),
         ({"devices": 1}, ("--array", "epsilon=1,2", "--", "--privacy.epsilon=1"), "given twice"),
+        ({"devices": 1}, ("--array", "epsilon=1,2", "--array", "epsilons=3"), "names privacy.epsilon twice"),
+        ({"devices": 1}, ("--array", f"seeds={THOUSAND}", "--array", "epsilon=1,2"), "makes 2000 runs"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(

@@ -17,10 +17,12 @@ from lipdp_lightning.experiment.loggers import wandb_logger
 
 
 @pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"):
+def no_key(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_JOB_TYPE", "WANDB_TAGS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):  # which hold copies of artifacts
+        monkeypatch.setenv(name, str(tmp_path_factory.mktemp("wandb")))
     yield
     wandb.finish()
     wandb.teardown()
@@ -33,6 +35,18 @@ def test_offline_unless_there_is_a_key(tmp_path: Path, monkeypatch: pytest.Monke
     assert wandb_logger(tmp_path, "a", "auto")._offline is False
     assert wandb_logger(tmp_path, "a", "offline")._offline is True
     assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_of_an_array_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [tmp_path / "a" / "seed-1", tmp_path / "b" / "seed-1", tmp_path / "runs" / "mine"]
+    known = [wandb_logger(folder, "x", "offline", ["t" * 99, "\x1b[2J"])._wandb_init for folder in folders]
+    assert [each["name"] for each in known] == ["a/seed-1", "b/seed-1", "mine"]
+    assert [each["group"] for each in known] == ["a", "b", "runs"] and {each["job_type"] for each in known} == {"fit"}
+    assert known[0]["tags"] == ["t" * 64, " [2J"]
+    for name, value in {"WANDB_RUN_GROUP": "mine", "WANDB_JOB_TYPE": "eval", "WANDB_TAGS": "x,y"}.items():
+        monkeypatch.setenv(name, value)
+    chosen = wandb_logger(folders[0], "x", "offline", ["z"])._wandb_init
+    assert (chosen["group"], chosen["job_type"], chosen["tags"]) == ("mine", "eval", ["x", "y"])
 
 
 @pytest.mark.slow
@@ -49,6 +63,12 @@ def test_a_run_and_its_continuation(tmp_path: Path) -> None:
     for key in ("epsilon", "delta", "noise_multiplier", "epsilon_taken"):
         assert run["summary"][key] == pytest.approx(report[key])
     assert run["summary"]["steps"] == 12
+    assert run["name"] == f"{tmp_path.name}/run" and run["group"] == tmp_path.name and run["job"] == "fit"
+    assert run["tags"] == ["MLP", "Digits", "joint", "certified"]
+    (attached,) = (artifact for artifact in run["artifacts"] if artifact.type == "privacy-report")
+    files = {entry.path: Path(entry.local_path).read_bytes() for entry in attached.manifest.contents}
+    names = ("report.html", "privacy_report.json", "privacy_report.md")
+    assert files == {name: (run_dir / name).read_bytes() for name in names}
     assert run["summary"]["accuracy"] == pytest.approx(report["metrics"]["validation/accuracy"])
     logged = {key for row in run["history"] for key in row}
     assert "report/epsilon/filenames" in logged and "report/layers/ncols" in logged

@@ -33,21 +33,24 @@ def _put(target: dict[str, Any], items: Any) -> None:
 
 
 def read_run(run_dir: Path) -> dict[str, Any]:
-    """id, project, config, summary and history of the newest offline run in a run directory."""
+    """id, names, config, summary, history and artifacts of the newest offline run in a run directory."""
     file = sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb"))[-1]
-    content: dict[str, Any] = {"config": {}, "summary": {}, "history": [], "kinds": []}
+    content: dict[str, Any] = {"config": {}, "summary": {}, "history": [], "kinds": [], "artifacts": []}
     for payload in _payloads(file.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(payload)
         kind = record.WhichOneof("record_type")
         content["kinds"].append(kind)
         if kind == "run":
-            content |= {"id": record.run.run_id, "project": record.run.project}
+            content |= {"id": record.run.run_id, "project": record.run.project, "tags": list(record.run.tags)}
+            content |= {"name": record.run.display_name, "group": record.run.run_group, "job": record.run.job_type}
             _put(content["config"], record.run.config.update)
             _put(content["summary"], record.run.summary.update)
         elif kind == "config":
             _put(content["config"], record.config.update)
         elif kind == "summary":
             _put(content["summary"], record.summary.update)
+        elif kind == "artifact":
+            content["artifacts"].append(record.artifact)
         elif kind == "history":
             row: dict[str, Any] = {}
             _put(row, record.history.item)

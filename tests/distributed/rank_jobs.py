@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import numpy as np
 import rank_mutants
 import torch
 from lightning.pytorch.callbacks import Callback
-from small_runs import SECRET, Blobs, Crash, fit, make_module, make_plan, weights
+from small_runs import SECRET, Blobs, Crash, fit, make_module, make_network, make_plan, weights
 from torch import Tensor, nn
 
+from lipdp_lightning.adoption.engine import Engine
 from lipdp_lightning.augmentations import HorizontalFlip, ShiftedCrop
 from lipdp_lightning.callbacks import (
     AugmentationMultiplicity,
@@ -30,6 +32,7 @@ from lipdp_lightning.callbacks import (
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.layers.exact_norms import Contribution
 from lipdp_lightning.mechanism.step import Mechanism
+from lipdp_lightning.privacy.keyed_digest import PendingDigest
 from lipdp_lightning.privacy.sampling import poisson_sample
 from lipdp_lightning.training import PrivateModule, PrivateStrategy
 from lipdp_lightning.training.run_directory import RunDirectory
@@ -467,7 +470,7 @@ def replayed(world: World, folder: str, mode: str, changed_on: int | None = None
     released, data = Sums(20), LateChange()
     data.changed = world.rank == changed_on
     if mutant:
-        Mechanism._contribution = lambda *of_sums: b"any sum"  # type: ignore[method-assign]
+        Mechanism._contribution = lambda *of_sums: PendingDigest([b"any sum"])  # type: ignore[method-assign]
     continued = last.exists()
     with contextlib.suppress(InterruptedError):
         world.fit(
@@ -598,3 +601,35 @@ def neighbours(world: World, folder: str, broken: str = "", mode: str = "distrib
     with patch("lipdp_lightning.training.model_checks.FIXED_METHODS", ()):  # which would refuse some at once
         found = compared(Path(folder), pair_plan(**plan), **options)
     return {"faults": found.faults, "moved": found.moved, "says": "" if chosen is None else chosen.says}
+
+
+# ---- a loop of torch
+
+
+def loop_weights(world: World, noise: float = 0.0, mode: str = "distributed", crash: int | None = None,
+                 folder: str = "") -> dict[str, Any]:  # fmt: skip
+    """Weights after a plain loop over an Engine's steps."""
+    if world.size > 1:
+        torch.distributed.init_process_group("gloo", rank=world.rank, world_size=world.size)
+    try:
+        network = make_network(seed=world.rank)  # rank 0's weights are taken
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plan = make_plan(noise_multiplier=noise, max_norm=1.0)
+            engine = Engine(
+                network, plan, Blobs(), loss="cross_entropy", input_bound=1.0, precision="64-true", noise_mode=mode,
+                fixed_secret=SECRET, run_dir=folder or None, save_every_n_steps=3,
+            )  # fmt: skip
+        engine.keep(optimizer=optimizer)
+        for step in engine:
+            optimizer.step()
+            if step.number == crash:
+                return {"crashed": True}
+        engine.close()
+        assert engine.mechanism is not None
+        return {"weights": weights(network).tolist(), "largest": max(engine.mechanism.sensitivities().values()),
+                "world": engine.world_size}  # fmt: skip
+    finally:
+        if world.size > 1:
+            torch.distributed.destroy_process_group()

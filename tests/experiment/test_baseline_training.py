@@ -229,7 +229,8 @@ def test_run_once_writes_nothing_and_can_be_repeated(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
     assert first.metrics == second.metrics and torch.equal(weights(first.module), weights(second.module))
     assert not torch.equal(weights(first.module), weights(other.module))
-    assert first.steps == 4 and first.certified and set(first.metrics) == {"validation/loss", "validation/accuracy"}
+    names = ("loss", "accuracy", "majority_rate", "standard_error", "balanced_accuracy", "auroc")
+    assert first.steps == 4 and first.certified and set(first.metrics) == {f"validation/{name}" for name in names}
     assert first.score == first.metrics["validation/accuracy"]
     assert SMALL["privacy"]["steps"] == 6  # the caller's mapping stays as it was
 

@@ -31,6 +31,16 @@ def test_shape_and_independence_of_the_examples(shape: tuple[int, ...], scales: 
     assert extractor.double()(x.double()).dtype == torch.float64
 
 
+def test_coefficients_are_those_on_record() -> None:
+    """Another implementation, or another version of the package, has to give these."""
+    x = torch.linspace(0, 1, 64).reshape(1, 1, 8, 8).square()
+    found = Scattering((1, 8, 8), J=2, L=4, log_offset=None)(x).flatten()
+    first = [0.04744992, 0.06498623, 0.31264412, 0.3605322, 0.00915097, 0.01104076]
+    torch.testing.assert_close(found[:6], torch.tensor(first))
+    torch.testing.assert_close(found[40:43], torch.tensor([0.00294617, 0.00300697, 0.00304595]))
+    assert float(found.sum()) == pytest.approx(1.7029165, rel=1e-5)
+
+
 def test_a_constant_image_has_its_mean_and_no_waves() -> None:
     extractor = Scattering((1, 16, 16), J=2, L=4, log_offset=None)
     features = extractor(torch.full((1, 1, 16, 16), 0.7))[0]

@@ -5,22 +5,30 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from pretend import Counts, OnGpu, counts, module_to_gpu, to_gpu
 from private_step import SECRET, Batch, Harness
 from torch import Tensor, nn
 
 from lipdp_lightning.mechanism.step import Mechanism
+from lipdp_lightning.norms.follow import Follower
 from lipdp_lightning.privacy.plan import PrivacyPlan
 
 
 class SameNoise(Mechanism):
     """Keys the noise by the step alone: weights on two devices differ in their last bits, and noise would, too."""
 
-    def begin_step(self, step: int, *_: Any, **__: Any) -> None:
-        super().begin_step(step, lambda own: b"0" * 32)
+    def privatize_(self, step: int, *_: Any, **__: Any) -> None:
+        super().privatize_(step, seal=lambda own: b"0" * 32)
+
+
+def take_exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluates the norm of every weight that has moved: bounds that are followed differ between devices."""
+    monkeypatch.setattr("private_step.Follower", partial(Follower, 1e-4))
 
 
 @dataclass
@@ -39,13 +47,14 @@ def take_steps(
     *,
     on_gpu: bool,
     chunks: int = 1,
+    rate: float = 0.05,
 ) -> Taken:
     """Trains a copy of a network for one step on each batch; ``on_gpu`` within ``pretended_gpu``."""
     own = module_to_gpu(copy.deepcopy(network)) if on_gpu else copy.deepcopy(network)
     harness = Harness(own, shape, plan, kind=SameNoise, chunks=chunks, secret=SECRET)
     if on_gpu:
         module_to_gpu(harness.module)
-    optimizer = torch.optim.SGD(harness.module.network.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(harness.module.network.parameters(), lr=rate)
     taken = Taken([], {})
     mechanism = harness.mechanism
     for number, batch in enumerate(batches):

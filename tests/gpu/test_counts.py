@@ -1,5 +1,7 @@
 """Private steps on the pretended GPU: the weights of the CPU, and no more launches, waits and bytes than today.
 
+In a steady step, no norm is due: all bounds are followed. If all are due, the weights come to the host once.
+
 The ceilings are what was counted when they were written. Whoever lowers a count lowers its ceiling.
 """
 
@@ -14,7 +16,7 @@ import pytest
 import torch
 from pretend import KERNELS, pretended_gpu, to_cpu
 from private_step import make_plan, random_batch
-from steps import Taken, take_steps
+from steps import Taken, take_exact_norms, take_steps
 
 from lipdp_lightning.bench.networks import network_named
 from lipdp_lightning.mechanism.scaling import Joint
@@ -25,34 +27,43 @@ Counted = tuple[int, int, int, int]
 
 CEILINGS: dict[str, dict[str, Counted]] = {
     "scattering-head": {
-        "begin": (24, 2, 0, 32), "passes": (44, 0, 0, 0), "release": (8, 1, 0, 32), "optimizer": (1, 0, 0, 0),
-        "projection": (95, 11, 0, 0),
+        "begin": (0, 0, 0, 0), "passes": (36, 0, 0, 0), "release": (9, 1, 0, 64), "optimizer": (1, 0, 0, 0),
+        "projection": (11, 1, 0, 0),
     },
     "convnet-1.6m": {
-        "begin": (32, 3, 0, 32), "passes": (107, 0, 0, 0), "release": (15, 1, 0, 32), "optimizer": (8, 0, 0, 0),
-        "projection": (814, 87, 2592, 3200),
+        "begin": (0, 0, 0, 0), "passes": (101, 0, 0, 0), "release": (16, 1, 0, 64), "optimizer": (8, 0, 0, 0),
+        "projection": (16, 1, 0, 0),
     },
     "wrn-16-4": {
-        "begin": (58, 3, 0, 32), "passes": (630, 0, 0, 0), "release": (41, 1, 0, 32), "optimizer": (34, 0, 0, 0),
-        "projection": (3301, 329, 16024, 0),
+        "begin": (0, 0, 0, 0), "passes": (625, 0, 0, 0), "release": (42, 1, 0, 64), "optimizer": (34, 0, 0, 0),
+        "projection": (29, 1, 0, 0),
     },
 }  # fmt: skip
+ALL_DUE: dict[str, Counted] = {
+    "scattering-head": (35, 3, 0, 158760), "convnet-1.6m": (50, 3, 0, 6517888), "wrn-16-4": (107, 3, 0, 10981056),
+}  # fmt: skip
+"""Of a projection for which the norms of all weights are evaluated."""
+SHARE = {"scattering-head": 0.55, "convnet-1.6m": 0.3, "wrn-16-4": 0.11}
+"""Launches of certificate, release and projection, relative to those of the passes and the optimizer."""
 STEPS = 4
 CLOSE = {"scattering-head": 1e-7, "convnet-1.6m": 1e-5, "wrn-16-4": 5e-4}
-"""Of weights on the two devices, relative: certificates are followed by loops on one and by torch on the other."""
+"""Of weights on the two devices, relative, where norms are exact. Followed ones differ, each within its slack."""
 
 
-def steps_of(name: str, *, on_gpu: bool) -> Taken:
+def steps_of(name: str, *, on_gpu: bool, steady: bool = False) -> Taken:
     network = network_named(name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = network.build()
+        for weight in model.parameters():
+            if steady and weight.dim() > 1 and not weight.any():  # every change of such a weight is a large one
+                torch.nn.init.normal_(weight, std=0.01)
     plan = make_plan(
         scaling="joint", allocation="optimal", projection="clip", max_norm=1.0, expected_batch_size=1024,
         dataset_size=51_200,
     )  # fmt: skip
     batches = [random_batch(4, network.shape, network.outputs, seed=seed) for seed in range(STEPS)]
-    return take_steps(model, network.shape, plan, batches, on_gpu=on_gpu)
+    return take_steps(model, network.shape, plan, batches, on_gpu=on_gpu, rate=1e-4 if steady else 0.05)
 
 
 def above(phases: dict[str, Any], ceilings: dict[str, Counted]) -> dict[str, Counted]:
@@ -67,13 +78,24 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_asks_no_more_of_a_device_than_today(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_steady_step_waits_twice_and_never_before_its_release(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretended_gpu(monkeypatch):
+        phases = steps_of(name, on_gpu=True, steady=True).phases
+    assert above(phases, CEILINGS[name]) == {}
+    assert phases["begin"].waits == phases["passes"].waits == 0 and sum(phases[phase].waits for phase in PHASES) == 2
+    own = sum(phases[phase].launches for phase in ("begin", "release", "projection"))
+    assert own <= SHARE[name] * (phases["passes"].launches + phases["optimizer"].launches)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_those_of_the_cpu_where_norms_are_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_exact_norms(monkeypatch)
     host = steps_of(name, on_gpu=False)
     with pretended_gpu(monkeypatch):
         device = steps_of(name, on_gpu=True)
     apart = max(float((a - b).norm() / a.norm()) for a, b in zip(host.weights, device.weights, strict=True))
     assert apart <= CLOSE[name]
-    assert above(device.phases, CEILINGS[name]) == {}
+    assert above(device.phases, CEILINGS[name] | {"projection": ALL_DUE[name]}) == {}
 
 
 @pytest.fixture

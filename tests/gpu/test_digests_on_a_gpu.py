@@ -10,7 +10,7 @@ from pretend import pretended_gpu, to_gpu
 from torch import Tensor
 
 from lipdp_lightning.kernels.multilinear import key_table, multilinear_hash
-from lipdp_lightning.privacy.keys import KeyedDigest
+from lipdp_lightning.privacy.keyed_digest import KeyedDigest
 
 KEY = bytes(range(32))
 
@@ -64,5 +64,5 @@ def test_what_is_forgotten_is_read_again() -> None:
     first = digest.of(own)
     assert digest._alive
     digest.forget()
-    assert not digest._alive and not digest._laid
+    assert not digest._alive and not digest._bytes
     assert digest.of(own) == first

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pretend import pretended_gpu
 from private_step import NETWORKS, make_plan, random_batch
-from steps import take_steps
+from steps import take_exact_norms, take_steps
 
 PLANS: dict[str, dict[str, Any]] = {
     "worst_case": {"scaling": "worst_case"},
@@ -25,7 +25,7 @@ PLANS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("scaling", PLANS)
 def test_the_weights_are_those_of_the_cpu(scaling: str, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one step from one state: later, norms are followed by loops here and by torch there, each within its slack."""
+    take_exact_norms(monkeypatch)
     build, shape = NETWORKS["convnet"]
     plan = make_plan(expected_batch_size=100, dataset_size=5000, **PLANS[scaling])
     torch.manual_seed(0)

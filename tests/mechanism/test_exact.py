@@ -28,7 +28,7 @@ from lipdp_lightning.layers import ScaledLinear
 from lipdp_lightning.mechanism import step as mechanism_module
 from lipdp_lightning.mechanism.allocation import NoiseBudget, sum_margin
 from lipdp_lightning.mechanism.exact import ALL, Exact, ExactLayerwise
-from lipdp_lightning.mechanism.scaling import Radii
+from lipdp_lightning.mechanism.radius import Radii
 
 TOLERANCE = 1 + 1e-5
 CLASSES = 5

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from lipdp_lightning.bounds.certifier import Certifier
 from lipdp_lightning.mechanism.allocation import sum_margin
 from lipdp_lightning.mechanism.noise import Place, StepNoise
-from lipdp_lightning.mechanism.scaling import Radius
+from lipdp_lightning.mechanism.radius import Radius
 from lipdp_lightning.mechanism.step import Mechanism
 
 CLASSES = 5
@@ -186,7 +186,7 @@ class CertifiesLate(Noiseless):
 
     def privatize_(self, step: int, reduce: Any = None, seal: Any = None) -> None:
         self.refresh_certificate()
-        self._weights = self._digest.of(self._watched.named())
+        self._weights = self._digest.begin(self._watched.named())
         super().privatize_(step, reduce, seal)
 
 

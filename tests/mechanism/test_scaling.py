@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from lipdp_lightning.layers import ScaledLinear
 from lipdp_lightning.mechanism.allocation import NoiseBudget
-from lipdp_lightning.mechanism.scaling import BatchMax, Joint, Layerwise, Radii, Radius, Scaling, quantile_step
+from lipdp_lightning.mechanism.batch_max import BatchMax
+from lipdp_lightning.mechanism.radius import Radii, Radius, quantile_step
+from lipdp_lightning.mechanism.scaling import Joint, Layerwise, Scaling
 
 BUDGET = NoiseBudget(0.8, "global", 20)
 NORMS = torch.tensor([0.0, 1e-9, 0.5, 1.0, 2.0, 40.0])
@@ -162,9 +164,13 @@ def test_uses_of_an_operation_without_its_layer_enter_with_their_worst_case() ->
 def recorded(norms: list[list[float]], dtype: torch.dtype) -> Tensor:
     """The factors of three examples: two uses of one group with a constant, one use of another, a third of none."""
     scaling = Joint(BUDGET)
-    scaling._constants, scaling._terms = [0.5, 0.0, 2.0], {"a": [(0, 0.3), (0, 7.0)], "b": [(1, 2.5)]}
-    for path, values in zip(("a", "b", "a"), norms, strict=True):
-        scaling._record(path, torch.tensor(values, dtype=dtype))
+    scaling._constants, scaling._terms = [0.5, 0.0, 2.0], [(0, 0.3), (1, 2.5), (0, 7.0)]
+    scaling._expected = ["a", "b", "a"]
+    for path, values in zip(scaling._expected, norms, strict=True):
+        scaling._used.append(path)
+        scaler = scaling.scaler_of(path)
+        assert scaler is not None
+        scaler(torch.tensor(values, dtype=dtype))
     factor = scaling.example_factor(3, torch.device("cpu"))
     assert factor is not None
     return factor

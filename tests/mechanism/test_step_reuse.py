@@ -14,6 +14,7 @@ from lipdp_lightning.bounds.identity import NetworkIdentity
 from lipdp_lightning.mechanism.step import Mechanism, WatchedTensors
 from lipdp_lightning.norms import follow
 from lipdp_lightning.norms.follow import Follower
+from lipdp_lightning.privacy.keyed_digest import PendingDigest
 
 
 def harness(kind: type[Mechanism] = Mechanism, **options: object) -> Harness:
@@ -30,7 +31,7 @@ class NeverLooksAgain(Mechanism):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._digest = SimpleNamespace(of=lambda named: b"the same")
+        self._digest = SimpleNamespace(begin=lambda named: PendingDigest([b"the same"]))
 
 
 def certified_after_growth(kind: type[Mechanism], through_data: bool) -> tuple[float, float]:

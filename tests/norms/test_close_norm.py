@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lipdp_lightning.norms import cholesky
 from lipdp_lightning.norms import dense as room
 from lipdp_lightning.norms.dense import close_norm, dense_norm
 
@@ -45,7 +46,8 @@ def test_never_below_the_truth_and_about_a_percent_above_it() -> None:
 @pytest.fixture
 def poor_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
     """As from a start nearly orthogonal to the largest singular direction."""
-    monkeypatch.setattr(room, "_KRYLOV", 2)
+    true = cholesky._suggested
+    monkeypatch.setattr(cholesky, "_suggested", lambda grams, iterations: true(grams, 1))
 
 
 @pytest.mark.usefixtures("poor_suggestion")
@@ -55,13 +57,13 @@ def test_a_poor_suggestion_costs_proofs_and_no_soundness() -> None:
 
 @pytest.mark.usefixtures("poor_suggestion")
 def test_what_is_suggested_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_proved_level", lambda gram: room._suggested_level(gram))
+    monkeypatch.setattr(room, "largest_eigenvalue", lambda grams, **how: cholesky._suggested(grams, 1))
     assert violations(close_norm) >= len(SHAPES)
 
 
 @pytest.mark.usefixtures("poor_suggestion")
 def test_a_level_that_is_believed_without_proof_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "exceeding", lambda grams, level: torch.zeros(1, dtype=torch.bool))
+    monkeypatch.setattr(cholesky, "exceeding", lambda grams, level: torch.zeros(1, dtype=torch.bool))
     assert violations(close_norm) >= len(SHAPES)
 
 
@@ -75,7 +77,8 @@ def test_gamma_is_what_covers_the_product(monkeypatch: pytest.MonkeyPatch) -> No
         return exact * (1.0 - worst * terms * 2.0**-24), terms
 
     monkeypatch.setattr(room, "_gram_in_pieces", low)
-    monkeypatch.setattr(room, "_EXCESS", 2.0**-40)
+    exact_level = lambda grams, **how: float(torch.linalg.eigvalsh(grams[0])[-1]) * (1 + 2.0**-40)  # noqa: E731
+    monkeypatch.setattr(room, "largest_eigenvalue", exact_level)
     rank_one = [noise((m, 1), 5) @ noise((1, n), 6) for m, n in SHAPES]
     assert all(close_norm(m) >= truth(m) for m in rank_one)
     monkeypatch.setattr(room, "_gram_in_pieces", lambda rows, scale: (low(rows, scale)[0], 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,17 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lipdp_lightning.norms import (
-    conv_norm,
-    conv_norm_exact,
-    conv_norm_fast,
-    conv_norm_size_free,
-    conv_norm_tight,
-    dense_norm,
-    kappa,
-    output_size,
-)
+from lipdp_lightning.norms import conv_norm, dense_norm, kappa, output_size
 from lipdp_lightning.norms.conv import frequencies
+
+conv_norm_fast, conv_norm_tight = partial(conv_norm, method="fast"), partial(conv_norm, method="tight")
+conv_norm_size_free, conv_norm_exact = partial(conv_norm, method="size_free"), partial(conv_norm, method="exact")
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 

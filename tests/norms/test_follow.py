@@ -128,9 +128,9 @@ def test_growing_matrix_never_below_the_truth() -> None:
 def test_a_change_bounded_from_below_fails_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by power iteration, stopped early."""
 
-    def lower(pairs: Any, height: int = 8) -> list[Change]:
+    def lower(pairs: Any, height: int = 8, vectors: Any = ()) -> tuple[list[Change], list[float]]:
         moved = [(w - r.factor * r.values).flatten(1) for w, r in pairs]
-        return [Change(float(m.sum(1).norm()) / math.sqrt(m.shape[1]), float(m.norm())) for m in moved]
+        return [Change(float(m.sum(1).norm()) / math.sqrt(m.shape[1]), float(m.norm())) for m in moved], []
 
     monkeypatch.setattr(room, "changes", lower)
     assert min(growth(*path) for path in paths()) < 1 - 1e-3
@@ -153,7 +153,7 @@ def test_random_walk_with_clipping_never_below_the_truth(dtype: torch.dtype) -> 
             # a convolution's exact norm is at most 1.25 high (test_conv.py)
             assert truth * (1 - 1e-12) <= bound <= truth * 1.25 * 1.2 * (1.15 if dtype == torch.bfloat16 else 1.01)
         for name, limit in limits.items():
-            follower.clip_(name, limit)
+            follower.clip_({name: limit})
             assert truths[name](weights[name]) * (1 - 1e-12) <= follower.bound(name) <= limit
         for name, weight in weights.items():
             weight.add_(((1e-2 if name == "grouped" else 2e-3) * noise(*weight.shape, seed=step)).to(weight.dtype))
@@ -189,9 +189,9 @@ def test_fewer_exact_norms_for_changes_that_resemble_noise(monkeypatch: pytest.M
     assert counts[1] * 3 < counts[0]
 
 
-def in_frobenius_norm(pairs: Any, height: int = 8) -> list[Change]:
+def in_frobenius_norm(pairs: Any, height: int = 8, vectors: Any = ()) -> tuple[list[Change], list[float]]:
     sizes = [float((w - r.factor * r.values).double().norm()) * (1 + 1e-6) for w, r in pairs]
-    return [Change(size, size) for size in sizes]
+    return [Change(size, size) for size in sizes], []
 
 
 def test_cheap_norms_are_taken_anew_and_keep_no_copy() -> None:
@@ -259,7 +259,7 @@ def test_a_write_that_leaves_no_trace_is_noticed(factor: float) -> None:
     """``.data`` does not count versions."""
     layer, follower = nn.Linear(20, 20, bias=False), Follower()
     asked(follower, layer.weight, Dense())
-    follower.clip_("w", 0.5)
+    follower.clip_({"w": 0.5})
     version = layer.weight._version
     layer.weight.data.mul_(factor)
     assert layer.weight._version == version
@@ -316,7 +316,7 @@ def test_one_kernel_in_two_operators_has_two_norms_and_one_copy() -> None:
         for operator in operators if step % 2 else operators[::-1]:
             exact, bound = operator.norm(kernel), follower.operator_norm("w", kernel, operator)
             assert exact * (1 - 2e-3) <= bound <= exact * 1.11  # exact ones are 0.1 % apart
-        follower.clip_("w", 0.7)
+        follower.clip_({"w": 0.7})
         assert all(operator.norm(kernel) <= 0.7 * (1 + 1e-9) for operator in operators)
         kernel.add_(2e-3 * noise(20, 20, 3, 3, seed=step))
     assert list(follower.state()["anchors"]) == ["w"]
@@ -397,7 +397,7 @@ def test_clipping_stores_weights_within_the_limit(dtype: torch.dtype) -> None:
         for name, weight in weights.items():
             follower.operator_norm(name, weight, operators[name])
         for name, limit in limits.items():
-            follower.clip_(name, limit)
+            follower.clip_({name: limit})
             truth = dense_truth(weights[name]) if name == "dense" else conv_truth(weights[name].double())
             assert truth <= follower.bound(name) * (1 + 1e-12) <= limit * (1 + 1e-12)
             weights[name].add_((5e-3 * noise(*weights[name].shape, seed=step)).to(dtype))
@@ -410,7 +410,7 @@ def test_many_scalings_cost_no_accuracy_and_no_exact_norm() -> None:
     weight, operator, follower = 2.0**10 * torch.linalg.qr(noise(20, 20)).Q, Counting(), Follower(0.05)
     asked(follower, weight, operator)
     for step in range(300):
-        follower.clip_("w", 1000.0 * 0.99**step)
+        follower.clip_({"w": 1000.0 * 0.99**step})
         assert dense_truth(weight) <= asked(follower, weight, operator) <= dense_truth(weight) * (1 + 1e-4)
     assert operator.calls == 1
 
@@ -420,7 +420,7 @@ def test_a_limit_that_is_no_radius_is_refused() -> None:
     asked(follower, torch.eye(20), Dense())
     for limit in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="HINT"):
-            follower.clip_("w", limit)
+            follower.clip_({"w": limit})
     for slack in (-0.1, math.nan):
         with pytest.raises(ValueError, match="HINT"):
             Follower(slack)
@@ -435,16 +435,26 @@ def test_a_settled_norm_is_taken_over() -> None:
     assert operator.calls == 1
 
 
+class Named:
+    """A state whose name is worked out when it is compared."""
+
+    def __bytes__(self) -> bytes:
+        return b"these"
+
+
 def test_sealed_bounds_serve_the_sealed_weights_alone() -> None:
     weight, constant, follower = 3.0 * torch.eye(20), torch.eye(20), Follower(1e9)
     asked(follower, weight, Dense())
     follower.operator_norm("constant", constant, Dense())
-    follower.clip_("w", 1.0)
+    follower.clip_({"w": 1.0})
     follower.seal(b"these", {"w": weight})
     constant.mul_(4.0)  # no digest of the model's weights sees it
     follower.begin(b"these")
     assert follower.operator_norm("w", weight, Dense()) == 1.0
     assert follower.operator_norm("constant", constant, Dense()) >= 4.0 * TOO_LOW
+    follower.seal(Named(), {"w": weight})
+    follower.begin(b"these")
+    assert follower.operator_norm("w", weight, Dense()) == 1.0
     weight.mul_(6.0)
     for digest in (b"others", b""):
         follower.begin(digest)
@@ -460,7 +470,7 @@ def walked(follower: Follower, weights: list[Tensor], seed: int) -> list[float]:
         follower.begin()
         for index, (weight, operator) in enumerate(zip(weights, (Dense(), CONV, Dense()), strict=True)):
             found.append(follower.operator_norm(f"{index}", weight, operator))
-            follower.clip_(f"{index}", 2.0)
+            follower.clip_({f"{index}": 2.0})
             found.append(follower.bound(f"{index}"))
             weight.add_(4e-3 * noise(*weight.shape, seed=100 * seed + step))
     return found

@@ -50,7 +50,7 @@ def exact(weight: Tensor, earlier: Reference) -> Tensor:
 
 
 def spectral(weight: Tensor, earlier: Reference, height: int = STRIP) -> float:
-    return changes([(weight, earlier)], height)[0].spectral
+    return changes([(weight, earlier)], height)[0][0].spectral
 
 
 def low(bound: Callable[[Tensor, Reference], float], dtype: torch.dtype = torch.float32) -> int:
@@ -64,9 +64,37 @@ def test_never_below_the_spectral_norm(height: int, dtype: torch.dtype) -> None:
     assert low(lambda w, r: spectral(w, r, height), dtype) == 0
 
 
+@pytest.fixture
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where one strip has all rows."""
+    monkeypatch.setattr(strips, "_has_all_rows", lambda device, height: True)
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_strip_of_all_rows_is_never_below_the_spectral_norm(dtype: torch.dtype) -> None:
+    assert low(spectral, dtype) == 0
+    for weight, earlier in cases(dtype):
+        frobenius = float(exact(weight, earlier).norm())
+        assert changes([(weight, earlier)])[0][0].frobenius >= frobenius * (1 - 1e-12)
+
+
+@pytest.mark.usefixtures("whole")
+def test_noise_is_bounded_more_closely_than_by_its_frobenius_norm_by_one_strip() -> None:
+    change, still = noise(256, 1024), reference(torch.zeros(256, 1024))
+    assert spectral(change, still) < float(change.norm()) / 3.5
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("factor", [1.0, 0.7, 0.1])
+@pytest.mark.parametrize("shift", [1e-6, 1e-3, 2.0])
+def test_rounding_is_covered_for_one_strip(factor: float, shift: float) -> None:
+    assert scalar_violations(factor, shift) == 0
+
+
 def test_not_above_the_frobenius_norm_by_more_than_what_the_root_costs() -> None:
     for weight, earlier in cases():
-        change, frobenius = changes([(weight, earlier)])[0], float(exact(weight, earlier).norm())
+        change, frobenius = changes([(weight, earlier)])[0][0], float(exact(weight, earlier).norm())
         rounding = 1e-5 * (1 + earlier.frobenius)
         assert frobenius <= change.frobenius <= frobenius * (1 + 1e-3) + rounding
         assert change.spectral <= frobenius * STRIP ** (1 / 32) * (1 + 1e-3) + rounding
@@ -119,7 +147,11 @@ def test_gamma_is_what_covers_the_products(monkeypatch: pytest.MonkeyPatch) -> N
 
     wide = [(noise(1, n, seed=n), reference(torch.zeros(1, n))) for n in (400, 4000, 40000)]
     monkeypatch.setattr(strips, "_grams", low_products)
-    assert all(spectral(w, r) >= float(w.double().norm()) for w, r in wide)
+    whole = lambda pairs, dtypes: [low_products(*pair, 1, dtypes[0]).norm() for pair in pairs]  # noqa: E731
+    monkeypatch.setattr(strips, "_as_a_whole", whole)
+    for all_rows in (False, True):
+        monkeypatch.setattr(strips, "_has_all_rows", lambda device, height, all_rows=all_rows: all_rows)
+        assert all(spectral(w, r) >= float(w.double().norm()) for w, r in wide)
     monkeypatch.setattr(torch, "finfo", lambda dtype: type("", (), {"eps": 1e-12, "smallest_normal": 0.0}))
     assert all(spectral(w, r) < float(w.double().norm()) for w, r in wide)
 
@@ -169,5 +201,5 @@ def test_no_reference_of_another_shape_dtype_or_an_extreme_factor() -> None:
 
 def test_together_weights_get_the_bounds_that_each_gets_alone() -> None:
     pairs = [pair for dtype in DTYPES for pair in cases(dtype)]
-    assert changes(pairs) == [changes([pair])[0] for pair in pairs]
-    assert changes([]) == []
+    assert changes(pairs)[0] == [changes([pair])[0][0] for pair in pairs]
+    assert changes([]) == ([], [])

@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from lipdp_lightning.privacy.keys import (
-    CounterStream,
-    KeyedDigest,
-    derive_key,
-    new_secret,
-    state_digest,
-)
+from lipdp_lightning.privacy.keyed_digest import KeyedDigest
+from lipdp_lightning.privacy.keys import derive_key, new_secret, state_digest
+from lipdp_lightning.privacy.streams import CounterStream
 
 SECRET = bytes(range(16))
 KEY = derive_key(SECRET, "test")

@@ -13,6 +13,7 @@ from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.privacy.plan import DeltaWarning, NonCertifiedWarning, PrivacyPlan
 from lipdp_lightning.privacy.plan_parts import (
     FLAT,
+    Automatic,
     BatchMaximum,
     CertifiedBounds,
     ClippedExamples,
@@ -125,13 +126,29 @@ def test_digest_ignores_how_a_value_was_written():
 
 
 def test_the_plan_is_frozen():
-    for value, name in ((plan(), "steps"), (plan().influence, "name"), (plan().constraint.balls, "max_norm")):
+    balls = plan(scaling="joint").constraint.balls
+    for value, name in ((plan(), "steps"), (plan().influence, "name"), (balls, "max_norm")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, name, 3)
 
 
 FORMS = [  # flat options, the parts they make, and how the digest begins, which other versions have written to disk
-    (dict(), dict(), "a0e74492d9e4f977"),
+    (
+        dict(scaling="joint"),
+        dict(influence=CertifiedBounds(), shares=Shares(), constraint=Constraint(NormBalls())),
+        "a0e74492d9e4f977",
+    ),
+    (dict(), dict(), "0c49dee97afa0587"),
+    (
+        dict(radius=2, allocation="equal", max_norm=None),
+        dict(influence=Automatic(2.0), shares=Shares("equal"), constraint=Constraint(None)),
+        "95cd601aea664cf1",
+    ),
+    (
+        dict(projection="bjorck", scaling_floor=1e-3),
+        dict(influence=Automatic(floor=1e-3), constraint=Constraint(NormBalls("bjorck"))),
+        "cc3635b50ff37936",
+    ),
     (
         dict(scaling="worst_case", allocation="equal", scaling_floor=1e-3, max_norm=[["a", 1]]),
         dict(
@@ -151,7 +168,7 @@ FORMS = [  # flat options, the parts they make, and how the digest begins, which
     ),
     (
         dict(scaling="radius", radius=2, standardize="mean"),
-        dict(influence=ExampleNorms("radius", PublicRadius(2.0)), constraint=Constraint(standardize="mean")),
+        dict(influence=ExampleNorms("radius", PublicRadius(2.0)), constraint=Constraint(NormBalls(), (), "mean")),
         "3ce1abcba7c64ff3",
     ),
     (
@@ -262,7 +279,10 @@ WRONG = [
     ("loss_clip", math.inf, "loss_clip"),
     ("cotangent_clip", (("a", 0.0),), "cotangent_clip"),
     ("cotangent_clip", "a", "cotangent_clip"),
-    ("radius", 1.0, "scaling='radius'"),
+    ("radius_quantile", 0.5, "scaling='radius'"),
+    ("switch_to", "joint", "'auto' cannot switch"),
+    ("radius", -1.0, "radius"),
+    ("max_norm", "none", "max_norm"),
     ("scaling_floor", 0.0, "scaling_floor"),
     ("secure", "yes", "secure"),
     ("sampling", "shuffle", "independently"),

@@ -39,7 +39,8 @@ def invisible(text: str) -> list[str]:
 def test_a_report_holds_visible_text_alone(render: Callable[[RunFacts], str]) -> None:
     page = render(hostile())
     assert invisible(page) == [] and page.encode("utf-8")
-    assert "<script" not in page.partition("```yaml")[0], "in a fence of Markdown it is text"
+    own = 1 if render is render_html else 0
+    assert page.partition("```yaml")[0].count("<script") == own, "in a fence of Markdown it is text"
 
 
 def test_the_machine_readable_report_is_plain() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import html
 import io
+import json
 import math
+import re
 import subprocess
 import sys
 import weakref
@@ -16,7 +19,7 @@ import pytest
 from matplotlib.figure import Figure
 from report_examples import empty, healthy, layer_groups, not_private, stopped_early
 
-from lipdp_lightning.report.figure_style import COLOURS, DARK_COLOURS, figure_to_png, shorten
+from lipdp_lightning.report.figure_style import COLOURS, DARK_COLOURS, figure_to_png, figure_to_svg, shorten
 from lipdp_lightning.report.plots import all_figures, epsilon_against_steps, metric_against_epsilon
 from lipdp_lightning.report.plots_layers import noise_and_signal, sensitivities, weight_norms
 
@@ -197,3 +200,33 @@ def test_pyplot_is_never_loaded() -> None:
     folder = __file__.rsplit("/", 1)[0]
     result = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def tips(figure: Figure) -> list[list[Any]]:
+    svg = figure_to_svg(figure, name="a", alt="A plot.")
+    found = re.search(r'data-tips="([^"]*)"', svg)
+    return [] if found is None else json.loads(html.unescape(found.group(1)))
+
+
+def test_the_places_of_named_points_are_those_of_the_drawn_curve() -> None:
+    figure = metric_against_epsilon(healthy())
+    svg = figure_to_svg(figure, name="a", alt="A plot.")
+    drawn = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"[^>]*fill: var\(--plot-first\)', svg)
+    named = [(x, y) for x, y, _ in tips(figure)]
+    assert len(named) >= 12
+    for x, y in named:
+        assert min(math.hypot(x - float(a), y - float(b)) for a, b in drawn) < 0.2
+
+
+def test_a_named_epsilon_is_not_below_the_one_drawn() -> None:
+    facts = healthy(history=[{"step": 1, "epsilon": 1.00011, "val_accuracy": 0.5}] * 3)
+    assert {text.split(",")[0] for *_, text in tips(metric_against_epsilon(facts))} == {"epsilon spent 1.001"}
+    assert "val_accuracy" not in str(tips(metric_against_epsilon(facts)))
+    assert all("validation accuracy 50 %" in text for *_, text in tips(metric_against_epsilon(facts)))
+
+
+def test_names_of_points_are_text_and_few() -> None:
+    hostile = '"><script>\x1b[2J'
+    rows = [{"step": s, "epsilon": s / 9000, f"acc {hostile}": 0.1} for s in range(9000)]
+    found = tips(metric_against_epsilon(healthy(history=rows, metrics={}, primary_metric=f"acc {hostile}")))
+    assert 60 <= len(found) <= 121 and all(text.isprintable() for *_, text in found)

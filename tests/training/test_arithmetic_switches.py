@@ -13,7 +13,7 @@ from small_runs import Blobs, Crash, Gradients, fit, make_plan, make_strategy
 
 from lipdp_lightning.callbacks import ResumeCheckpoint
 from lipdp_lightning.kernels.arithmetic import arithmetic_problems, require_exact_arithmetic
-from lipdp_lightning.training import context, strategy
+from lipdp_lightning.training import context, private_steps, strategy
 from lipdp_lightning.training import set_up as exact_products
 from lipdp_lightning.training.settings import PrivacySettings
 
@@ -87,7 +87,7 @@ def test_where_bits_do_not_repeat_a_crash_costs_what_was_reserved(
     """And where they do, it costs nothing: the choice of privacy.deterministic."""
     repeated = interrupted(tmp_path / "repeats")
     assert repeated.count == 1 and repeated.limit() == 120
-    for module in (context, strategy):
+    for module in (context, private_steps):
         monkeypatch.setattr(module, "can_repeat", lambda _: False)
     fresh = interrupted(tmp_path / "does not")
     assert fresh.count == 2 and fresh.limit() == 120 - (50 - 4)

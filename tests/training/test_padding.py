@@ -13,8 +13,8 @@ from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.callbacks import AugmentationMultiplicity
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.mechanism.allocation import NoiseBudget
-from lipdp_lightning.mechanism.scaling import Radii, Radius
-from lipdp_lightning.training import PrivateModule, strategy
+from lipdp_lightning.mechanism.radius import Radii, Radius
+from lipdp_lightning.training import PrivateModule, private_steps
 from lipdp_lightning.training.batches import padding_multiple, with_empty_rows
 
 
@@ -33,7 +33,7 @@ class WithoutSlices(PrivateModule):
 
 
 def trained(monkeypatch: Any, multiple: int, kind: type[PrivateModule] = PrivateModule, **options: Any) -> Tensor:
-    monkeypatch.setattr(strategy, "padding_multiple", lambda *_: multiple)
+    monkeypatch.setattr(private_steps, "padding_multiple", lambda *_: multiple)
     sizes: list[int] = []
     module = make_module(network=network(), kind=kind)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lipdp_lightning.callbacks import ResumeCheckpoint
 from lipdp_lightning.mechanism.step import Mechanism
+from lipdp_lightning.privacy.keyed_digest import PendingDigest
 from lipdp_lightning.training import context
 from lipdp_lightning.training.context import code_digest
 
@@ -103,14 +104,14 @@ def test_without_a_record_another_sum_draws_other_noise(tmp_path: Path, switch: 
 class KeyedByTheState(Mechanism):
     """Leaves the sum out of the key."""
 
-    def _contribution(self, *sums: Any) -> bytes:
-        return b"any sum"
+    def _contribution(self, *sums: Any) -> PendingDigest:
+        return PendingDigest([b"any sum"])
 
 
 def test_noise_keyed_by_the_state_alone_fails_the_same_check(
     tmp_path: Path, switch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lipdp_lightning.training.strategy.Mechanism", KeyedByTheState)
+    monkeypatch.setattr("lipdp_lightning.training.private_steps.Mechanism", KeyedByTheState)
     first, second = Gradients(), Gradients()
     session(tmp_path, first, crash=5, record=False, data=Switched())
     switch()
@@ -145,7 +146,7 @@ def test_one_bit_of_one_gradient_or_vote_is_another_contribution() -> None:
             change(named, apart, votes)
         own.mechanism.scaling.take_sums = lambda: apart  # type: ignore[method-assign]
         own.mechanism.scaling.take_votes = lambda device: votes  # type: ignore[method-assign]
-        found = own.mechanism._contribution(own.mechanism._sums(own.mechanism.numbers()))
+        found = bytes(own.mechanism._contribution(own.mechanism._sums(own.mechanism.numbers())))
         own.mechanism.close()
         return found
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...norms.geometry import convolution_axes
-from ...norms.operators import Convolution, Dense
+from ...norms.operators import Convolution, Dense, Operator
 from ..registry import rule
 from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value
 
@@ -34,28 +34,29 @@ def _trained(value: Any) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, nn.Parameter) and value.requires_grad else ()
 
 
-def _affine(op: Operation, x: Value, weight: Any, bias: Any, lipschitz: float, patches: float, positions: int) -> Bound:
+def _affine(op: Operation, x: Value, weight: Any, bias: Any, operator: Operator, positions: int) -> Bound:
     """Bounds any affine layer with operator norm s, at P output positions, on an input of norm at most X.
 
     The output is the linear part, at most s X, plus the bias at every position, at most sqrt(P) ||b||. The gradient of
     weight and bias together is sum_p d_p (patch_p, 1)^T for a cotangent d; by Cauchy and Schwarz its Frobenius norm is
     at most ||d|| sqrt(||patches(x)||_F^2 + P), and ||patches(x)||_F is at most kappa X. P is left out if the bias is
-    not trained, and kappa X if the weight is not.
+    not trained, and kappa X if the weight is not. Kappa is the operator's deviation factor, and 1 for a dense layer.
 
     Args:
         op: The operation.
         x: The input.
         weight: The weight.
         bias: The bias, or None.
-        lipschitz: The operator's norm s.
-        patches: The number kappa, at least ||patches(x)||_F / ||x||; it is 1 for a dense layer.
+        operator: The operator that the weight defines.
         positions: The number P of output positions.
     """
-    bias_norm = 0.0 if bias is None else op.norms.vector_norm(_tensor(bias))
+    matrix, vector = _tensor(weight), None if bias is None else _tensor(bias)
     weights, biases, root = _trained(weight), _trained(bias), math.sqrt(positions)
-    with_weight, with_bias = patches * x.norm if weights else 0.0, root if biases else 0.0
-    trained = weights + biases
-    uses = (ParameterUse(trained, math.hypot(with_weight, with_bias)),) if trained else ()
+    lipschitz = op.operator_norm(matrix, operator)
+    bias_norm = 0.0 if vector is None else op.norms.vector_norm(vector)
+    with_weight = operator.deviation_factor(matrix) * x.norm if weights else 0.0
+    trained, gradient = weights + biases, math.hypot(with_weight, root if biases else 0.0)
+    uses = (ParameterUse(trained, gradient),) if trained else ()
     return Bound(lipschitz * x.norm + root * bias_norm, lipschitz, uses)
 
 
@@ -67,8 +68,7 @@ def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
             "torch broadcasts a weight or bias of this shape, which multiplies its gradient",
             "give a weight of shape (outputs, inputs) and a bias of shape (outputs,)",
         )
-    norm = op.operator_norm(matrix, Dense())
-    return _affine(op, x, weight, bias, norm, 1.0, math.prod(x.shape[:-1]))
+    return _affine(op, x, weight, bias, Dense(), math.prod(x.shape[:-1]))
 
 
 @rule(nn.Linear)
@@ -103,9 +103,7 @@ def conv_bound(
             "give it (batch, channels, ...) with a batch dimension",
         )
     operator = Convolution(tuple(stride), padding, tuple(dilation), groups, padding_mode, tuple(x.shape[1:]))
-    norm = op.operator_norm(kernel, operator)
-    positions = math.prod(op.output_shape[1:])
-    return _affine(op, x, weight, bias, norm, operator.deviation_factor(kernel), positions)
+    return _affine(op, x, weight, bias, operator, math.prod(op.output_shape[1:]))
 
 
 @lru_cache(maxsize=1024)

@@ -271,19 +271,21 @@ def extreme(op: Operation, x: Value, dim: Any = (), keepdim: bool = False) -> Bo
 @rule("mean", torch.mean)
 def mean(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
     """Bounds the mean of n entries, which by Cauchy and Schwarz is at most their norm over sqrt(n)."""
-    dim = kwargs.pop("axis", dim)
-    full_precision(*kwargs.values())
-    averaged = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
-    return Bound(x.norm / math.sqrt(averaged), 1 / math.sqrt(averaged))
+    root = _root_of_number(op, x, kwargs.pop("axis", dim), kwargs)
+    return Bound(x.norm / root, 1 / root)
 
 
 @rule("sum", torch.sum)
 def total(op: Operation, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Bound:
     """Bounds the sum of n entries, which by Cauchy and Schwarz is at most sqrt(n) times their norm."""
-    dim = kwargs.pop("axis", dim)
-    full_precision(*kwargs.values())
-    summed = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
-    return Bound(x.norm * math.sqrt(summed), math.sqrt(summed))
+    root = _root_of_number(op, x, kwargs.pop("axis", dim), kwargs)
+    return Bound(x.norm * root, root)
+
+
+def _root_of_number(op: Operation, x: Value, dims: Any, options: dict[str, Any]) -> float:
+    """Returns the square root of the number of entries that are reduced to one."""
+    full_precision(*options.values())
+    return math.sqrt(math.prod(x.shape[d] for d in op.inner_dims(dims, len(x.shape))))
 
 
 @rule("flip", torch.flip)

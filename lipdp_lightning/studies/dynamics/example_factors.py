@@ -92,7 +92,7 @@ class Scaled:
         try:
             for path, module in self.network.named_modules():
                 if isinstance(module, ScaledLayer) and module.gradient_scaler is not None:
-                    module.report_to(_noted(seen, path, module.gradient_scaler))
+                    module.gradient_scaler = _noted(seen, path, module.gradient_scaler)
             with torch.enable_grad():
                 self.network(x)
             whole = scaling.example_factor(len(x), x.device)

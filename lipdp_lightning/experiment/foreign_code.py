@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ..experiment.short_names import full_name
+from .short_names import full_name
 
 # the parts of installed packages that build networks, data, optimizers and metrics
 _KNOWN = (
