@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .adoption.engine import Engine as Engine
     from .adoption.privatize import privatize as privatize
+    from .conversion.converter import convert as convert
     from .data_modules.declaration import Declaration as Declaration
     from .data_modules.private_data import PrivateData as PrivateData
     from .release import load_release as load_release
@@ -21,6 +22,7 @@ _HOME = {
     "PrivateData": "data_modules.private_data",
     "load_release": "release",
     "privatize": "adoption.privatize",
+    "convert": "conversion.converter",
 }
 
 

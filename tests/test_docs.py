@@ -86,6 +86,7 @@ def test_no_page_with_code_is_left_out() -> None:
         "CONTRIBUTING.md",
         "docs/baselines.md",  # in tests/clipping/test_baseline_docs.py
         "docs/bring_your_own_data.md",  # in tests/data_modules/test_data_own.py
+        "docs/convert.md",
         "docs/parties.md",
         "docs/reproduce.md",
         "docs/your_project.md",
@@ -96,6 +97,15 @@ def test_the_python_example_of_parties_counts_scores(example: types.ModuleType) 
     run_python(ROOT / "docs/parties.md", example)
     truth = [(example.scores > threshold).sum() for threshold in (63, 127, 191)]
     assert all(abs(noised - exact) < 200 for noised, exact in zip(example.above, truth, strict=True))
+
+
+def test_the_python_examples_of_convert_are_certified(
+    example: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_python(ROOT / "docs/convert.md", example)
+    said = capsys.readouterr().out
+    assert "outputs moved by" in said and "certified: " in said
+    assert "fc.weight" in said and example.report.blocks == 1
 
 
 def test_the_python_example_of_reproduce_is_an_entry(example: types.ModuleType, tmp_path: Path) -> None:

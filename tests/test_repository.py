@@ -172,6 +172,7 @@ KNOWS = {
     "slurm": "",
     "bounds": "norms",
     "layers": "bounds kernels norms",
+    "conversion": "bounds layers norms",
     "features": "files layers",
     "models": "features layers",
     "augmentations": "layers",
@@ -199,7 +200,7 @@ KNOWS = {
     "tuning": "accounting bound_text experiment files privacy report training",
     "bench": "bounds data_modules files kernels layers mechanism models norms privacy report training",
     "studies": (
-        "accounting audit augmentations bench bound_text bounds calibration clipping curves data_modules "
+        "accounting audit augmentations bench bound_text bounds calibration clipping conversion curves data_modules "
         "experiment features files forecast layers mechanism models norms privacy report training"
     ),
     "doctor": "bounds kernels layers mechanism norms privacy",
