@@ -6,18 +6,23 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from ..bounds.losses import (
+    AbsoluteError,
     BinaryCrossEntropy,
     CosineSimilarity,
     CrossEntropy,
     Huber,
     Loss,
     MulticlassHinge,
+    SmoothL1,
+    SoftCrossEntropy,
     SquaredError,
 )
 
 _CLASS_LOSSES = (CrossEntropy, MulticlassHinge, CosineSimilarity)
+_DISTANCES = (AbsoluteError, Huber, SmoothL1, SquaredError)
 _LABELS_TRIED = 16
 Targets = Callable[[int, torch.Generator], Tensor]
 
@@ -74,7 +79,12 @@ def target_source(loss: Loss, output_shape: tuple[int, ...]) -> Targets:
         return lambda n, g: torch.randint(classes, (n, *positions), generator=g)
     if isinstance(loss, BinaryCrossEntropy):
         return lambda n, g: torch.randint(2, (n, *output_shape), generator=g).to(torch.float64)
-    if isinstance(loss, Huber | SquaredError):
+    if isinstance(loss, SoftCrossEntropy):
+        classes, positions = output_shape[0], output_shape[1:]
+        return lambda n, g: (
+            one_hot(torch.randint(classes, (n, *positions), generator=g), classes).movedim(-1, 1).double()
+        )
+    if isinstance(loss, _DISTANCES):
         far = 1e3 * getattr(loss, "delta", 1.0)
         return lambda n, g: far * torch.randn((n, *output_shape), dtype=torch.float64, generator=g).sign()
     raise ValueError(
@@ -92,7 +102,7 @@ def alternative_targets(
     if isinstance(loss, _CLASS_LOSSES):
         for label in range(min(output_shape[0], _LABELS_TRIED)):
             yield torch.full((count, *output_shape[1:]), label)
-    elif isinstance(loss, BinaryCrossEntropy | Huber | SquaredError):
+    elif isinstance(loss, (BinaryCrossEntropy, *_DISTANCES)):
         sample = draw(count, generator)
         for side in (sample.min(), sample.max()):
             yield torch.full_like(sample, float(side))

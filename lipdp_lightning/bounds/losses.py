@@ -59,6 +59,11 @@ def _of_examples(losses: Tensor, target: Tensor, weights: tuple[float, ...] | No
     return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
 
 
+def _goal(target: Tensor, logits: Tensor) -> Tensor:
+    """Returns the targets as finite numbers beside the logits."""
+    return torch.nan_to_num(target.to(logits.dtype)).reshape(logits.shape)
+
+
 def _check_labels(target: Tensor) -> None:
     if target.is_floating_point():
         raise ValueError(
@@ -84,13 +89,14 @@ class CrossEntropy(Loss):
 
     The Lipschitz constant is sqrt(2) / temperature times the largest class weight: the gradient in the logits is
     (p - t) / temperature with p and t in the simplex, two points of which are at most sqrt(2) apart. Label smoothing
-    moves t within the simplex.
+    moves t within the simplex. A label equal to ``ignore_index`` adds neither loss nor gradient.
     """
 
     task = "classification"
     temperature: float = 1.0
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
+    ignore_index: int = -100
 
     def __post_init__(self) -> None:
         _check_positive(temperature=self.temperature, hint="1.0 is the plain loss.")
@@ -100,12 +106,46 @@ class CrossEntropy(Loss):
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         _check_labels(target)
-        scaled = logits if self.temperature == 1.0 else logits / self.temperature
-        losses = F.cross_entropy(scaled, target, reduction="none", label_smoothing=self.label_smoothing)
-        return _of_examples(losses, target, self.class_weights)
+        # class 0 stands for an ignored label, so that nothing depends on whether one is in the batch
+        kept = target != self.ignore_index
+        target = target.where(kept, 0)
+        losses = self._of_labels(logits if self.temperature == 1.0 else logits / self.temperature, target)
+        return _of_examples(losses.where(kept, 0), target, self.class_weights)
+
+    def _of_labels(self, scaled: Tensor, target: Tensor) -> Tensor:
+        """Returns the loss of each label, without weights."""
+        return F.cross_entropy(scaled, target, reduction="none", label_smoothing=self.label_smoothing)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(2.0) / self.temperature * max(self.class_weights or (1.0,)) * math.sqrt(_positions(shape))
+
+
+@dataclass(frozen=True)
+class SoftCrossEntropy(Loss):
+    """Softmax cross-entropy of logits / temperature with class probabilities t as targets.
+
+    The Lipschitz constant is sqrt(2) / temperature. The gradient in the logits is (s p - t) / temperature with
+    s = sum(t). Targets are clamped to [0, 1] and divided by their sum where it exceeds 1, so that s p and t both have
+    non-negative entries of sum s <= 1, and are at most s sqrt(2) apart. A target of zeros adds no loss.
+    """
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive(temperature=self.temperature, hint="1.0 is the plain loss.")
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        if target.shape != logits.shape:
+            raise ValueError(
+                "soft cross-entropy was given targets of another shape than the logits. "
+                "HINT: give one probability for each class; 'cross_entropy' takes integer class labels."
+            )
+        shares = _goal(target, logits).clamp(0, 1)
+        shares = shares / shares.sum(1, keepdim=True).clamp_min(1)
+        return _of_examples(-(shares * F.log_softmax(logits / self.temperature, dim=1)).sum(1), target)
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        return math.sqrt(2.0) / self.temperature * math.sqrt(_positions(shape))
 
 
 @dataclass(frozen=True)
@@ -198,11 +238,43 @@ class Huber(Loss):
         _check_positive(delta=self.delta, hint="1.0 is usual.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        goal = torch.nan_to_num(target.to(logits.dtype)).reshape(logits.shape)
-        return F.huber_loss(logits, goal, reduction="none", delta=self.delta).unsqueeze(-1).flatten(1).sum(1)
+        return _of_examples(F.huber_loss(logits, _goal(target, logits), reduction="none", delta=self.delta), target)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return self.delta * math.sqrt(math.prod(shape))
+
+
+@dataclass(frozen=True)
+class AbsoluteError(Loss):
+    """Absolute error, summed over m outputs; its Lipschitz constant is sqrt(m)."""
+
+    task = "regression"
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        return _of_examples((logits - _goal(target, logits)).abs(), target)
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        return math.sqrt(math.prod(shape))
+
+
+@dataclass(frozen=True)
+class SmoothL1(Loss):
+    """Absolute error with a parabola below beta, summed over m outputs: the Huber loss over its threshold.
+
+    The Lipschitz constant is sqrt(m), whatever beta is: each output's derivative is d / max(beta, |d|).
+    """
+
+    task = "regression"
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive(beta=self.beta, hint="1.0 is usual; 'l1' is the loss at 0.")
+
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        return _of_examples(F.smooth_l1_loss(logits, _goal(target, logits), reduction="none", beta=self.beta), target)
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        return math.sqrt(math.prod(shape))
 
 
 @dataclass(frozen=True)
@@ -252,20 +324,22 @@ def _from_torch(loss: nn.Module) -> Loss:
     if reduction == "mean":
         raise ValueError(f"loss {type(loss).__name__}(reduction='mean'): {_MEAN}. {hint}.")
     if isinstance(loss, nn.CrossEntropyLoss):
-        if loss.ignore_index != -100:
-            raise ValueError(f"loss CrossEntropyLoss(ignore_index={loss.ignore_index}) is not supported. {_LOSS_HINT}.")
         if loss.weight is not None and loss.label_smoothing:
             raise ValueError(
                 f"loss CrossEntropyLoss with both weight and label_smoothing is not supported. {_LOSS_HINT}."
             )
         weights = None if loss.weight is None else tuple(float(w) for w in loss.weight)
-        return CrossEntropy(label_smoothing=loss.label_smoothing, class_weights=weights)
+        return CrossEntropy(label_smoothing=loss.label_smoothing, class_weights=weights, ignore_index=loss.ignore_index)
     if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None:
         return BinaryCrossEntropy(pos_weight=None if (w := loss.pos_weight) is None else tuple(w.flatten().tolist()))
     if isinstance(loss, nn.HuberLoss):
         return Huber(delta=loss.delta)
     if isinstance(loss, nn.SmoothL1Loss):
-        raise ValueError(f"loss SmoothL1Loss is Huber over beta. {_LOSS_HINT}.")
+        return SmoothL1(beta=loss.beta) if loss.beta else AbsoluteError()
+    if isinstance(loss, nn.L1Loss):
+        return AbsoluteError()
+    if isinstance(loss, nn.MultiMarginLoss) and loss.weight is None and loss.p == 1:
+        return MulticlassHinge(margin=loss.margin)
     if isinstance(loss, nn.MSELoss):
         raise ValueError(
             "loss MSELoss has no Lipschitz constant: outputs and targets are unbounded. "
@@ -276,10 +350,13 @@ def _from_torch(loss: nn.Module) -> Loss:
 
 LOSSES: dict[str, Callable[..., Loss]] = {
     "cross_entropy": CrossEntropy,
+    "soft_cross_entropy": SoftCrossEntropy,
     "binary_cross_entropy": BinaryCrossEntropy,
     "hinge": MulticlassHinge,
     "cosine": CosineSimilarity,
     "huber": Huber,
+    "l1": AbsoluteError,
+    "smooth_l1": SmoothL1,
     "squared_error": SquaredError,
 }
 _LOSS_HINT = f"HINT: use one of {', '.join(LOSSES)}, or a subclass of lipdp_lightning.bounds.losses.Loss"
@@ -327,16 +404,13 @@ class SaturatingCrossEntropy(CrossEntropy):
         if self.label_smoothing:
             raise ValueError("label_smoothing has no margin to saturate. HINT: leave it at 0, or use CrossEntropy.")
 
-    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        _check_labels(target)
+    def _of_labels(self, scaled: Tensor, target: Tensor) -> Tensor:
         index = target.unsqueeze(1)
-        scaled = logits / self.temperature
         others = scaled.scatter(1, index, -math.inf)
         margin = (torch.logsumexp(others, 1, keepdim=True) - scaled.gather(1, index)).squeeze(1)
         knee = math.log(self.slope / (1 - self.slope))
         # each term reads clamped arguments, so neither overflows
-        losses = F.softplus(margin.clamp_max(knee)) + self.slope * (margin - knee).clamp_min(0)
-        return _of_examples(losses, target, self.class_weights)
+        return F.softplus(margin.clamp_max(knee)) + self.slope * (margin - knee).clamp_min(0)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         if shape and shape[0] < 2:

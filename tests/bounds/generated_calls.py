@@ -43,6 +43,7 @@ WEIGHT = Made("weight", lambda m, x: m.weight)
 KERNEL1 = Made("kernel 1d", lambda m, x: m.kernel1)
 KERNEL2 = Made("kernel 2d", lambda m, x: m.kernel2)
 MODULE = Made("module", lambda m, x: nn.Flatten())
+LISTED = Made("public list", lambda m, x: m.listed)
 PAIR = Made("[x, -x]", lambda m, x: [x, -x])
 TRIPLE = Made("(x, x, 2 x)", lambda m, x: (x, x, 2 * x))
 
@@ -78,7 +79,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "repeats": ((1, 2, 1), (1, 3), (2, 1, 1), (1, SELDOM, 1), (1, 0, 1), (1, -1, 1), *_SIZES),
     "tensors": (PAIR, TRIPLE, SELF, (SELF,), (SELF, BUFFER), (SELF, 2 * torch.ones(1)), ()),
     "value": (0.0, 3.0, -3, None, math.nan, math.inf, BATCH, SCALAR, SELF, "1"),
-    "mode": ("constant", "circular", "reflect", "replicate", "zeros", None, "normalize", "clip"),
+    "mode": ("constant", "circular", "reflect", "replicate", "zeros", None, "normalize", "clip", "nearest",
+             "nearest-exact", "linear", "bilinear", "bicubic", "area"),
+    "scale_factor": (2.0, (1.5, 3), 0.7, 0, (2, BATCH), *_NUMBERS),
+    **dict.fromkeys(("align_corners", "recompute_scale_factor", "antialias"), _FLAGS),
+    "equation": ("bi,i->bi", "bi,i->b", "b,i->bi", "bi,b->bi", "ib,i->ib", "ij,i->ij", "...i,i->...i", "bi,i",
+                 "bi,ib->b"),
+    **dict.fromkeys(("start", "length"), (1, 0, 2, -1, 9, True, 1.0, *_NUMBERS)),
+    "num_parameters": (1, 2, 0), "init": _FACTORS,
     "padding_mode": ("zeros", "circular", "reflect", "replicate", "constant"),
     "approximate": ("none", "tanh", "other", None),
     "divisor_override": (None, 1, 5, -2, 0, BATCH),
@@ -91,7 +99,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "index": ((slice(None), 0), (Ellipsis, slice(1, None)), (slice(None), slice(None, None, 2)), (slice(None), None),
               0, slice(1, None), (Ellipsis, None), (slice(None), slice(None, BATCH)), (slice(None), SELDOM),
               (slice(None), [0, 0, 1]), (slice(None), True), (slice(None), SCALAR), (), None, Ellipsis,
-              (slice(None), slice(None), 1), (Ellipsis, 0, 0), (Ellipsis, 0, 0, 0), (slice(0, 2),)),
+              (slice(None), slice(None), 1), (Ellipsis, 0, 0), (Ellipsis, 0, 0, 0), (slice(0, 2),),
+              1, -1, LISTED, (slice(None), LISTED), (LISTED, LISTED), (Ellipsis, LISTED, None),
+              (slice(None), [[0, 1], [1, 1]]), (slice(None), [True, False])),
     **dict.fromkeys(("in_features", "in_channels", "out_features", "out_channels"), (4, 2)),
 }  # fmt: skip
 # arguments that are another way to give one above, name dimensions, or take random numbers
@@ -118,6 +128,8 @@ def arguments_of(target: Target) -> dict[str, bool]:
     if isinstance(target, type):
         plain = target.__init__ in (nn.Module.__init__, nn.Identity.__init__)
         return {} if plain else _from_signature(target.__init__)
+    if target is torch.einsum:
+        return {"equation": False, "other": False}
     if getattr(target, "__module__", "") in ("_operator", "builtins") and target not in (abs,):
         return {"index": False} if target is operator.getitem else _unary_or_binary(str(target.__name__))
     try:
@@ -181,6 +193,8 @@ class Call:
         function = getattr(of, self.target) if isinstance(self.target, str) else self.target
         first = () if isinstance(self.target, str) else first
         named = dict(list(given.items())[self.positional :])
+        if self.target is torch.einsum:
+            return function(given["equation"], of, given["other"])
         out = function(*first, *list(given.values())[: self.positional], **named)
         return out[0] if _gives_tuple(self.target) else out
 
@@ -206,6 +220,7 @@ def _with_tensors(model: nn.Module) -> nn.Module:
         return torch.randn(*size, generator=generator, dtype=torch.float64)
 
     model.register_buffer("scalar", torch.tensor(2.0, dtype=torch.float64))
+    model.register_buffer("listed", torch.tensor([1, 0, 1, 1]))
     model.weight, model.kernel1, model.kernel2 = (
         nn.Parameter(w, requires_grad=False) for w in (draw(3, 4), draw(2, 2, 2), draw(2, 4, 2, 2))
     )

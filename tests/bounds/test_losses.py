@@ -13,12 +13,16 @@ from lipdp_lightning.audit.starts import target_source
 from lipdp_lightning.bounds import CertificationError, certify
 from lipdp_lightning.bounds.losses import (
     LOSSES,
+    AbsoluteError,
     BinaryCrossEntropy,
     CosineSimilarity,
     CrossEntropy,
     Huber,
     Loss,
     MulticlassHinge,
+    SaturatingCrossEntropy,
+    SmoothL1,
+    SoftCrossEntropy,
     SquaredError,
     as_loss,
 )
@@ -48,6 +52,16 @@ ATTAINED = [
     (Huber(), (1,)),
     (Huber(delta=0.3), (6,)),
     (Huber(delta=2.0), (2, 3)),
+    (AbsoluteError(), (1,)),
+    (AbsoluteError(), ()),
+    (AbsoluteError(), (2, 3)),
+    (SmoothL1(), (1,)),
+    (SmoothL1(beta=0.1), (6,)),
+    (SmoothL1(beta=50.0), (2, 3)),
+    (SoftCrossEntropy(), (2,)),
+    (SoftCrossEntropy(temperature=0.25), (5,)),
+    (SoftCrossEntropy(temperature=3.0), (4, 6)),
+    (CrossEntropy(ignore_index=1), (4, 6)),
     (SquaredError(output_bound=2.0, target_bound=0.5), (1,)),
     (SquaredError(output_bound=1.0, target_bound=3.0), (4,)),
 ]
@@ -83,6 +97,8 @@ def wrong_logits(loss: Loss, shape: tuple[int, ...], target: Tensor) -> list[Ten
     if isinstance(loss, CrossEntropy | MulticlassHinge | CosineSimilarity):
         hot = F.one_hot(target, shape[0]).movedim(-1, 1).double()
         return [-hot, hot.roll(1, 1) - hot]
+    if isinstance(loss, SoftCrossEntropy):
+        return [-target, target.roll(1, 1) - target]
     return [-(target.double() - 0.5).sign()]
 
 
@@ -106,6 +122,11 @@ def test_the_constant_is_attained(loss: Loss, shape: tuple[int, ...]) -> None:
         (BinaryCrossEntropy(), (7,), 1.0),  # outputs forgotten
         (MulticlassHinge(), (4, 5), 1.0),
         (Huber(delta=0.3), (6,), 0.3),
+        (AbsoluteError(), (6,), 1.0),  # outputs forgotten
+        (SmoothL1(beta=0.1), (6,), 0.1 * math.sqrt(6)),  # taken for Huber
+        (SmoothL1(beta=9.0), (6,), math.sqrt(6) / 9),
+        (SoftCrossEntropy(temperature=0.5), (4,), math.sqrt(2)),  # temperature forgotten
+        (SoftCrossEntropy(), (4, 6), math.sqrt(2)),  # positions forgotten
         (CosineSimilarity(min_norm=0.2), (5,), 1.0),  # the clamp taken for 1
     ],
     ids=str,
@@ -142,7 +163,8 @@ def test_an_example_has_a_loss_of_its_own(loss: Loss, shape: tuple[int, ...]) ->
     torch.testing.assert_close(together, alone)
 
 
-@pytest.mark.parametrize("loss", [BinaryCrossEntropy(), Huber(), SquaredError()], ids=str)
+@pytest.mark.parametrize("loss", [BinaryCrossEntropy(), Huber(), SquaredError(), AbsoluteError(), SmoothL1(),
+                                  SoftCrossEntropy()], ids=str)  # fmt: skip
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
 def test_a_target_that_is_no_number_moves_the_gradient_no_further(loss: Loss, bad: float) -> None:
     logits = torch.randn((3, 4), generator=torch.Generator().manual_seed(0))
@@ -159,6 +181,41 @@ def test_floating_point_targets_of_cross_entropy_are_refused() -> None:
         CrossEntropy().per_example(logits, torch.tensor([[9.0, 0.0, 0.0]]))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_soft_labels_outside_the_simplex_move_the_gradient_no_further(seed: int) -> None:
+    """As they are, they exceed the constant; inside the simplex, the loss is torch's."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 20 * torch.randn((500, 4), generator=generator, dtype=torch.float64).requires_grad_()
+    wild = torch.randn((500, 4), generator=generator, dtype=torch.float64).exp() ** 3
+    (plain,) = torch.autograd.grad(F.cross_entropy(logits, wild, reduction="sum"), logits)
+    assert float(plain.norm(dim=1).max()) > 2 * math.sqrt(2)
+    for target in (wild, -wild, wild * 1e-3, wild.roll(1, 1) - wild):
+        assert float(gradient_norms(SoftCrossEntropy(), logits, target).max()) <= math.sqrt(2)
+    inside = wild / wild.sum(1, keepdim=True)
+    ours = SoftCrossEntropy(temperature=2.0).per_example(logits, inside)
+    torch.testing.assert_close(ours, F.cross_entropy(logits / 2, inside, reduction="none"))
+
+
+def test_soft_labels_need_one_number_for_each_class() -> None:
+    with pytest.raises(ValueError, match=r"another shape.*HINT"):
+        SoftCrossEntropy().per_example(torch.zeros(3, 4), torch.tensor([0, 1, 2]))
+
+
+@pytest.mark.parametrize("ignored", [-100, 255, 1])
+@pytest.mark.parametrize("kind", [CrossEntropy, SaturatingCrossEntropy])
+def test_ignored_labels_add_nothing_and_raise_nothing(kind: type[CrossEntropy], ignored: int) -> None:
+    """Class weights are looked up by label, and no label is looked up that is ignored."""
+    loss = kind(class_weights=(1.0, 3.0, 2.0), ignore_index=ignored)
+    logits = torch.randn((4, 3, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = torch.tensor([[0, 2], [ignored, 2], [2, ignored], [ignored, ignored]])
+    logits.requires_grad_()
+    found = loss.per_example(logits, target)
+    (gradient,) = torch.autograd.grad(found.sum(), logits)
+    assert bool((gradient.norm(dim=1) == 0).eq(target == ignored).all())
+    alone = loss.per_example(logits[1:3].gather(2, torch.tensor([[[1]] * 3, [[0]] * 3])), torch.tensor([[2], [2]]))
+    torch.testing.assert_close(found[1:], torch.cat([alone, torch.zeros(1, dtype=torch.float64)]))
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -171,6 +228,8 @@ def test_floating_point_targets_of_cross_entropy_are_refused() -> None:
         lambda: MulticlassHinge(margin=0.0),
         lambda: CosineSimilarity(min_norm=0.0),
         lambda: Huber(delta=math.inf),
+        lambda: SmoothL1(beta=0.0),
+        lambda: SoftCrossEntropy(temperature=-1.0),
         lambda: SquaredError(output_bound=0.0),
         lambda: SquaredError(target_bound=math.inf),
     ],
@@ -186,6 +245,12 @@ def test_parameters_without_a_constant_are_refused(make: object) -> None:
         (nn.CrossEntropyLoss(reduction="sum"), torch.tensor([0, 2, 1])),
         (nn.CrossEntropyLoss(reduction="none", label_smoothing=0.2), torch.tensor([0, 2, 1])),
         (nn.CrossEntropyLoss(reduction="sum", weight=torch.tensor([1.0, 2.0, 0.5])), torch.tensor([0, 2, 1])),
+        (nn.CrossEntropyLoss(reduction="sum", ignore_index=2), torch.tensor([0, 2, 1])),
+        (nn.CrossEntropyLoss(reduction="sum", weight=torch.tensor([1.0, 2.0, 0.5])), torch.tensor([0, -100, 1])),
+        (nn.MultiMarginLoss(reduction="sum", margin=0.4), torch.tensor([0, 2, 1])),
+        (nn.L1Loss(reduction="sum"), torch.randn((3, 3), generator=torch.Generator().manual_seed(2))),
+        (nn.SmoothL1Loss(reduction="none", beta=0.4), torch.randn((3, 3), generator=torch.Generator().manual_seed(2))),
+        (nn.SmoothL1Loss(reduction="sum", beta=0.0), torch.randn((3, 3), generator=torch.Generator().manual_seed(2))),
         (nn.BCEWithLogitsLoss(reduction="sum"), torch.tensor([[0.0, 1.0, 1.0]] * 3)),
         (nn.BCEWithLogitsLoss(reduction="sum", pos_weight=torch.tensor([9.0, 0.5, 2.0])), torch.ones(3, 3)),
         (nn.HuberLoss(reduction="sum", delta=0.4), torch.randn((3, 3), generator=torch.Generator().manual_seed(2))),
@@ -204,9 +269,9 @@ def test_torch_losses_keep_their_value(torch_loss: nn.Module, target: Tensor) ->
         (nn.BCEWithLogitsLoss(), "mean over the batch"),
         (nn.HuberLoss(), "mean over the batch"),
         (nn.MSELoss(reduction="sum"), "no Lipschitz constant"),
-        (nn.SmoothL1Loss(reduction="sum"), "Huber over beta"),
+        (nn.SmoothL1Loss(), "mean over the batch"),
+        (nn.MultiMarginLoss(reduction="sum", p=2), "no known Lipschitz constant"),
         (nn.KLDivLoss(reduction="sum"), "no known Lipschitz constant"),
-        (nn.CrossEntropyLoss(reduction="sum", ignore_index=0), "ignore_index=0"),
         (nn.CrossEntropyLoss(reduction="sum", label_smoothing=0.1, weight=torch.ones(3)), "label_smoothing"),
         (nn.BCEWithLogitsLoss(reduction="sum", weight=torch.tensor([9.0])), "no known Lipschitz constant"),
         (nn.Linear(1, 1), "no known Lipschitz constant"),

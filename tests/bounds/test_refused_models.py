@@ -45,12 +45,12 @@ def refusal(model: nn.Module, shape: tuple[int, ...] = (4,), bound: Any = 1.0, l
 
 def test_all_problems_are_named_at_once() -> None:
     model = nn.Sequential(
-        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.PReLU(), nn.LayerNorm(4), nn.Dropout2d(0.1), nn.Linear(4, 2).half()
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.RReLU(), nn.LayerNorm(4), nn.Dropout2d(0.1), nn.Linear(4, 2).half()
     )
     message = refusal(model, bound=0.0, loss=nn.CrossEntropyLoss())
     for part in (
         "BatchNorm1d",
-        "PReLU",
+        "RReLU",
         "LayerNorm",
         "Dropout2d",
         "5.weight",

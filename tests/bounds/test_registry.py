@@ -171,12 +171,11 @@ def test_every_layer_of_the_library_has_a_rule(kind):
 REFUSED_MODULES = {
     nn.BatchNorm1d(4): "mixes examples", nn.BatchNorm2d(4): "mixes examples", nn.SyncBatchNorm(4): "mixes examples",
     nn.GroupNorm(2, 4): r"sqrt\(var \+ eps\)", nn.LayerNorm(4): r"sqrt\(var \+ eps\)", nn.InstanceNorm1d(4): "eps",
-    nn.LocalResponseNorm(2): "eps", nn.RMSNorm(4): "floor", nn.PReLU(): "slope is trained",
-    nn.RReLU(): "row in the batch",
+    nn.LocalResponseNorm(2): "eps", nn.RMSNorm(4): "floor", nn.RReLU(): "row in the batch",
     nn.Embedding(5, 4): "embedding", nn.MultiheadAttention(4, 2): "attention",
     nn.TransformerEncoderLayer(4, 2): "attention", nn.LSTM(4, 4): "recurrent", nn.GRU(4, 4): "recurrent",
-    nn.RNN(4, 4): "recurrent", nn.LSTMCell(4, 4): "recurrent", nn.Upsample(scale_factor=2): "upsampling",
-    nn.UpsamplingNearest2d(scale_factor=2): "upsampling", nn.ConvTranspose2d(4, 4, 3): "no certified norm",
+    nn.RNN(4, 4): "recurrent", nn.LSTMCell(4, 4): "recurrent",
+    nn.ConvTranspose2d(4, 4, 3): "no certified norm",
     nn.Conv3d(4, 4, 3): "no certified norm", nn.Bilinear(4, 4, 4): "no certified norm",
     nn.Dropout1d(): "row in the batch", nn.Dropout2d(): "row in the batch", nn.AlphaDropout(): "row in the batch",
     nn.FeatureAlphaDropout(): "row in the batch", nn.LogSoftmax(1): "classes", nn.GLU(): "product of activations",
@@ -212,7 +211,7 @@ def test_refused_modules_are_named_with_reason_and_fix(module):
         (lambda m, x: F.dropout(x, 0.5), "row in the batch"),
         (lambda m, x: F.alpha_dropout(x, 0.5), "row in the batch"),
         (lambda m, x: F.scaled_dot_product_attention(x, x, x), "attention"),
-        (lambda m, x: F.interpolate(x[:, None], scale_factor=2), "upsampling"),
+        (lambda m, x: F.interpolate(x[:, None], scale_factor=2, mode="area"), "adaptive average"),
         (lambda m, x: F.log_softmax(x, dim=1), "classes"),
         (lambda m, x: F.glu(x), "product of activations"),
         (lambda m, x: torch.einsum("bi,bi->bi", x, x), "product of activations"),
@@ -228,7 +227,7 @@ def test_refused_functions_say_why(function, reason):
 
 
 def test_all_problems_are_listed_at_once():
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.PReLU(), Forward(lambda m, x: x.exp()))
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GLU(), Forward(lambda m, x: x.exp()))
     with pytest.raises(CertificationError) as caught:
         certify(model, (4,), 1.0, "cross_entropy")
     assert [p.path for p in caught.value.problems] == ["1", "2", "3, exp"]

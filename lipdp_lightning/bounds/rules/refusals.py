@@ -42,7 +42,6 @@ refuse(
     reason="a gate is a product of activations, which is not Lipschitz",
     hint="use lipdp_lightning.layers.MaxMin",
 )  # fmt: skip
-refuse(nn.PReLU, F.prelu, reason="its slope is trained and has no rule", hint="use ReLU, MaxMin or LeakyReLU")
 refuse(
     nn.Embedding, nn.EmbeddingBag, F.embedding,
     reason="an embedding's row gradient and input norm have no rule",
@@ -70,17 +69,12 @@ refuse(
     hint="freeze the encoder and train a head on its bounded features",
 )  # fmt: skip
 refuse(
-    nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, F.interpolate,
-    reason="upsampling copies pixels (factor 2 in norm for 2 x) and has no rule",
-    hint="register a rule with its constant, see CONTRIBUTING",
-)  # fmt: skip
-refuse(
     nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Conv3d, nn.Bilinear,
     reason="there is no certified norm for it yet",
     hint="use Conv1d, Conv2d or Linear, or register a rule, see CONTRIBUTING",
 )  # fmt: skip
 refuse(
-    torch.matmul, torch.bmm, torch.mm, torch.einsum, operator.matmul, "matmul", "bmm", "mm", "__matmul__",
+    torch.matmul, torch.bmm, torch.mm, operator.matmul, "matmul", "bmm", "mm", "__matmul__",
     reason="a product of activations is not Lipschitz, and a bare weight in matmul has no rule",
     hint="use nn.Linear or torch.nn.functional.linear(x, weight, bias)",
 )  # fmt: skip

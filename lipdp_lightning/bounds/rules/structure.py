@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -306,24 +306,79 @@ def roll(op: Operation, x: Value, shifts: Any, dims: Any = None) -> Bound:
 
 @rule(operator.getitem)
 def getitem(op: Operation, x: Value, index: Any) -> Bound:
-    """Bounds a slice that keeps the whole batch and so selects a part of each example."""
+    """Bounds a slice that keeps the whole batch and so selects a part of each example.
+
+    Public lists or tensors of integers may read an entry k times, which multiplies norms by at most sqrt(k).
+    """
     parts = index if isinstance(index, tuple) else (index,)
     whole = slice(None)
-    if not parts or parts[0] not in (whole, Ellipsis) or not all(map(_selects, parts)):
+    if not parts or parts[0] not in (whole, Ellipsis) or not all(_selects(p) or _lists(p) for p in parts):
         raise Unbounded(
-            f"indexing with {index!r} selects examples or copies entries",
-            "start the index with ':' and use slices",
+            f"indexing with {index!r} selects examples, or by what is no public integer",
+            "start the index with ':' and use slices, or public lists of integers",
         )
     if parts[0] is Ellipsis and len([p for p in parts if p is not None]) - 1 > len(x.shape):
         raise Unbounded(f"indexing with {index!r} reaches the batch dimension", "start the index with ':'")
-    return Bound(x.norm, 1.0)
+    if all(map(_selects, parts)):
+        return Bound(x.norm, 1.0)
+    return _read(op, x, lambda places: places[tuple(p.tensor.cpu() if isinstance(p, Constant) else p for p in parts)])
 
 
 def _selects(part: Any) -> bool:
     """Returns whether a part of an index is a public integer, slice, None or Ellipsis."""
     if isinstance(part, slice):
         return all(p is None or isinstance(p, int) for p in (part.start, part.stop, part.step))
-    return part is None or part is Ellipsis or (isinstance(part, int) and not isinstance(part, bool))
+    return part is None or part is Ellipsis or _is_integer(part)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _lists(part: Any) -> bool:
+    """Returns whether a part of an index is a public list or tensor of integers."""
+    if isinstance(part, Constant):
+        return part.tensor.dim() > 0 and part.tensor.dtype in (torch.int32, torch.int64)
+    return isinstance(part, list) and all(_is_integer(p) or _lists(p) for p in part)
+
+
+def _read(op: Operation, x: Value, reads: Callable[[torch.Tensor], torch.Tensor]) -> Bound:
+    """Bounds an operation that reads entries of x, by the largest number of times that it reads one of them.
+
+    Torch adds the cotangents of an entry's copies one by one in the precision of the network, and rounds each sum.
+    """
+    read = reads(torch.arange(x.numel).reshape(1, *x.shape))
+    count = int(torch.bincount(read.flatten(), minlength=1).max())
+    root = math.sqrt(count)
+    return Bound(root * x.norm, root * rounded_sum(op, count))
+
+
+def rounded_sum(op: Operation, count: int) -> float:
+    """Returns the factor by which a sum of some numbers grows if each addition is rounded as weights are."""
+    return op.norms.vector_norm(torch.ones(1)) ** max(0, count - 1)
+
+
+@rule("select", torch.select)
+def select(op: Operation, x: Value, dim: int, index: int) -> Bound:
+    return narrow(op, x, dim, index)
+
+
+@rule("narrow", torch.narrow)
+def narrow(op: Operation, x: Value, dim: int, start: int, length: int = 1) -> Bound:
+    """Bounds a view of a part of each example."""
+    op.inner_dims(dim, len(x.shape))
+    if not (_is_integer(start) and _is_integer(length)):
+        raise Unbounded(f"its position {start!r} or {length!r} is not a public integer", "select by constants")
+    return Bound(x.norm, 1.0)
+
+
+@rule("index_select", torch.index_select)
+def index_select(op: Operation, x: Value, dim: int, index: Constant) -> Bound:
+    """Bounds a selection by a public list, which may read an entry several times."""
+    op.inner_dims(dim, len(x.shape))
+    if not isinstance(index, Constant):
+        raise Unbounded("it selects by what is no public tensor of integers", "select by a constant or a buffer")
+    return _read(op, x, lambda places: places.index_select(dim, index.tensor.cpu()))
 
 
 @rule(nn.PixelUnshuffle, nn.PixelShuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle)
