@@ -11,6 +11,8 @@ import torch
 from ..kernels.multilinear import key_table, multilinear_hash
 from ..kernels.normals import normals
 from ..kernels.numeric_environment import repeats_bits, require_repeated_bits
+from ..layers.scaled_functions import weighted_gradients
+from ..mechanism.allocation import sum_margin
 from ..mechanism.noise import StepNoise, Sum, release_
 from .finding import Finding
 from .trial import Trial
@@ -23,6 +25,7 @@ HASH = (5929086847280231622, 8774554148429374739, -7741688841440676705, 72098889
 """The keyed hash of the float32 numbers 0 to 39,999 under KEY."""
 
 _STEPS = 5
+_LONG = 300  # equal examples
 _LOOSEST = 1.05  # of a certified norm over the true one
 _ROUNDING = 1e-5
 
@@ -78,6 +81,39 @@ def certificate(device: torch.device) -> Finding:
     if worst > _ROUNDING:
         return Finding(f"sensitivities differ from the CPU's by {worst:.1e}", "do not train here: report this page.")
     return Finding(f"a norm is certified at {ratio:.4f} of the true one; sensitivities are the CPU's", "", numbers)
+
+
+def sums(device: torch.device) -> Finding:
+    """Compares how far one example moves a long sum of equal ones with the margin that noise pays for."""
+    layers = {
+        "linear": ((1024, 8), (4, 8), None),
+        "convolution": ((8, 32, 32), (8, 8, 3, 3), ([1, 1], [1, 1], [1, 1], 1)),
+    }
+    numbers = {}
+    for name, (shape, of_weight, options) in layers.items():
+        for tensor_cores in (False, True):
+            weight = torch.zeros(of_weight, device=device)
+            row = torch.full(shape, 1.2969970703125).to(device)  # its roundings add up more than those of most numbers
+            cotangent = torch.ones(*shape[:-1], 4) if options is None else torch.ones(8, *shape[1:])
+            cotangent = cotangent.to(device)
+
+            def total(rows: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
+                parts = (part.to(kind).expand(rows, *part.shape) for part in (row, cotangent))
+                x, d = parts
+                found, _ = weighted_gradients(x, d, weight.to(kind), None, (True, False), options, tensor_cores)
+                assert found is not None
+                return found.cpu().double()
+
+            moved = float((total(_LONG) - total(_LONG - 1)).norm() / total(1, torch.float64).norm())
+            kind = f"{name}, tensor cores" if tensor_cores else name
+            numbers[kind] = moved - 1
+            if moved > sum_margin(_LONG, tensor_cores):
+                return Finding(
+                    f"{kind}: an example moves a sum by {moved:.5f} of its bound, and the margin is "
+                    f"{sum_margin(_LONG, tensor_cores):.5f}",
+                    "do not train here: report this page, with the versions of cuBLAS and cuDNN.", numbers,
+                )  # fmt: skip
+    return Finding("sums of 300 equal examples move within their margin", "", numbers)
 
 
 def repeated_step(device: torch.device) -> Finding:

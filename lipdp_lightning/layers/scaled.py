@@ -21,7 +21,7 @@ from ..bounds.rules.linear import conv_module, linear_module
 from ..kernels.rows import patch_norms, row_norms
 from ..norms.geometry import coverage, output_size
 from .exact_norms import Contribution
-from .scaled_functions import Keep, scaled_conv, scaled_linear
+from .scaled_functions import Keep, in_one_piece, scaled_conv, scaled_linear
 
 GradientScaler = Callable[[Tensor], Tensor | None]
 GradientKeeper = Callable[[Contribution], None]
@@ -36,13 +36,15 @@ class ScaledLayer(nn.Module):
         gradient_keeper: Receives the layer's :class:`Contribution` in the backward pass; the layer then adds nothing to
             ``grad`` itself.
         use_counter: Is called at each use of the layer that may train it.
+        tensor_cores: Whether a GPU may round the factors of the weight's gradient to TF32.
     """
 
     scales_gradient = True
-    set_in_steps = ("gradient_scaler", "gradient_keeper", "use_counter")
+    set_in_steps = ("gradient_scaler", "gradient_keeper", "use_counter", "tensor_cores")
     gradient_scaler: GradientScaler | None = None
     gradient_keeper: GradientKeeper | None = None
     use_counter: Callable[[], None] | None = None
+    tensor_cores = False
 
     def report_to(
         self,
@@ -55,7 +57,7 @@ class ScaledLayer(nn.Module):
 
     def reports(self) -> tuple[object, ...]:
         """Returns the receivers that ``report_to`` has set."""
-        return self.gradient_scaler, self.gradient_keeper, self.use_counter
+        return self.gradient_scaler, self.gradient_keeper, self.use_counter, self.tensor_cores
 
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
         if self.gradient_scaler is None or not torch.is_grad_enabled() or not any(self._trains):
@@ -111,9 +113,10 @@ class ScaledLinear(ScaledLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         factor, keep = self._factor(lambda: self.example_norms(input)), self._keep(None)
-        if factor is None and keep is None and not under_autocast(input):
+        one_piece, cores = in_one_piece(input.numel() // max(1, self.in_features)), self.tensor_cores and input.is_cuda
+        if factor is None and keep is None and one_piece and not cores and not under_autocast(input):
             return F.linear(input, self.weight, self.bias)
-        return scaled_linear(input, self.weight, self.bias, factor, keep)
+        return scaled_linear(input, self.weight, self.bias, factor, keep, cores)
 
     def example_norms(self, input: Tensor) -> Tensor:
         with_weight, with_bias = self._trains
@@ -147,10 +150,14 @@ class _ScaledConv(ScaledLayer):
         layer: Any = self
         options = (list(layer.stride), list(padding), list(layer.dilation), layer.groups)
         keep = self._keep(options)
-        if factor is None and keep is None and not under_autocast(padded):
+        pixels = [
+            size + 2 * more for size, more in zip(padded.shape[2:], padding, strict=True)
+        ]  # at least the positions
+        one_piece, cores = in_one_piece(padded.shape[0] * math.prod(pixels)), self.tensor_cores and padded.is_cuda
+        if factor is None and keep is None and one_piece and not cores and not under_autocast(padded):
             function = F.conv1d if layer.weight.dim() == 3 else F.conv2d
             return function(padded, layer.weight, layer.bias, *options)
-        return scaled_conv(padded, layer.weight, layer.bias, factor, options, keep)
+        return scaled_conv(padded, layer.weight, layer.bias, factor, options, keep, cores)
 
     def example_norms(self, input: Tensor) -> Tensor:
         return self._norms_of_padded(*self._padded(input))

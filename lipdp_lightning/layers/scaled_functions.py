@@ -3,6 +3,11 @@
 The gradient of the weight is sum_i c_i g_i. It is computed as one product in which the rows of the cotangent or of
 the input, whichever is smaller, are multiplied by c: no per-sample gradient exists at any time. With ``keep``, the
 backward pass hands (input, cotangent) over in place of that sum, which is formed once all c_i are known.
+
+Sums over many rows are formed in pieces, which are added in float64. Products of float32 are added in float32, so that
+every addition rounds by a share of the partial sum beneath it; over thousands of equal rows with hundreds of positions,
+these roundings move a sum by several percent of one example's bound. ``mechanism.allocation.sum_margin`` says what is
+left of that with pieces of ``TERMS_OF_A_PIECE`` terms, and pays for it.
 """
 
 from __future__ import annotations
@@ -15,6 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from ..kernels.arithmetic import products_on_tensor_cores
+
+TERMS_OF_A_PIECE = 1 << 14  # rows times positions that one product in float32 adds up, unless one row has more
 
 Backward = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
 Keep = Callable[[Tensor, Tensor], None]
@@ -53,9 +62,10 @@ class _Linear(torch.autograd.Function):
         bias: Tensor | None,
         factor: Tensor | None,
         keep: Keep | None,
+        tensor_cores: bool,
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight, factor)
-        ctx.keep = keep
+        ctx.keep, ctx.tensor_cores = keep, tensor_cores
         return F.linear(inputs, weight, bias)
 
     @staticmethod
@@ -70,8 +80,11 @@ class _Linear(torch.autograd.Function):
         if ctx.keep is not None:
             ctx.keep(inputs, cotangent)
         elif to_weight or to_bias:
-            grad_weight, grad_bias = weighted_gradients(inputs, cotangent, weight, factor, (to_weight, to_bias), None)
-        return grad_input, grad_weight, grad_bias, None, None
+            trains = to_weight, to_bias
+            grad_weight, grad_bias = weighted_gradients(
+                inputs, cotangent, weight, factor, trains, None, ctx.tensor_cores
+            )
+        return grad_input, grad_weight, grad_bias, None, None, None
 
 
 def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: int) -> Tensor:
@@ -92,10 +105,11 @@ class _Conv(torch.autograd.Function):
         bias: Tensor | None,
         factor: Tensor | None,
         keep: Keep | None,
+        tensor_cores: bool,
         options: tuple[Any, ...],
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight, factor)
-        ctx.keep, ctx.options = keep, options
+        ctx.keep, ctx.tensor_cores, ctx.options = keep, tensor_cores, options
         stride, padding, dilation, groups = options
         function = F.conv1d if weight.dim() == 3 else F.conv2d
         return function(inputs, weight, bias, stride, padding, dilation, groups)
@@ -114,13 +128,15 @@ class _Conv(torch.autograd.Function):
             ctx.keep(inputs, cotangent)
         elif to_weight or to_bias:
             trains = to_weight, to_bias
-            grad_weight, grad_bias = weighted_gradients(inputs, cotangent, weight, factor, trains, ctx.options)
-        return grad_input, grad_weight, grad_bias, None, None, None
+            grad_weight, grad_bias = weighted_gradients(
+                inputs, cotangent, weight, factor, trains, ctx.options, ctx.tensor_cores
+            )
+        return grad_input, grad_weight, grad_bias, None, None, None, None
 
 
 def weighted_gradients(
     inputs: Tensor, cotangent: Tensor, weight: Tensor, factor: Tensor | None, trains: tuple[bool, bool],
-    options: tuple[Any, ...] | None,
+    options: tuple[Any, ...] | None, tensor_cores: bool = False,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Returns sum_i c_i g_i for the weight and the bias, or None for one that is not trained.
 
@@ -131,18 +147,41 @@ def weighted_gradients(
         factor: The factors c_i; None stands for 1.
         trains: Whether the weight and the bias are trained.
         options: Stride, padding, dilation and groups of a convolution; None for a linear layer.
+        tensor_cores: Whether a GPU may round the factors of the product to the 11 bits of TF32, for which the margin of
+            the sum has to pay (``mechanism.allocation.sum_margin``).
     """
     full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
     left, right = _weigh(full, x, factor)
     grad_weight = grad_bias = None
     if trains[0]:
-        if options is None:
-            grad_weight = left.reshape(-1, left.shape[-1]).t() @ right.reshape(-1, right.shape[-1])
-        else:
-            grad_weight = _conv_gradient(left, right, weight, options, which=1)
+        with products_on_tensor_cores(tensor_cores):
+            grad_weight = _sum_of_pieces(left, right, weight, options)
     if trains[1]:
         grad_bias = _weighted_bias(full, left, factor, channel=-1 if options is None else 1)
     return grad_weight, grad_bias
+
+
+def _sum_of_pieces(left: Tensor, right: Tensor, weight: Tensor, options: tuple[Any, ...] | None) -> Tensor:
+    """Returns the sum over rows and positions of left times right, of a few rows at a time."""
+    rows, features = left.shape[0], left.shape[-1 if options is None else 1]
+    some = max(1, TERMS_OF_A_PIECE * features // max(1, left[:1].numel()))
+    if rows <= some:
+        return _product(left, right, weight, options)
+    total = torch.zeros_like(weight, dtype=torch.float64)
+    for part, other in zip(left.split(some), right.split(some), strict=True):
+        total += _product(part, other, weight, options)
+    return total.to(weight.dtype)
+
+
+def _product(left: Tensor, right: Tensor, weight: Tensor, options: tuple[Any, ...] | None) -> Tensor:
+    if options is None:
+        return left.reshape(-1, left.shape[-1]).t() @ right.reshape(-1, right.shape[-1])
+    return _conv_gradient(left, right, weight, options, which=1)
+
+
+def in_one_piece(terms: int) -> bool:
+    """Returns whether a sum over so many rows and positions is formed at once, as torch's own layers do."""
+    return terms <= TERMS_OF_A_PIECE
 
 
 def _conv_gradient(cotangent: Tensor, inputs: Tensor, weight: Tensor, options: tuple[Any, ...], which: int) -> Tensor:
@@ -168,18 +207,20 @@ def _conv_gradient(cotangent: Tensor, inputs: Tensor, weight: Tensor, options: t
 
 
 def scaled_linear(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, keep: Keep | None = None
-) -> Tensor:
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, keep: Keep | None = None,
+    tensor_cores: bool = False,
+) -> Tensor:  # fmt: skip
     """Returns linear(inputs), and multiplies example i's gradient in (weight, bias) by factor[i].
 
     Without a factor the gradient is left as it is. With ``keep``, it is handed over instead of being summed.
+    ``tensor_cores`` is that of ``weighted_gradients``.
     """
-    return _Linear.apply(inputs, weight, bias, factor, keep)
+    return _Linear.apply(inputs, weight, bias, factor, keep, tensor_cores)
 
 
 def scaled_conv(
     inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, options: tuple[Any, ...],
-    keep: Keep | None = None,
+    keep: Keep | None = None, tensor_cores: bool = False,
 ) -> Tensor:  # fmt: skip
     """Returns the convolution with zero padding; its gradient in (weight, bias) is that of ``scaled_linear``.
 
@@ -190,5 +231,6 @@ def scaled_conv(
         factor: The factors c_i; None stands for 1.
         options: Stride, padding, dilation and groups.
         keep: Receives (input, cotangent) in the backward pass, if given.
+        tensor_cores: As for ``weighted_gradients``.
     """
-    return _Conv.apply(inputs, weight, bias, factor, keep, options)
+    return _Conv.apply(inputs, weight, bias, factor, keep, tensor_cores, options)

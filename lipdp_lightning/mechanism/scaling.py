@@ -141,6 +141,7 @@ class Scaling:
         layers = dict(scaled_layers(network))
         for path, layer in layers.items():
             self._attach_to(path, layer)
+            layer.tensor_cores = self.budget.tensor_cores
         self._attached = [(layer, layer.reports()) for layer in layers.values()]
 
     def _attach_to(self, path: str, layer: ScaledLayer) -> None:
@@ -152,6 +153,7 @@ class Scaling:
         """Ends what ``attach`` began."""
         for _, layer in scaled_layers(network):
             layer.report_to()
+            layer.tensor_cores = False
         self._attached = []
 
     def begin(self, numbers: StepNumbers) -> None:

@@ -76,7 +76,7 @@ class Mechanism:
         self._identity = certifier.identity
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
         self._influence = plan.influence_at(0)
-        self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views)
+        self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views, certifier.tensor_cores)
         self.scaling.attach(model)
         named = dict(model.named_parameters())
         self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
@@ -253,7 +253,7 @@ class Mechanism:
         if due != self._influence:
             self._influence = due
             self.scaling.detach(self.model)
-            self.scaling = scaling_of(self.plan, step, self.certificate, self.views)
+            self.scaling = scaling_of(self.plan, step, self.certificate, self.views, self._certifier.tensor_cores)
             self.scaling.attach(self.model)
 
     def _check_trained(self, certificate: Certificate) -> None:

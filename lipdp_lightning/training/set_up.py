@@ -84,6 +84,7 @@ def make_certifier(
             module.network, data.input_shape, module.input_bound, module.private_loss(plan.loss_clip),
             norms=norms, compute_dtype=PRECISIONS.get(str(trainer.precision), torch.float32),
             cotangent_caps=matching_modules(module.network, plan.cotangent_clip),
+            tf32=getattr(trainer.strategy, "tf32", False),
         )  # fmt: skip
     return certifier
 
