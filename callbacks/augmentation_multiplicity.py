@@ -8,8 +8,8 @@ import lightning
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
-from callbacks.accountant import _strategy
 from lipdp_lightning.augmentations import HorizontalFlip, ShiftedCrop
+from lipdp_lightning.callbacks.accountant import _strategy
 from lipdp_lightning.training.views import Views
 
 

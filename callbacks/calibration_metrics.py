@@ -12,13 +12,13 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from callbacks.calibration_output import log_classes, show
-from callbacks.parameter_averaging import averaging_of
-from data_modules.base import PrivateDataModule
 from lipdp_lightning.calibration.coverage import LEVELS, CoverageScores, CoverageSums, ResidualModel, check_levels
 from lipdp_lightning.calibration.probabilities import check_labels, check_probabilities, logits_of_probabilities
 from lipdp_lightning.calibration.scores import scores_of_sums
 from lipdp_lightning.calibration.sums import DEFAULT_BINS, CalibrationSums
+from lipdp_lightning.callbacks.calibration_output import log_classes, show
+from lipdp_lightning.callbacks.parameter_averaging import averaging_of
+from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.calibration_summary import HELD_OUT
 from lipdp_lightning.training.predictions import class_scores, held_out_labels, predict_rows

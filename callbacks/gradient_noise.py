@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch.optim import Optimizer
 
-from callbacks.accountant import _strategy
+from lipdp_lightning.callbacks.accountant import _strategy
 
 
 class GradientNoiseMonitor(Callback):

@@ -10,8 +10,8 @@ import lightning
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from callbacks.accountant import _strategy
 from lipdp_lightning.bounds.certifier import Certifier
+from lipdp_lightning.callbacks.accountant import _strategy
 from lipdp_lightning.training.averaging import STATE_KEY, WeightAverage
 from lipdp_lightning.training.public_numbers import averaged_rows
 from lipdp_lightning.training.set_up import make_certifier

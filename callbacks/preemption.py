@@ -10,9 +10,9 @@ from typing import Any
 import lightning
 from lightning.pytorch.callbacks import Callback
 
-from callbacks.accountant import _strategy
-from callbacks.resume_checkpoint import ResumeCheckpoint
-from callbacks.run_files import RunFiles
+from lipdp_lightning.callbacks.accountant import _strategy
+from lipdp_lightning.callbacks.resume_checkpoint import ResumeCheckpoint
+from lipdp_lightning.callbacks.run_files import RunFiles
 from lipdp_lightning.slurm import environment as slurm
 from lipdp_lightning.slurm.signals import SignalFlag, listen, restore
 

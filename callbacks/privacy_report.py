@@ -12,20 +12,20 @@ import lightning
 import numpy as np
 from lightning.pytorch.callbacks import Callback
 
-from callbacks.accountant import _strategy
-from callbacks.augmentation_multiplicity import AugmentationMultiplicity
-from callbacks.calibration_metrics import CalibrationMetrics, calibration_results
-from callbacks.gradient_noise import GradientNoiseMonitor
-from callbacks.parameter_averaging import ParameterAveraging, averaging_of
-from callbacks.private_curves import PrivateValidationCurves
-from callbacks.temperature_scaling import (
+from lipdp_lightning.accounting.accountants import PrivacyBound
+from lipdp_lightning.bound_text import upper_text
+from lipdp_lightning.callbacks.accountant import _strategy
+from lipdp_lightning.callbacks.augmentation_multiplicity import AugmentationMultiplicity
+from lipdp_lightning.callbacks.calibration_metrics import CalibrationMetrics, calibration_results
+from lipdp_lightning.callbacks.gradient_noise import GradientNoiseMonitor
+from lipdp_lightning.callbacks.parameter_averaging import ParameterAveraging, averaging_of
+from lipdp_lightning.callbacks.private_curves import PrivateValidationCurves
+from lipdp_lightning.callbacks.temperature_scaling import (
     TemperatureScaling,
     ledger_beside_training,
     planned_beside_training,
     released_beside_training,
 )
-from lipdp_lightning.accounting.accountants import PrivacyBound
-from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures

@@ -15,9 +15,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from matplotlib.figure import Figure
 
-from callbacks.accountant import _strategy
-from callbacks.parameter_averaging import averaging_of
 from lipdp_lightning.bound_text import upper_text
+from lipdp_lightning.callbacks.accountant import _strategy
+from lipdp_lightning.callbacks.parameter_averaging import averaging_of
 from lipdp_lightning.curves import (
     Grid,
     NoiseSource,

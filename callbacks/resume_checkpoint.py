@@ -15,7 +15,7 @@ import lightning
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from callbacks.accountant import _strategy
+from lipdp_lightning.callbacks.accountant import _strategy
 from lipdp_lightning.files import remove_left_overs
 
 LAST = "last.ckpt"

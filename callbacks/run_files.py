@@ -8,8 +8,8 @@ import lightning
 import yaml
 from lightning.pytorch.callbacks import Callback
 
-from callbacks.accountant import _strategy
-from callbacks.temperature_scaling import planned_beside_training
+from lipdp_lightning.callbacks.accountant import _strategy
+from lipdp_lightning.callbacks.temperature_scaling import planned_beside_training
 from lipdp_lightning.report.show import show
 from lipdp_lightning.report.tables import certificate_table, plan_table
 from lipdp_lightning.training.public_numbers import group_rows

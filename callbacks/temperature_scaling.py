@@ -13,13 +13,13 @@ from typing import Any
 import lightning
 from lightning.pytorch.callbacks import Callback
 
-from callbacks.accountant import _strategy
-from callbacks.parameter_averaging import averaging_of
-from data_modules.base import PrivateDataModule
 from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.calibration.temperature import GRID, check_grid, fit_temperature, private_temperature
+from lipdp_lightning.callbacks.accountant import _strategy
+from lipdp_lightning.callbacks.parameter_averaging import averaging_of
 from lipdp_lightning.curves.columns import write_new
 from lipdp_lightning.curves.discrete_noise import NoiseSource
+from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.training.predictions import TEMPERATURE_FILE, class_scores, predict_rows, read_temperature
 
@@ -222,7 +222,7 @@ def planned_beside_training(trainer: lightning.Trainer) -> float:
 
 
 def _report_of(trainer: lightning.Trainer) -> Any:
-    from callbacks.privacy_report import PrivacyReport
+    from lipdp_lightning.callbacks.privacy_report import PrivacyReport
 
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return next((c for c in callbacks if isinstance(c, PrivacyReport)), None)

@@ -6,14 +6,14 @@ from typing import Literal
 
 import torch
 
-from data_modules import codes
-from data_modules.base import GroupedRows, Rows
-from data_modules.benchmark_tables import NamedTable
-from data_modules.csv_table import read_table
-from data_modules.encoding import encode
-from data_modules.schema import ClassLabel, Numeric, TableSchema
-from data_modules.splits import Split
-from data_modules.units import hashed_names
+from lipdp_lightning.data_modules import codes
+from lipdp_lightning.data_modules.base import GroupedRows, Rows
+from lipdp_lightning.data_modules.benchmark_tables import NamedTable
+from lipdp_lightning.data_modules.csv_table import read_table
+from lipdp_lightning.data_modules.encoding import encode
+from lipdp_lightning.data_modules.schema import ClassLabel, Numeric, TableSchema
+from lipdp_lightning.data_modules.splits import Split
+from lipdp_lightning.data_modules.units import hashed_names
 
 
 class Android(NamedTable):

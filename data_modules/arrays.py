@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.found_files import refusal, refused_zip
-from data_modules.splits import Split
+from lipdp_lightning.data_modules.base import PrivateDataModule, Rows, box_norm
+from lipdp_lightning.data_modules.found_files import refusal, refused_zip
+from lipdp_lightning.data_modules.splits import Split
 
 
 class NpzArrays(PrivateDataModule):

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from data_modules.found_files import refusal
-from data_modules.poisson import Batch, Draw, InMemoryRows, PlannedBatches, SequentialBatches, loader
-from data_modules.prepare import GroupedRows as GroupedRows
-from data_modules.prepare import Rows as Rows
-from data_modules.prepare import prepare
-from data_modules.row_checks import check_declarations
-from data_modules.splits import Split
-from data_modules.units import Grouping, Groups
+from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.poisson import Batch, Draw, InMemoryRows, PlannedBatches, SequentialBatches, loader
+from lipdp_lightning.data_modules.prepare import GroupedRows as GroupedRows
+from lipdp_lightning.data_modules.prepare import Rows as Rows
+from lipdp_lightning.data_modules.prepare import prepare
+from lipdp_lightning.data_modules.row_checks import check_declarations
+from lipdp_lightning.data_modules.splits import Split
+from lipdp_lightning.data_modules.units import Grouping, Groups
 
 if TYPE_CHECKING:
     from lipdp_lightning.privacy.statistics import Terms

@@ -10,14 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from data_modules import codes
-from data_modules.base import GroupedRows, Rows
-from data_modules.csv_table import SchemaTable
-from data_modules.downloads import fetched, how_to_get
-from data_modules.embedded import CELL_RANGES
-from data_modules.found_files import data_root, find_file
-from data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric, TableSchema, expanded
-from data_modules.splits import Split
+from lipdp_lightning.data_modules import codes
+from lipdp_lightning.data_modules.base import GroupedRows, Rows
+from lipdp_lightning.data_modules.csv_table import SchemaTable
+from lipdp_lightning.data_modules.downloads import fetched, how_to_get
+from lipdp_lightning.data_modules.embedded import CELL_RANGES
+from lipdp_lightning.data_modules.found_files import data_root, find_file
+from lipdp_lightning.data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric, TableSchema, expanded
+from lipdp_lightning.data_modules.splits import Split
 
 
 class NamedTable(SchemaTable):

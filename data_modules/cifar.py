@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.downloads import fetched, how_to_get
-from data_modules.found_files import cache_root, data_root, read_bytes, refusal, refused_zip
-from data_modules.splits import Split
+from lipdp_lightning.data_modules.base import PrivateDataModule, Rows, box_norm
+from lipdp_lightning.data_modules.downloads import fetched, how_to_get
+from lipdp_lightning.data_modules.found_files import cache_root, data_root, read_bytes, refusal, refused_zip
+from lipdp_lightning.data_modules.splits import Split
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 Arrays = tuple[np.ndarray, np.ndarray]

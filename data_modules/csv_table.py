@@ -9,12 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from data_modules.base import GroupedRows, PrivateDataModule, Rows
-from data_modules.encoding import RawTable, encode, group_names, match_columns
-from data_modules.found_files import kind_of, read_text, refusal
-from data_modules.schema import ClassLabel, TableSchema
-from data_modules.schema_yaml import load_schema
-from data_modules.splits import Split
+from lipdp_lightning.data_modules.base import GroupedRows, PrivateDataModule, Rows
+from lipdp_lightning.data_modules.encoding import RawTable, encode, group_names, match_columns
+from lipdp_lightning.data_modules.found_files import kind_of, read_text, refusal
+from lipdp_lightning.data_modules.schema import ClassLabel, TableSchema
+from lipdp_lightning.data_modules.schema_yaml import load_schema
+from lipdp_lightning.data_modules.splits import Split
 
 
 def read_csv(path: Path, schema: TableSchema) -> RawTable:

@@ -16,7 +16,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_modules.found_files import refusal
+from lipdp_lightning.data_modules.found_files import refusal
 
 TIMEOUT = 30
 _PIECE = 2**20

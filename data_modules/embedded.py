@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.found_files import refusal
-from data_modules.schema import scale_declared
+from lipdp_lightning.data_modules.base import PrivateDataModule, Rows, box_norm
+from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.schema import scale_declared
 
 Ranges = dict[str, tuple[float, float]]
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_modules.found_files import refusal
-from data_modules.schema import ColumnProblem, TableSchema
+from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.schema import ColumnProblem, TableSchema
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data_modules.base import PrivateDataModule
-from data_modules.found_files import cache_root, refusal
-from data_modules.poisson import InMemoryRows, slices
+from lipdp_lightning.data_modules.base import PrivateDataModule
+from lipdp_lightning.data_modules.found_files import cache_root, refusal
+from lipdp_lightning.data_modules.poisson import InMemoryRows, slices
 from lipdp_lightning.features import FeatureExtractor
 from lipdp_lightning.features.cache import KeptRows, Source, cached_features
 from lipdp_lightning.privacy.statistics import Terms

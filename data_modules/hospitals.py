@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from data_modules import codes
-from data_modules.benchmark_tables import NamedTable
-from data_modules.found_files import refusal
-from data_modules.schema import Categorical, ClassLabel, Numeric, TableSchema
-from data_modules.splits import Split
-from data_modules.units import Grouping
+from lipdp_lightning.data_modules import codes
+from lipdp_lightning.data_modules.benchmark_tables import NamedTable
+from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.schema import Categorical, ClassLabel, Numeric, TableSchema
+from lipdp_lightning.data_modules.splits import Split
+from lipdp_lightning.data_modules.units import Grouping
 
 
 class DiabetesHospitals(NamedTable):

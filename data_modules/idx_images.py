@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.downloads import fetched, how_to_get
-from data_modules.found_files import data_root, find_file, read_bytes, refusal
-from data_modules.splits import Split
+from lipdp_lightning.data_modules.base import PrivateDataModule, Rows, box_norm
+from lipdp_lightning.data_modules.downloads import fetched, how_to_get
+from lipdp_lightning.data_modules.found_files import data_root, find_file, read_bytes, refusal
+from lipdp_lightning.data_modules.splits import Split
 
 _UNSIGNED_BYTE = 0x08
 

@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.found_files import kind_of, refusal, refused_zip
-from data_modules.splits import Split
+from lipdp_lightning.data_modules.base import PrivateDataModule, Rows, box_norm
+from lipdp_lightning.data_modules.found_files import kind_of, refusal, refused_zip
+from lipdp_lightning.data_modules.splits import Split
 
 PARTS = ("train", "test")
 _CHANNELS = {"L": 1, "RGB": 3}

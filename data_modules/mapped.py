@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_modules.base import PrivateDataModule, Rows, box_norm
-from data_modules.found_files import kind_of, refusal
-from data_modules.splits import Split
+from lipdp_lightning.data_modules.base import PrivateDataModule, Rows, box_norm
+from lipdp_lightning.data_modules.found_files import kind_of, refusal
+from lipdp_lightning.data_modules.splits import Split
 
 
 class MappedArrays(PrivateDataModule):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from data_modules.found_files import refusal
+from lipdp_lightning.data_modules.found_files import refusal
 
 Batch = tuple[Tensor, Tensor, Tensor]
 Draw = Callable[[int, int], Tensor]

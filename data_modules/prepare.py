@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from data_modules.found_files import refusal
-from data_modules.poisson import InMemoryRows
-from data_modules.row_checks import check_declared_size, check_rows
-from data_modules.splits import checked_split, hashed_split
-from data_modules.units import Groups
+from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.poisson import InMemoryRows
+from lipdp_lightning.data_modules.row_checks import check_declared_size, check_rows
+from lipdp_lightning.data_modules.splits import checked_split, hashed_split
+from lipdp_lightning.data_modules.units import Groups
 
 if TYPE_CHECKING:
-    from data_modules.base import PrivateDataModule
+    from lipdp_lightning.data_modules.base import PrivateDataModule
 
 TEST_SALT = "lipdp test"
 

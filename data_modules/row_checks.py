@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from data_modules.found_files import refusal
-from data_modules.poisson import slices
+from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.poisson import slices
 
 TASKS = ("classification", "regression", "binary")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from data_modules.units import Grouping
+from lipdp_lightning.data_modules.units import Grouping
 
 SCALES = {"unit": (0.0, 1.0), "symmetric": (-1.0, 1.0)}
 MISSING_POLICIES = ("error", "bucket", "drop")

@@ -26,9 +26,9 @@ from typing import Any
 
 import yaml
 
-from data_modules.found_files import read_text, refusal
-from data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric, TableSchema
-from data_modules.units import Grouping
+from lipdp_lightning.data_modules.found_files import read_text, refusal
+from lipdp_lightning.data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric, TableSchema
+from lipdp_lightning.data_modules.units import Grouping
 
 _TOP = {
     "rows", "delimiter", "names", "comment", "missing", "scale", "ignore", "aliases",

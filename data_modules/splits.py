@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_modules.found_files import refusal
+from lipdp_lightning.data_modules.found_files import refusal
 
 Split = Callable[[Tensor, Tensor], Tensor]
 

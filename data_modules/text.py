@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_modules.base import PrivateDataModule, Rows
-from data_modules.found_files import data_root, find_file, read_bytes, read_text, refusal
-from data_modules.splits import Split
+from lipdp_lightning.data_modules.base import PrivateDataModule, Rows
+from lipdp_lightning.data_modules.found_files import data_root, find_file, read_bytes, read_text, refusal
+from lipdp_lightning.data_modules.splits import Split
 
 _WORD = re.compile(r"[a-z]+|[0-9]+|[!?]")
 # "word":[0.1,...] in a JSON object, or a line "word 0.1 ..." of GloVe's text format

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_modules.found_files import refusal
-from data_modules.poisson import InMemoryRows, slices
+from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.poisson import InMemoryRows, slices
 
 
 @dataclass(frozen=True)

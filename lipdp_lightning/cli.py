@@ -22,6 +22,7 @@ COMMANDS = {
     "export": "write a release checkpoint of a run, without anything secret",
     "status": "list the runs of a folder with state, step, epsilon and accuracy",
     "report": "write the reports of a run directory again",
+    "configs": "list the configurations that come with the library, and copy them",
     "doctor": "examine a machine, and its GPU, before the first run",
 }
 
@@ -60,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"lipdp: unknown command {name!r}. HINT: one of {', '.join(COMMANDS)}.\n")
         return 2
     try:
-        return _run(importlib.import_module(f"lipdp_lightning.commands.{name}"), name, rest)
+        from .commands.configs import with_packaged
+
+        return _run(importlib.import_module(f"lipdp_lightning.commands.{name}"), name, with_packaged(rest))
     except BrokenPipeError:
         return 0
     except Exception as error:

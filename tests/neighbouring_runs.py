@@ -15,11 +15,11 @@ from lightning.pytorch.callbacks import Callback
 from small_runs import SECRET, fit, make_module, make_plan
 from torch import Tensor, nn
 
-from callbacks import GradientNoiseMonitor, PrivacyAccountant, PrivacyReport, ResumeCheckpoint
-from data_modules.base import PrivateDataModule
-from data_modules.poisson import InMemoryRows
 from lipdp_lightning.audit.paired_runs import Scribe, Seen, SeenLogger, TranscribedStrategy, paired_runs
 from lipdp_lightning.audit.transcript import Comparison
+from lipdp_lightning.callbacks import GradientNoiseMonitor, PrivacyAccountant, PrivacyReport, ResumeCheckpoint
+from lipdp_lightning.data_modules.base import PrivateDataModule
+from lipdp_lightning.data_modules.poisson import InMemoryRows
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.privacy.sampling import poisson_sample

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from data_modules.base import PrivateDataModule
+from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.privacy.branches import Branches
 from lipdp_lightning.privacy.plan import PrivacyPlan

@@ -12,7 +12,7 @@ import torch
 from small_runs import SECRET, Blobs, make_module, make_plan, make_trainer
 from torch import Tensor
 
-from data_modules.poisson import InMemoryRows
+from lipdp_lightning.data_modules.poisson import InMemoryRows
 from lipdp_lightning.privacy.branches import Branches
 from lipdp_lightning.privacy.statistics import Statistics, Terms
 from lipdp_lightning.training import PrivateModule, PrivateStrategy

@@ -22,9 +22,9 @@ from private_step import Harness, make_plan, random_batch
 from torch import nn
 
 import lipdp_lightning.layers
-from callbacks import PrivacyAccountant
 from lipdp_lightning.bounds import registry
 from lipdp_lightning.bounds.losses import LOSSES
+from lipdp_lightning.callbacks import PrivacyAccountant
 from lipdp_lightning.cli import COMMANDS, main
 from lipdp_lightning.experiment.experiment import Experiment, parse_experiment
 from lipdp_lightning.layers import MaxMin
@@ -286,9 +286,7 @@ def unresolved(text: str) -> list[str]:
             if not any((base / word).exists() for base in (ROOT, ROOT / "lipdp_lightning")):
                 missing.append(word)
         elif re.match(r"(lipdp_lightning\.|data_modules\.|callbacks\.|(bounds|mechanism|privacy)\.\w+\.)\w", word):
-            package = (
-                word if word.startswith(("lipdp_lightning", "data_modules", "callbacks")) else f"lipdp_lightning.{word}"
-            )
+            package = word if word.startswith("lipdp_lightning") else f"lipdp_lightning.{word}"
             if not imports(package):
                 missing.append(word)
     return missing
@@ -458,7 +456,7 @@ class Traced(Callback):
     def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
         file = frame.f_code.co_filename
         if event == "call" and file.startswith(f"{ROOT}/"):
-            path = file.removeprefix(f"{ROOT}/")
+            path = re.sub("^lipdp_lightning/(?=callbacks/|data_modules/)", "", file.removeprefix(f"{ROOT}/"))
             if path.partition("/")[0] in PACKAGES:
                 self.calls.append((path, frame.f_code.co_name))
 

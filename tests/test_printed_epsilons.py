@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callbacks.progress import PrivateProgressBar
 from lipdp_lightning.accounting.budget_question import BudgetRow, format_table
 from lipdp_lightning.bound_text import ShownBound, lower_text, upper_text
+from lipdp_lightning.callbacks.progress import PrivateProgressBar
 from lipdp_lightning.commands import status
 from lipdp_lightning.report.tables import plan_rows
 from lipdp_lightning.studies.reproduce.entry import describe_epsilon

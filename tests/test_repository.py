@@ -152,7 +152,8 @@ def test_the_critical_rooms_load_no_trainer() -> None:
     rooms = ", ".join(f"lipdp_lightning.{room}" for room in CRITICAL)
     code = (
         f"import {rooms}, lipdp_lightning.mechanism.step, lipdp_lightning.privacy.branches, sys;"
-        "print([m for m in ('lightning', 'wandb', 'callbacks', 'data_modules') if m in sys.modules])"
+        "kept_out = ('lightning', 'wandb', 'lipdp_lightning.callbacks', 'lipdp_lightning.data_modules');"
+        "print([m for m in kept_out if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
@@ -164,6 +165,7 @@ KNOWS = {
     "files": "",
     "kernels": "",
     "norms": "",
+    "own_folders": "",
     "run_names": "",
     "schedules": "",
     "slurm": "",
@@ -178,7 +180,10 @@ KNOWS = {
     "mechanism": "bounds kernels layers norms privacy",
     "clipping": "bounds layers privacy",
     "data_modules": "features privacy",
-    "training": "accounting augmentations bounds clipping files kernels layers mechanism norms privacy run_names slurm",
+    "training": (
+        "accounting augmentations bounds clipping files kernels layers mechanism norms own_folders privacy "
+        "run_names slurm"
+    ),
     "curves": "bound_text files privacy report",
     "calibration": "curves",
     "callbacks": (
@@ -342,12 +347,21 @@ def test_the_top_level_is_as_it_should_be() -> None:
     assert (ROOT / ".ci/run").stat().st_mode & 0o100, ".ci/run must be executable"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_packages_are_typed_and_shipped(package: str) -> None:
-    assert (ROOT / package / "py.typed").is_file()
-    assert (ROOT / package / "__init__.py").is_file()
+@pytest.mark.parametrize("folder", ["callbacks", "data_modules", "configs"])
+def test_folders_beside_the_library_are_parts_of_it(folder: str) -> None:
+    """Installed, no top-level package but the library is there, so that they do not shadow a project's own folders."""
+    link = ROOT / "lipdp_lightning" / folder
+    assert link.is_symlink() and link.resolve() == (ROOT / folder).resolve()
     settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'"{package}*"' in settings and f'{package} = ["py.typed"]' in settings
+    assert 'include = ["lipdp_lightning*"]' in settings
+    assert (ROOT / "lipdp_lightning/py.typed").is_file()
+
+
+@pytest.mark.parametrize("module", ["callbacks.accountant", "data_modules.base"])
+def test_a_package_has_one_name(module: str) -> None:
+    """Two names of one package would make two classes of each of its classes."""
+    result = subprocess.run([sys.executable, "-c", f"import {module}"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode and f"HINT: from lipdp_lightning.{module.split('.')[0]} import" in result.stderr
 
 
 def test_the_version_is_the_same_everywhere() -> None:
@@ -375,11 +389,13 @@ def direct_requirements() -> list[str]:
 
 
 def test_every_direct_dependency_is_pinned() -> None:
-    pins = {}
+    pins: dict[str, list[str | None]] = {}
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
-        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([\w.!+]+)", line)
+        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([\w.!+]+)(?:; (python_version (?:<|>=) \"3\.11\"))?", line)
         assert match, f"constraints.txt: {line!r} is not name==version"
-        pins[requirement_name(match.group(1))] = match.group(2)
+        pins.setdefault(requirement_name(match.group(1)), []).append(match.group(3))
+    newer, older = 'python_version >= "3.11"', 'python_version < "3.11"'
+    assert all(markers in ([None], [older], [older, newer], [newer, older]) for markers in pins.values())
     required = {requirement_name(requirement) for requirement in direct_requirements()}
     assert {"torch", "lightning", "pyyaml", "pytest"} <= required
     assert required - set(pins) == set()
@@ -388,7 +404,7 @@ def test_every_direct_dependency_is_pinned() -> None:
 def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
     """Optional ones are imported by name at run time, and say so when they are missing."""
     provided_by = {"yaml": "pyyaml", "pil": "pillow", "sklearn": "scikit-learn"}
-    own = {*PACKAGES, *(name.lower() for name in sys.stdlib_module_names), "__future__"}
+    own = {"lipdp_lightning", *(name.lower() for name in sys.stdlib_module_names), "__future__"}
     required = {requirement_name(requirement) for requirement in direct_requirements()}
     missing = set()
     for path in modules_of(*PACKAGES):
@@ -403,7 +419,8 @@ def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
 def test_every_module_can_be_imported() -> None:
     """Modules that only a command of their own loads are imported as well."""
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules_of(*PACKAGES)]
-    loaded = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    full = [name if name.startswith("lipdp_lightning") else f"lipdp_lightning.{name}" for name in names]
+    loaded = [name.removesuffix(".__init__") for name in full if not name.endswith("__main__")]
     assert len(loaded) > 300
     code = (
         "import importlib, sys\n"

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from small_runs import SECRET, Crash, weights
 from torch import nn
 
-from callbacks import PrivacyReport
+from lipdp_lightning.callbacks import PrivacyReport
 from lipdp_lightning.experiment.experiment import parse_experiment
 from lipdp_lightning.schedules import WarmupCosine, WarmupLinear
 from lipdp_lightning.training.run_directory import RunDirectory

@@ -26,7 +26,7 @@ def made_up_rows(subject: Subject, like: Any, seed: int = 0) -> tuple[torch.Tens
 
 def rows_like(like: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
     """Returns a data module of these rows, with the declarations of another."""
-    from data_modules.base import PrivateDataModule
+    from ..data_modules.base import PrivateDataModule
 
     class MadeUp(PrivateDataModule):
         input_shape = tuple(like.input_shape)
@@ -36,7 +36,7 @@ def rows_like(like: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
         declared_size = like.dataset_size
 
         def setup(self, stage: str | None = None) -> None:
-            from data_modules.poisson import InMemoryRows
+            from ..data_modules.poisson import InMemoryRows
 
             self._train = InMemoryRows(x, y)
 

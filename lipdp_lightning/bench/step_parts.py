@@ -18,7 +18,7 @@ import torch
 REST = "rest"
 # (part, module, attribute): every call that looks the name up at the time of the call is timed
 POINTS: tuple[tuple[str, str, str], ...] = (
-    ("data", "data_modules.poisson", "InMemoryRows.__getitem__"),
+    ("data", "lipdp_lightning.data_modules.poisson", "InMemoryRows.__getitem__"),
     ("forward and backward", "lipdp_lightning.training.strategy", "PrivateStrategy.training_step"),
     ("forward and backward", "lipdp_lightning.training.strategy", "PrivateStrategy.backward"),
     ("certificate", "lipdp_lightning.mechanism.step", "Mechanism.begin_step"),

@@ -13,9 +13,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
-from data_modules.base import PrivateDataModule, box_norm
-from data_modules.poisson import InMemoryRows, loader
-
+from ..data_modules.base import PrivateDataModule, box_norm
+from ..data_modules.poisson import InMemoryRows, loader
 from ..kernels.loops import cpu_loops
 from ..privacy.plan import PrivacyPlan
 from ..training import PrivateModule, PrivateStrategy

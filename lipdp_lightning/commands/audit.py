@@ -98,10 +98,9 @@ def membership_question(experiment: Any, rest: Sequence[str], seed: int) -> Call
     import torch
     from torch import Tensor, nn
 
-    from data_modules.poisson import InMemoryRows
-
     from ..accounting.calibrate import privacy_bound
     from ..audit.membership import membership_attacks, membership_finding
+    from ..data_modules.poisson import InMemoryRows
 
     def ask(alpha: float) -> Any:
         data, plan = experiment.datamodule, experiment.plan

@@ -110,8 +110,7 @@ def train(experiment: Experiment, run_dir: Path) -> int:
         The exit code: 0, also if the run goes on in a requeued job; 130 if the user interrupted it; 1 if another of its
             processes ended.
     """
-    from callbacks import Preempted, ResumeCheckpoint
-
+    from ..callbacks import Preempted, ResumeCheckpoint
     from ..training.processes import lost_process
 
     checkpoint = experiment.claim()
@@ -164,7 +163,7 @@ def _leave_group(world_size: int) -> None:
 
 def _of_last_weights(experiment: Experiment) -> dict[str, float]:
     """Returns the metrics of the last weights themselves, if their average is evaluated and both are wanted."""
-    from callbacks.parameter_averaging import averaging_of
+    from ..callbacks.parameter_averaging import averaging_of
 
     averaging = averaging_of(experiment.trainer)
     if averaging is None or not (averaging.raw_metrics and averaging.average.exists):
@@ -175,8 +174,8 @@ def _of_last_weights(experiment: Experiment) -> dict[str, float]:
 
 
 def _finish(experiment: Experiment, metrics: dict[str, float], run_dir: Path) -> None:
-    from callbacks import PrivacyReport
-    from callbacks.parameter_averaging import averaging_of
+    from ..callbacks import PrivacyReport
+    from ..callbacks.parameter_averaging import averaging_of
 
     report, plan, trainer = experiment.callback(PrivacyReport), experiment.plan, experiment.trainer
     report.write(trainer, experiment.model, metrics)

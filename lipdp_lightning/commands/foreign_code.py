@@ -11,9 +11,11 @@ from typing import Any
 
 import yaml
 
+from ..experiment.short_names import full_name
+
 # the parts of installed packages that build networks, data, optimizers and metrics
 _KNOWN = (
-    "lipdp_lightning.", "data_modules.", "callbacks.", "torch.nn.", "torch.optim.", "lightning.pytorch.callbacks.",
+    "lipdp_lightning.", "torch.nn.", "torch.optim.", "lightning.pytorch.callbacks.",
 )  # fmt: skip
 _IMPORT_PATH = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
 
@@ -51,6 +53,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _is_foreign(text: str) -> bool:
     """Returns whether a text is the import path of anything but known classes (a file's name may look like one)."""
+    text = full_name(text)
     if not _IMPORT_PATH.match(text):
         return False
     if text.startswith(_KNOWN):

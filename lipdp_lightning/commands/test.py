@@ -71,8 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 def _evaluate(experiment: Any, directory: Any, output: str | None) -> tuple[int, dict[str, float], str]:
     import lightning
 
-    from callbacks import CalibrationMetrics
-
+    from ..callbacks import CalibrationMetrics
     from ..experiment.held_out import held_out_metrics
     from ..training.averaging import evaluated_state
     from ..training.checkpoint_files import read_checkpoint

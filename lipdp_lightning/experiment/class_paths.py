@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningCLI, _InstantiatorFn
 
 from .config_file import config_files
 from .one_line import described, one_line
+from .short_names import full_name
 
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _INSIDE = re.compile(rf"class_path['\"]?\s*[:=]\s*['\"]?({_PATH.pattern})")
@@ -88,7 +89,7 @@ def failed_import(arguments: Sequence[str]) -> str | None:
     """Returns the message for the first module that a class path names and that raises when it is imported, or None."""
     for key, path in _named(arguments):
         try:
-            importlib.import_module(path.rpartition(".")[0])
+            importlib.import_module(full_name(path).rpartition(".")[0])
         except ImportError:
             continue
         except Exception as cause:

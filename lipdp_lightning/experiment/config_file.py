@@ -56,7 +56,11 @@ def _refusal(path: str | Path, problem: str, hint: str) -> ValueError:
 
 def _text(path: Path) -> str:
     if not path.exists():
-        raise _refusal(path, "cannot be read: there is no such file", "check the path; configs/ holds examples")
+        raise _refusal(
+            path,
+            "cannot be read: there is no such file",
+            "check the path; `lipdp configs` lists those that come with the library",
+        )
     if not path.is_file():
         raise _refusal(path, "cannot be read: it is not a file", "name a YAML file; configs/ holds examples")
     with path.open("rb") as file:

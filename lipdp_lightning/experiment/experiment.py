@@ -9,7 +9,8 @@ import lightning
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from callbacks import (
+from ..bounds.losses import Loss
+from ..callbacks import (
     GradientNoiseMonitor,
     Preemption,
     PrivacyAccountant,
@@ -18,9 +19,7 @@ from callbacks import (
     ResumeCheckpoint,
     RunFiles,
 )
-from data_modules.base import PrivateDataModule
-
-from ..bounds.losses import Loss
+from ..data_modules.base import PrivateDataModule
 from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
@@ -39,6 +38,7 @@ from .config_file import check_config_file, config_files
 from .known_keys import known_keys
 from .parser_errors import parser_error
 from .quiet import quiet
+from .short_names import PARSER_MODE, with_full_words
 from .trainer_options import make_trainer, refuse_trainer_options
 
 DEFAULTS = {
@@ -71,8 +71,8 @@ class Experiment(LightningCLI):
             seed_everything_default=0,
             trainer_defaults=DEFAULTS,
             run=False,
-            args=list(arguments),
-            parser_kwargs={"exit_on_error": False, "allow_abbrev": False},
+            args=with_full_words(arguments),
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "parser_mode": PARSER_MODE},
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

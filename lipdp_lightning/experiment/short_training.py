@@ -22,10 +22,9 @@ from typing import Any
 import lightning
 import yaml
 
-from data_modules.base import PrivateDataModule
-
 from ..accounting.accountants import epsilon_of
 from ..accounting.events import LedgerEntry
+from ..data_modules.base import PrivateDataModule
 from ..privacy.plan import PrivacyPlan
 from ..training.module import PrivateModule
 from ..training.settings import PrivacySettings
@@ -247,7 +246,7 @@ def guarantee(plan: PrivacyPlan) -> float:
 
 def beside_training(trainer: lightning.Trainer) -> float:
     """Returns the epsilon of what callbacks release beside the plan's steps; basic composition adds it to theirs."""
-    from callbacks.temperature_scaling import planned_beside_training
+    from ..callbacks.temperature_scaling import planned_beside_training
 
     return planned_beside_training(trainer)
 

@@ -24,9 +24,8 @@ import lightning
 import torch
 from torch import nn
 
-from data_modules import FashionMNIST
-
 from ..bounds.losses import CrossEntropy
+from ..data_modules import FashionMNIST
 from ..models import MLP, GaborNet
 from ..privacy.plan import PrivacyPlan
 from ..report.atomic import write_atomically

@@ -23,6 +23,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 
+from ..own_folders import is_own
 from ..privacy.plan import PrivacyPlan
 from ..privacy.sampling import SampleCiphers, local_slice, poisson_sample
 
@@ -182,14 +183,11 @@ def defined_here(thing: Any, name: str) -> bool:
         return False
     owner = next((kind for kind in type(thing).__mro__ if name in vars(kind)), object)
     file = getattr(sys.modules.get(owner.__module__), "__file__", None)
-    return owner is object or (file is not None and str(Path(file).resolve()).startswith(_HOMES))
+    return owner is object or (file is not None and (is_own(file) or _is_lightnings(file)))
 
 
-_ROOT = Path(__file__).resolve().parents[2]
-_HOMES = (
-    *(f"{_ROOT / package}/" for package in ("lipdp_lightning", "callbacks", "data_modules")),
-    f"{Path(lightning.__file__).resolve().parent}/",
-)
+def _is_lightnings(file: str) -> bool:
+    return Path(file).resolve().is_relative_to(Path(lightning.__file__).resolve().parent)
 
 
 def _mixtures(data: Any) -> Iterator[str]:

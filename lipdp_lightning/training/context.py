@@ -23,9 +23,9 @@ import torch
 
 from .. import __version__
 from ..kernels.numeric_environment import numeric_environment, repeats_bits
+from ..own_folders import OWN_FOLDERS
 from .step_record import name_on_record
 
-_OWN = ("lipdp_lightning", "data_modules", "callbacks")
 _ALWAYS = ("torch", "numpy", "lightning", "numba", "cryptography")
 _DEEPEST = 3  # the depth to which containers within containers are searched
 
@@ -64,7 +64,7 @@ class _Closure:
         while waiting:
             name = waiting.pop()
             top = name.split(".")[0]
-            if name in self._seen or top in _OWN:
+            if name in self._seen or top == "lipdp_lightning":
                 continue
             self._seen.add(name)
             path = None if top in sys.stdlib_module_names and top != "__main__" else _file_of(name)
@@ -171,11 +171,9 @@ def _is_installed(path: Path) -> bool:
 def _own_code() -> bytes:
     """Returns a digest of every file of this project's packages."""
     digest = hashlib.sha256()
-    for package in _OWN:
-        file = _file_of(package)
-        assert file is not None
-        for path in sorted(file.parent.rglob("*.py")):
-            digest.update(f"{package}/{path.relative_to(file.parent).as_posix()}\n".encode())
+    for folder in OWN_FOLDERS:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\n".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.digest()
 

@@ -9,10 +9,10 @@ from types import TracebackType
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from ..own_folders import is_own
 from .processes import lost_process
 
-_ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = (f"{_ROOT / 'lipdp_lightning'}/", f"{_ROOT / 'callbacks'}/")
+_DATA = (Path(__file__).resolve().parents[1] / "data_modules").resolve()
 _COLLECTIVES = f"{Path(torch.__file__).resolve().parent / 'distributed'}/"
 
 
@@ -61,12 +61,17 @@ def _is_refusal(error: Exception) -> bool:
     last = _last(error.__traceback__)
     if last is None:
         return False
-    path = str(Path(last.tb_frame.f_code.co_filename).resolve())
+    path = Path(last.tb_frame.f_code.co_filename).resolve()
     line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno).strip()
-    if path.startswith(_COLLECTIVES) and lost_process(error) is not None:
+    if str(path).startswith(_COLLECTIVES) and lost_process(error) is not None:
         return True
     # an assertion may span several lines, of which the traceback names one
-    return path.startswith(_PACKAGES) and (isinstance(error, AssertionError) or line.startswith("raise "))
+    return _may_refuse(path) and (isinstance(error, AssertionError) or line.startswith("raise "))
+
+
+def _may_refuse(path: Path) -> bool:
+    """Returns whether messages raised in a file tell nothing of rows; those of data modules may."""
+    return is_own(path) and not path.is_relative_to(_DATA)
 
 
 def _last(traceback: TracebackType | None) -> TracebackType | None:

@@ -15,7 +15,6 @@ from exact_epsilons import Case, exact_epsilon, gaussian_epsilon, read_cases
 from small_runs import Crash, fit, make_module, make_plan
 
 import lipdp_lightning
-from callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint
 from lipdp_lightning.accounting import accountants
 from lipdp_lightning.accounting.accountants import (
     AccountantDisagreementWarning,
@@ -28,6 +27,7 @@ from lipdp_lightning.accounting.calibrate import calibrate_noise, steps_for
 from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import PldCurve, PrvCurve
 from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.plan import PrivacyPlan
 

@@ -27,10 +27,10 @@ from neighbouring_runs import (
 )  # fmt: skip
 from small_runs import SECRET, make_module
 
-from callbacks import AugmentationMultiplicity, ParameterAveraging
 from lipdp_lightning.audit.paired_runs import Scribe, paired_runs
 from lipdp_lightning.audit.transcript import Release, Transcript, compare
 from lipdp_lightning.augmentations import HorizontalFlip, ShiftedCrop
+from lipdp_lightning.callbacks import AugmentationMultiplicity, ParameterAveraging
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from small_runs import fit, make_module, make_plan, make_trainer
 
-from callbacks import PrivacyAccountant, PrivateProgressBar
 from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.callbacks import PrivacyAccountant, PrivateProgressBar
 
 
 class Rows(Logger):

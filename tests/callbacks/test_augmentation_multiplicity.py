@@ -13,9 +13,9 @@ from lightning.pytorch.callbacks import Callback
 from small_runs import Blobs, Crash, Gradients, fit, make_module, make_plan, weights
 from torch import Tensor, nn
 
-from callbacks import AugmentationMultiplicity, ParameterAveraging, ResumeCheckpoint
 from lipdp_lightning.augmentations import Augmentation, Draws
 from lipdp_lightning.bounds.identity import TrustedHook
+from lipdp_lightning.callbacks import AugmentationMultiplicity, ParameterAveraging, ResumeCheckpoint
 
 LAST = "checkpoints/last.ckpt"
 

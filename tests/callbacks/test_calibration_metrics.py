@@ -17,8 +17,8 @@ from small_runs import Blobs, BlobsWithValidation, fit, make_module, make_networ
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassCalibrationError
 
-from callbacks import CalibrationMetrics, ParameterAveraging, PrivacyReport
 from lipdp_lightning.bounds.losses import CrossEntropy
+from lipdp_lightning.callbacks import CalibrationMetrics, ParameterAveraging, PrivacyReport
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.report.calibration_summary import calibration_words
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from small_runs import fit, make_plan
 
-from callbacks import GradientNoiseMonitor
+from lipdp_lightning.callbacks import GradientNoiseMonitor
 
 
 def test_the_noise_it_states_is_the_noise_that_is_there() -> None:

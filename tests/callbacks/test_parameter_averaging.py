@@ -11,8 +11,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from small_runs import BlobsWithValidation, fit, make_module, make_network, make_plan, make_trainer, weights
 from torch import Tensor
 
-from callbacks import ParameterAveraging, PrivacyReport, ResumeCheckpoint
 from lipdp_lightning.bounds.certifier import certify
+from lipdp_lightning.callbacks import ParameterAveraging, PrivacyReport, ResumeCheckpoint
 from lipdp_lightning.training.averaging import WeightAverage, evaluated_state
 
 STEPS = 12

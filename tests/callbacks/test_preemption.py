@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from small_runs import fit, make_plan, weights
 
-from callbacks import Preempted, Preemption, ResumeCheckpoint, RunFiles
+from lipdp_lightning.callbacks import Preempted, Preemption, ResumeCheckpoint, RunFiles
 from lipdp_lightning.slurm.signals import SignalFlag, listen
 from lipdp_lightning.training.run_directory import RunDirectory
 
@@ -308,7 +308,7 @@ import os, signal, sys, time
 sys.path[:0] = {paths!r}
 from pathlib import Path
 from lightning.pytorch.callbacks import Callback
-from callbacks import Preemption, ResumeCheckpoint, RunFiles
+from lipdp_lightning.callbacks import Preemption, ResumeCheckpoint, RunFiles
 from lipdp_lightning.training.processes import Ranks
 from lipdp_lightning.training.run_directory import RunDirectory
 from small_runs import fit, make_plan

@@ -10,9 +10,9 @@ import pytest
 from lightning.pytorch.callbacks import EarlyStopping
 from small_runs import BlobsWithValidation, fit, make_module, make_plan
 
-from callbacks import GradientNoiseMonitor, PrivacyAccountant, PrivacyReport, ResumeCheckpoint
-from callbacks.privacy_report import summary_of
 from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.callbacks import GradientNoiseMonitor, PrivacyAccountant, PrivacyReport, ResumeCheckpoint
+from lipdp_lightning.callbacks.privacy_report import summary_of
 
 VALIDATES = {"limit_val_batches": 1.0}
 

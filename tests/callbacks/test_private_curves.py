@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger
 from small_runs import SECRET, Blobs, BlobsWithValidation, fit, make_module, make_network, make_plan
 from torch import Tensor, nn
 
-from callbacks import PrivacyAccountant, PrivacyReport, PrivateValidationCurves
+from lipdp_lightning.callbacks import PrivacyAccountant, PrivacyReport, PrivateValidationCurves
 from lipdp_lightning.layers import MaxMin
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from small_runs import fit, make_plan
 
-from callbacks import PrivacyAccountant, PrivateProgressBar
+from lipdp_lightning.callbacks import PrivacyAccountant, PrivateProgressBar
 
 
 def test_a_log_file_gets_lines_with_epsilon_and_held_out_accuracy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from small_runs import fit, make_plan, weights
 
-from callbacks import ResumeCheckpoint
-from callbacks.resume_checkpoint import _own
+from lipdp_lightning.callbacks import ResumeCheckpoint
+from lipdp_lightning.callbacks.resume_checkpoint import _own
 
 
 class Saves(Callback):

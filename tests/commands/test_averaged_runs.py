@@ -11,7 +11,7 @@ import yaml
 from command_runs import SMALL, Outcome, fit, lipdp
 from torch import nn
 
-from data_modules import Digits
+from lipdp_lightning.data_modules import Digits
 from lipdp_lightning.layers import BoundedInput
 from lipdp_lightning.models import MLP
 

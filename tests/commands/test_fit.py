@@ -214,7 +214,7 @@ def test_a_damaged_ledger_is_an_error(stopped: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from callbacks import PrivacyAccountant
+    from lipdp_lightning.callbacks import PrivacyAccountant
 
     shown = PrivacyAccountant.on_train_batch_end
 

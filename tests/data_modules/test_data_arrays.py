@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_modules.arrays import NpzArrays
+from lipdp_lightning.data_modules.arrays import NpzArrays
 
 X = np.random.default_rng(0).normal(size=(40, 2, 3))
 Y = np.arange(40) % 3

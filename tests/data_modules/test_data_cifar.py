@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-import data_modules.cifar as cifar
-from data_modules.cifar import CIFAR10, CLASSES
+import lipdp_lightning.data_modules.cifar as cifar
+from lipdp_lightning.data_modules.cifar import CIFAR10, CLASSES
 
 needs_data = pytest.mark.skipif(not os.environ.get("LIPDP_DATA"), reason="LIPDP_DATA is not set")
 PIXELS = np.random.default_rng(0).integers(0, 256, (25, 32, 32, 3), dtype=np.uint8)

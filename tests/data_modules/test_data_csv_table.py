@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_modules.csv_table import CSVTable, read_csv, read_table
-from data_modules.schema import ClassLabel, Numeric, TableSchema
+from lipdp_lightning.data_modules.csv_table import CSVTable, read_csv, read_table
+from lipdp_lightning.data_modules.schema import ClassLabel, Numeric, TableSchema
 
 SCHEMA = """
 rows: 40

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from data_modules import Nursery
-from data_modules.downloads import SOURCES, Source, fetched
+from lipdp_lightning.data_modules import Nursery
+from lipdp_lightning.data_modules.downloads import SOURCES, Source, fetched
 
 ROW = b"usual,proper,complete,1,convenient,convenient,nonprob,recommended,recommend\n"
 PLACE = "tabular/nursery/nursery.data"
@@ -163,7 +163,7 @@ def test_an_archive_without_the_listed_member_is_refused_and_leaves_nothing(
 
 
 def test_a_table_without_a_known_checksum_says_where_it_is_published(root: Path) -> None:
-    from data_modules import DefaultCredit
+    from lipdp_lightning.data_modules import DefaultCredit
 
     with pytest.raises(ValueError, match=r"no source with a known checksum\nHINT: .*UCI.*put the file there"):
         DefaultCredit(root=str(root), download=True).setup()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_modules.embedded import (
+from lipdp_lightning.data_modules.embedded import (
     Digits,
     EmbeddedBreastCancer,
     EmbeddedDiabetes,

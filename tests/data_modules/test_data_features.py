@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from data_modules import Digits, Features
-from data_modules.base import PrivateDataModule
-from data_modules.poisson import loader
-from data_modules.splits import hashed_split
+from lipdp_lightning.data_modules import Digits, Features
+from lipdp_lightning.data_modules.base import PrivateDataModule
+from lipdp_lightning.data_modules.poisson import loader
+from lipdp_lightning.data_modules.splits import hashed_split
 from lipdp_lightning.features import FeatureExtractor, Scattering
 from lipdp_lightning.privacy.statistics import bounded_sum
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_modules.found_files import data_root, find_file, read_bytes, read_text
+from lipdp_lightning.data_modules.found_files import data_root, find_file, read_bytes, read_text
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
 PACKED = gzip.compress(b"a,b\n1,2\n" * 50)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_modules.idx_images import MNIST, FashionMNIST, read_idx
+from lipdp_lightning.data_modules.idx_images import MNIST, FashionMNIST, read_idx
 
 needs_data = pytest.mark.skipif(not os.environ.get("LIPDP_DATA"), reason="LIPDP_DATA is not set")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data_modules.image_folder import ImageFolder
+from lipdp_lightning.data_modules.image_folder import ImageFolder
 
 CLASSES = ("cat", "dog")
 

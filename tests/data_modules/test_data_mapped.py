@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from data_modules.arrays import NpzArrays
-from data_modules.mapped import MappedArrays
+from lipdp_lightning.data_modules.arrays import NpzArrays
+from lipdp_lightning.data_modules.mapped import MappedArrays
 
 X = np.random.default_rng(0).normal(size=(60, 2, 3)).astype(np.float32)
 Y = np.arange(60) % 3
@@ -73,7 +73,7 @@ def test_the_rows_are_a_view_of_the_file_and_not_a_copy(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_covers_rows_beyond_the_first_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import data_modules.poisson
+    from lipdp_lightning.data_modules import poisson
 
     prints = []
     for change in (0.0, 1e-3):
@@ -82,19 +82,19 @@ def test_the_fingerprint_covers_rows_beyond_the_first_piece(tmp_path: Path, monk
         whole = MappedArrays(str(saved(tmp_path, x=x, y=Y)), **OPTIONS).fingerprint()
         with monkeypatch.context() as patch:
             by_tens = lambda rows, like: (slice(i, min(i + 10, rows)) for i in range(0, rows, 10))  # noqa: E731
-            patch.setattr(data_modules.poisson, "slices", by_tens)
+            patch.setattr(poisson, "slices", by_tens)
             prints.append(MappedArrays(str(tmp_path), **OPTIONS).fingerprint())
         assert prints[-1] == whole
     assert prints[0] != prints[1]
 
 
 def test_a_bad_value_is_found_in_any_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import data_modules.row_checks
+    from lipdp_lightning.data_modules import row_checks
 
     x = X.copy()
     x[47, 1, 0] = np.nan
     by_tens = lambda rows, like: (slice(i, min(i + 10, rows)) for i in range(0, rows, 10))  # noqa: E731
-    monkeypatch.setattr(data_modules.row_checks, "slices", by_tens)
+    monkeypatch.setattr(row_checks, "slices", by_tens)
     with pytest.raises(ValueError, match=r"x\.npy: row 47, column \(1, 0\) is nan \(1 such rows\)"):
         MappedArrays(str(saved(tmp_path, x=x, y=Y)), **OPTIONS).setup()
 

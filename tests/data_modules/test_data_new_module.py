@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_modules.base import PrivateDataModule, box_norm
+from lipdp_lightning.data_modules.base import PrivateDataModule, box_norm
 
 
 class Thermometers(PrivateDataModule):

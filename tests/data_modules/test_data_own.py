@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from data_modules import CSVTable
 from lipdp_lightning.cli import main
+from lipdp_lightning.data_modules import CSVTable
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bring_your_own_data.md").read_text(encoding="utf-8")
 
@@ -61,7 +61,7 @@ def test_a_wrong_input_shape_names_the_right_one(folder: Path, capsys: pytest.Ca
 
 
 def test_every_class_the_page_names_exists() -> None:
-    import data_modules
+    from lipdp_lightning import data_modules
 
     section = PAGE.split("## The data sets that are known here")[1].split("## ")[0]
     named = set(re.findall(r"`([A-Z]\w+)`", section)) - {"LIPDP_DATA"}

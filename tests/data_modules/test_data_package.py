@@ -8,11 +8,12 @@ import sys
 import jsonargparse
 import pytest
 
-import data_modules
+from lipdp_lightning import data_modules
+from lipdp_lightning.experiment.short_names import with_full_words
 
 
 def test_importing_the_package_imports_neither_torch_nor_lightning() -> None:
-    script = "import sys, data_modules; print('torch' in sys.modules, 'lightning' in sys.modules)"
+    script = "import sys, lipdp_lightning.data_modules; print('torch' in sys.modules, 'lightning' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 
@@ -42,7 +43,8 @@ def test_unknown_names_are_attribute_errors() -> None:
 def test_a_class_path_and_its_options_are_understood(arguments: str) -> None:
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(data_modules.PrivateDataModule, "data")
-    module = parser.instantiate_classes(parser.parse_args(arguments.split())).data
+    words = with_full_words(arguments.split())
+    module = parser.instantiate_classes(parser.parse_args(words)).data
     assert isinstance(module, data_modules.PrivateDataModule)
     with pytest.raises(jsonargparse.ArgumentError):
-        parser.parse_args([*arguments.split(), "--data.shuffle=true"])
+        parser.parse_args([*words, "--data.shuffle=true"])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from data_modules.poisson import InMemoryRows, PlannedBatches, SequentialBatches, loader
+from lipdp_lightning.data_modules.poisson import InMemoryRows, PlannedBatches, SequentialBatches, loader
 
 
 def record(step: int, chunk: int) -> Tensor:

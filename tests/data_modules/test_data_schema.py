@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_modules.encoding import RawTable, encode
-from data_modules.schema import (
+from lipdp_lightning.data_modules.encoding import RawTable, encode
+from lipdp_lightning.data_modules.schema import (
     Categorical,
     ClassLabel,
     ColumnProblem,

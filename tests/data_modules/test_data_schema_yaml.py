@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from data_modules import schema_yaml
-from data_modules.csv_table import CSVTable
-from data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric
-from data_modules.schema_yaml import load_schema
-from data_modules.units import Grouping
+from lipdp_lightning.data_modules import schema_yaml
+from lipdp_lightning.data_modules.csv_table import CSVTable
+from lipdp_lightning.data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric
+from lipdp_lightning.data_modules.schema_yaml import load_schema
+from lipdp_lightning.data_modules.units import Grouping
 
 GOOD = """
 rows: 100

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_modules.base import PrivateDataModule
-from data_modules.splits import checked_split, hashed_split
+from lipdp_lightning.data_modules.base import PrivateDataModule
+from lipdp_lightning.data_modules.splits import checked_split, hashed_split
 
 N = 2000
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-import data_modules as tables
-from data_modules.benchmark_tables import NamedTable
-from data_modules.schema import ClassLabel, Numeric, TableSchema
+import lipdp_lightning.data_modules as tables
+from lipdp_lightning.data_modules.benchmark_tables import NamedTable
+from lipdp_lightning.data_modules.schema import ClassLabel, Numeric, TableSchema
 
 needs_data = pytest.mark.skipif(not os.environ.get("LIPDP_DATA"), reason="LIPDP_DATA is not set")
 ROWS = 60

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_modules.text import SNLI, HashedWords, MovieSnippets, SentenceEmbeddings, WordVectors
+from lipdp_lightning.data_modules.text import SNLI, HashedWords, MovieSnippets, SentenceEmbeddings, WordVectors
 
 LINES = [
     "1\t2.5\tA great film .", "2\t-2.5\tA bad film .", "3\t0.1\tA film .", "4\t1.5\tgreat great film",

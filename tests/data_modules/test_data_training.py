@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_modules.base import PrivateDataModule
+from lipdp_lightning.data_modules.base import PrivateDataModule
 
 
 class Rows(PrivateDataModule):

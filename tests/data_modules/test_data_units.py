@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_modules.base import PrivateDataModule
-from data_modules.poisson import InMemoryRows
-from data_modules.units import Grouping, Groups
+from lipdp_lightning.data_modules.base import PrivateDataModule
+from lipdp_lightning.data_modules.poisson import InMemoryRows
+from lipdp_lightning.data_modules.units import Grouping, Groups
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.training.settings import PrivacySettings
 

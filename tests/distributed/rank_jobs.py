@@ -18,7 +18,8 @@ from lightning.pytorch.callbacks import Callback
 from small_runs import SECRET, Blobs, Crash, fit, make_module, make_plan, weights
 from torch import Tensor, nn
 
-from callbacks import (
+from lipdp_lightning.augmentations import HorizontalFlip, ShiftedCrop
+from lipdp_lightning.callbacks import (
     AugmentationMultiplicity,
     ParameterAveraging,
     PrivacyAccountant,
@@ -26,7 +27,6 @@ from callbacks import (
     ResumeCheckpoint,
     RunFiles,
 )
-from lipdp_lightning.augmentations import HorizontalFlip, ShiftedCrop
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.layers.exact_norms import Contribution
 from lipdp_lightning.mechanism.step import Mechanism
@@ -564,8 +564,8 @@ class Uneven(Blobs):
 
 def calibration(world: World) -> dict[str, Any]:
     """Sums of very unequal shares of fixed rows, and the results of a run whose ranks evaluate together."""
-    from callbacks import CalibrationMetrics, TemperatureScaling
     from lipdp_lightning.calibration import CalibrationSums
+    from lipdp_lightning.callbacks import CalibrationMetrics, TemperatureScaling
 
     callback, scaling = CalibrationMetrics(directory=""), TemperatureScaling(public_data=Uneven())
     module, trainer = world.fit(

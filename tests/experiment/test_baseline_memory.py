@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from data_modules import Digits
-from data_modules.base import PrivateDataModule
+from lipdp_lightning.data_modules import Digits
+from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.experiment import short_training as run
 
 

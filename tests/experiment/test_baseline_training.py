@@ -12,8 +12,8 @@ from private_step import Branched, Tied
 from small_runs import SECRET, Blobs, Crash, Gradients, fit, make_module, make_plan, weights
 from torch import nn
 
-from callbacks import PrivacyReport, ResumeCheckpoint
-from data_modules.base import Rows
+from lipdp_lightning.callbacks import PrivacyReport, ResumeCheckpoint
+from lipdp_lightning.data_modules.base import Rows
 from lipdp_lightning.experiment import run_once, train
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.training.settings import PrivacySettings

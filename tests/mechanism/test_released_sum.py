@@ -148,7 +148,7 @@ def white_image_and_digits(size: int, seed: int = 0) -> tuple[Batch, float]:
     """Grey images with values in [0, 1]: handwritten digits if LIPDP_DATA has them, else blobs of that norm."""
     generator = torch.Generator().manual_seed(seed)
     if os.environ.get("LIPDP_DATA"):
-        from data_modules import MNIST
+        from lipdp_lightning.data_modules import MNIST
 
         try:
             images, labels = MNIST().load_train()

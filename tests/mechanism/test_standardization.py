@@ -9,8 +9,8 @@ import torch
 from small_runs import Blobs, fit, make_module, make_plan
 from torch import Tensor, nn
 
-from callbacks import ParameterAveraging
 from lipdp_lightning.bounds.certifier import certify
+from lipdp_lightning.callbacks import ParameterAveraging
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.mechanism.projection import KINDS, standardize
 

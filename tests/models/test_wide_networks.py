@@ -10,10 +10,10 @@ import torch
 from small_runs import fit, make_module, make_plan, weights
 from torch import Tensor
 
-from data_modules import Digits
-from data_modules.base import PrivateDataModule
 from lipdp_lightning.bounds import certify
 from lipdp_lightning.bounds.losses import CrossEntropy
+from lipdp_lightning.data_modules import Digits
+from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.layers import make_private
 from lipdp_lightning.models import WideResNet
 

@@ -12,8 +12,8 @@ import torch
 from small_runs import make_plan
 from torch import nn
 
-from data_modules import Digits
 from lipdp_lightning.bounds.losses import CrossEntropy
+from lipdp_lightning.data_modules import Digits
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.studies import layer_signal
 from lipdp_lightning.training import PrivateModule

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from small_runs import Blobs, Crash, Gradients, fit, make_plan, make_strategy
 
-from callbacks import ResumeCheckpoint
+from lipdp_lightning.callbacks import ResumeCheckpoint
 from lipdp_lightning.kernels.arithmetic import arithmetic_problems, require_exact_arithmetic
 from lipdp_lightning.training import context, strategy
 from lipdp_lightning.training import set_up as exact_products

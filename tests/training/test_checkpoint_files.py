@@ -16,7 +16,7 @@ import pytest
 import torch
 from small_runs import SECRET, fit, make_module, make_plan
 
-from callbacks import ResumeCheckpoint
+from lipdp_lightning.callbacks import ResumeCheckpoint
 from lipdp_lightning.training.checkpoint_files import OwnerOnlyCheckpointIO, read_checkpoint, seal
 
 

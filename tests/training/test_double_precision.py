@@ -10,7 +10,7 @@ import torch
 from small_runs import Blobs, Crash, fit, make_plan
 from torch import Tensor
 
-from callbacks import ResumeCheckpoint
+from lipdp_lightning.callbacks import ResumeCheckpoint
 
 DOUBLE: dict[str, Any] = {"precision": "64-true"}
 

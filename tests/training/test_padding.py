@@ -9,8 +9,8 @@ import torch
 from small_runs import fit, make_module, make_plan, weights
 from torch import Tensor, nn
 
-from callbacks import AugmentationMultiplicity
 from lipdp_lightning.bounds.identity import TrustedHook
+from lipdp_lightning.callbacks import AugmentationMultiplicity
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.mechanism.allocation import NoiseBudget
 from lipdp_lightning.mechanism.scaling import Radii, Radius

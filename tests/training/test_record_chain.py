@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 from small_runs import Crash, fit, make_plan
 
-from callbacks import ResumeCheckpoint
+from lipdp_lightning.callbacks import ResumeCheckpoint
 from lipdp_lightning.privacy import branches
 from lipdp_lightning.training import step_record
 from lipdp_lightning.training.step_record import StepRecord

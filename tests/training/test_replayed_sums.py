@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from small_runs import Blobs, Crash, Gradients, fit, make_module, make_plan
 from torch import Tensor, nn
 
-from callbacks import ResumeCheckpoint
+from lipdp_lightning.callbacks import ResumeCheckpoint
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.training import context
 from lipdp_lightning.training.context import code_digest
@@ -224,7 +224,7 @@ def user_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def start(directory: Path, project: dict[str, ModuleType], *callbacks: Callback, **options: Any) -> Any:
-    from callbacks import AugmentationMultiplicity
+    from lipdp_lightning.callbacks import AugmentationMultiplicity
 
     views = AugmentationMultiplicity(2, [project["edited_views"].Turned()])
     module = make_module(kind=project["edited_module"].OwnModule)
@@ -303,7 +303,7 @@ import sys
 from pathlib import Path
 import torch
 from small_runs import Slowly, fit, make_module, make_plan
-from callbacks import ResumeCheckpoint
+from lipdp_lightning.callbacks import ResumeCheckpoint
 from edited_data import Own
 from small_runs import Gradients
 

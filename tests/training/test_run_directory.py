@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from small_runs import SECRET, Crash, fit, make_plan
 
-from callbacks import PrivacyReport, ResumeCheckpoint
+from lipdp_lightning.callbacks import PrivacyReport, ResumeCheckpoint
 from lipdp_lightning.training.run_directory import RunDirectory
 from lipdp_lightning.training.step_record import StepRecord
 

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from small_runs import SECRET, Crash, Gradients, fit, make_module, make_plan, weights
 from torch import nn
 
-from callbacks import ResumeCheckpoint
+from lipdp_lightning.callbacks import ResumeCheckpoint
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.norms.follow import Follower
 from lipdp_lightning.training import PrivateModule

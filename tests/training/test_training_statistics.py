@@ -11,7 +11,7 @@ import torch
 from small_runs import Blobs, Crash, make_module, make_plan, make_trainer, weights
 from statistic_runs import MEANS, MeanBlobs, mean_plan, mean_session, mean_strategy
 
-from callbacks import PrivacyReport, ResumeCheckpoint
+from lipdp_lightning.callbacks import PrivacyReport, ResumeCheckpoint
 from lipdp_lightning.privacy.statistics import Statistics
 from lipdp_lightning.training.checkpoints import STATISTICS, restore_statistics
 

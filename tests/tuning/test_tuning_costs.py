@@ -15,8 +15,8 @@ from scipy import optimize, stats
 from small_runs import Blobs, make_module, make_plan
 from test_tuning_search import CONFIG
 
-from data_modules.base import PrivateDataModule
 from lipdp_lightning.cli import main
+from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.experiment.short_training import beside_training, prepare
 from lipdp_lightning.tuning.cost import cost_of
 from lipdp_lightning.tuning.counting import correct_rows

@@ -96,7 +96,7 @@ def check_data(entries: Sequence[Entry]) -> None:
             f"LIPDP_DATA is not set, and {', '.join(files)} below it is read. HINT: set it to the folder of the data; "
             "docs/reproduce.md says where each file is published."
         )
-    from data_modules.found_files import data_root
+    from ...data_modules.found_files import data_root
 
     root = data_root(None)
     missing = [file for file in files if not any((root / name).is_file() for name in (file, f"{file}.gz"))]

@@ -73,7 +73,7 @@ def scored(name: str, records: int | None = None) -> Scored:
 def _columns(table: Table, records: int | None) -> dict[str, npt.NDArray[np.str_]]:
     import numpy as np
 
-    from data_modules.found_files import data_root, find_file, read_text
+    from ...data_modules.found_files import data_root, find_file, read_text
 
     path = find_file(data_root(None), table.file, "docs/reproduce.md says where it is published")
     rows = list(csv.reader(io.StringIO(read_text(path)), delimiter=table.delimiter))

@@ -182,7 +182,7 @@ def configuration(table: TabularSet, method: str, settings: Settings, seed: int,
     """Returns one training; with a `fold` the test rows are unused, and a fifth of the others is held out by
     its name.
     """
-    import data_modules
+    from ... import data_modules
 
     options = dict(table.options) | {"validation_fraction": 0.0}
     if fold is not None:

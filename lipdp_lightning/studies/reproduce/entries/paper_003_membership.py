@@ -41,8 +41,9 @@ def features(records: int) -> Any:
     """Returns Gabor features and labels of the first records of CIFAR-10's training rows, in a public random order."""
     import torch
 
-    from data_modules import CIFAR10, Features
     from lipdp_lightning.features import Gabor
+
+    from ....data_modules import CIFAR10, Features
 
     data = Features(CIFAR10(), Gabor((3, 32, 32)))
     data.setup()
@@ -56,7 +57,6 @@ def features(records: int) -> Any:
 def run(cell: Cell) -> Row:
     import torch
 
-    from data_modules.base import PrivateDataModule
     from lipdp_lightning.audit.membership import Attack, logistic_attack, loss_attack
     from lipdp_lightning.audit.membership import coin_masks as masks
     from lipdp_lightning.bounds.losses import CrossEntropy
@@ -64,6 +64,8 @@ def run(cell: Cell) -> Row:
     from lipdp_lightning.models import MLP
     from lipdp_lightning.training.module import PrivateModule
     from lipdp_lightning.training.settings import PrivacySettings
+
+    from ....data_modules.base import PrivateDataModule
 
     setting, seed = SETTINGS[str(cell["method"])], int(number(cell["seed"]))
     x, y = features(int(number(cell["records"])))

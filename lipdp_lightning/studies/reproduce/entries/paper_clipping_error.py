@@ -31,8 +31,9 @@ def run(cell: Cell) -> Row:
     import torch
     from torch import nn
 
-    import data_modules
     from lipdp_lightning.models import MLP
+
+    from .... import data_modules
 
     torch.manual_seed(int(number(cell["seed"])))
     options: dict[str, Any] = {"target": "dropout"} if cell["data"] == "Dropout" else {}
