@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import statistics
 import warnings
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..kernels.multilinear import key_table, multilinear_hash
 from ..kernels.normals import normals
@@ -85,35 +88,43 @@ def certificate(device: torch.device) -> Finding:
 
 def sums(device: torch.device) -> Finding:
     """Compares how far one example moves a long sum of equal ones with the margin that noise pays for."""
-    layers = {
-        "linear": ((1024, 8), (4, 8), None),
-        "convolution": ((8, 32, 32), (8, 8, 3, 3), ([1, 1], [1, 1], [1, 1], 1)),
-    }
     numbers = {}
-    for name, (shape, of_weight, options) in layers.items():
-        for tensor_cores in (False, True):
-            weight = torch.zeros(of_weight, device=device)
-            row = torch.full(shape, 1.2969970703125).to(device)  # its roundings add up more than those of most numbers
-            cotangent = torch.ones(*shape[:-1], 4) if options is None else torch.ones(8, *shape[1:])
-            cotangent = cotangent.to(device)
+    for name, tensor_cores in itertools.product(_LAYERS, (False, True)):
+        kind = f"{name}, tensor cores" if tensor_cores else name
+        moved = _moved(*_LAYERS[name], tensor_cores, device)
+        numbers[kind] = moved - 1
+        if moved > sum_margin(_LONG, tensor_cores):
+            return Finding(
+                f"{kind}: an example moves a sum by {moved:.5f} of its bound, and the margin is "
+                f"{sum_margin(_LONG, tensor_cores):.5f}",
+                "do not train here: report this page, with the versions of cuBLAS and cuDNN.", numbers,
+            )  # fmt: skip
+    return Finding(f"sums of {_LONG} equal examples move within their margin", "", numbers)
 
-            def total(rows: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
-                parts = (part.to(kind).expand(rows, *part.shape) for part in (row, cotangent))
-                x, d = parts
-                found, _ = weighted_gradients(x, d, weight.to(kind), None, (True, False), options, tensor_cores)
-                assert found is not None
-                return found.cpu().double()
 
-            moved = float((total(_LONG) - total(_LONG - 1)).norm() / total(1, torch.float64).norm())
-            kind = f"{name}, tensor cores" if tensor_cores else name
-            numbers[kind] = moved - 1
-            if moved > sum_margin(_LONG, tensor_cores):
-                return Finding(
-                    f"{kind}: an example moves a sum by {moved:.5f} of its bound, and the margin is "
-                    f"{sum_margin(_LONG, tensor_cores):.5f}",
-                    "do not train here: report this page, with the versions of cuBLAS and cuDNN.", numbers,
-                )  # fmt: skip
-    return Finding("sums of 300 equal examples move within their margin", "", numbers)
+_LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Any]] = {
+    "linear": ((1024, 8), (1024, 4), (4, 8), None),
+    "convolution": ((8, 32, 32), (8, 32, 32), (8, 8, 3, 3), ([1, 1], [1, 1], [1, 1], 1)),
+}
+"""The shapes of an example, of its cotangent and of the weight, and the options of a convolution."""
+
+
+def _moved(
+    of_row: tuple[int, ...], of_cotangent: tuple[int, ...], of_weight: tuple[int, ...], options: Any,
+    tensor_cores: bool, device: torch.device,
+) -> float:  # fmt: skip
+    """Returns how far one more of many equal examples moves the weight's stored gradient, over its own norm."""
+    row = torch.full(of_row, 1.2969970703125).to(device)  # its roundings add up more than those of most numbers
+    cotangent = torch.ones(of_cotangent).to(device)
+
+    def total(rows: int, kind: torch.dtype = torch.float32) -> Tensor:
+        x, d = (part.to(kind).expand(rows, *part.shape) for part in (row, cotangent))
+        weight = torch.zeros(of_weight, dtype=kind).to(device)
+        found, _ = weighted_gradients(x, d, weight, None, (True, False), options, tensor_cores)
+        assert found is not None
+        return found.cpu().double()
+
+    return float((total(_LONG) - total(_LONG - 1)).norm() / total(1, torch.float64).norm())
 
 
 def repeated_step(device: torch.device) -> Finding:

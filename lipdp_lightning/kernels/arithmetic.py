@@ -28,7 +28,7 @@ _OFF = (
 )  # fmt: skip
 
 _TENSOR_CORES = ("cuda.matmul.allow_tf32", "cudnn.allow_tf32")
-"""These set the newer spellings, too. Newer spellings alone would not: cuBLAS refuses to work where the two disagree."""
+"""They set the newer spellings, too, and not the other way round: cuBLAS refuses to work where the two disagree."""
 
 _ENVIRONMENT = {
     "NVIDIA_TF32_OVERRIDE": ("", "0"),

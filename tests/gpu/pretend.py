@@ -239,6 +239,17 @@ def _row_sums(rows: Any, key: Any) -> Tensor:
     return OnGpu(row_sums_by_torch(rows.inner, key.inner))
 
 
+def _compile(definition: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+    """What ``torch.compile`` makes of a definition: a kernel for each output, as tests/kernels/test_fused.py shows."""
+
+    def run(*given: Any) -> Any:
+        made = definition(*map(_inner, given))
+        counts.launches += len(made) if isinstance(made, tuple) else 1
+        return tree_map(OnGpu, made)
+
+    return run
+
+
 KERNELS = SimpleNamespace(release_=_release_, row_sums=_row_sums)
 
 
@@ -251,6 +262,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch, kernels: Any = KERNELS) -> It
         patched.setattr(torch.backends.cudnn, "version", lambda: 91000)
         patched.setattr(torch.cuda, "synchronize", lambda device=None: None)
         patched.setattr(nn.Module, "to", _moved)
+        patched.setattr(torch, "compile", _compile)
         patched.setattr(torch.cuda, "get_device_name", lambda device: "Pretended GPU")
         patched.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
         properties = SimpleNamespace(multi_processor_count=108, total_memory=80 << 30)
