@@ -36,6 +36,8 @@ class RunFiles(Callback):
         if plan.certified:
             facts["epsilon"] = strategy.spending.guarantee().epsilon + planned_beside_training(trainer)
         shown = {k: v for k, v in facts.items() if v not in (None, (), [], False) or k == "certified"}
+        if strategy.where_rows_are:
+            shown["training rows"] = strategy.where_rows_are
         show(f"{plan_table(shown)}\n\n{certificate_table(group_rows(mechanism))}\n\n")
         hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:

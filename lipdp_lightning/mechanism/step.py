@@ -23,7 +23,7 @@ from ..norms.follow import Follower
 from ..privacy.keys import KeyedDigest, derive_key, state_digest
 from ..privacy.plan import PrivacyPlan
 from .choice import scaling_of
-from .noise import Place, Reduce, StepNoise, Sum, release_
+from .noise import Place, Reduce, StepNoise, Sum, owners_of, release_
 from .projection import Projector
 from .scaling import Scaling, StepNumbers
 
@@ -81,6 +81,10 @@ class Mechanism:
         named = dict(model.named_parameters())
         self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
         self._device = self._parameters[0][0].device
+        flat = [p for parameters in self._parameters for p in parameters]
+        shards = self.place.world_size if self.place.mode == "sharded" else 1
+        self.owners = dict(zip(flat, owners_of([p.numel() for p in flat], shards), strict=True)) if shards > 1 else {}
+        """The rank that owns each parameter; empty if every rank updates all of them."""
         assert isinstance(certifier.norms, Follower), "training needs a Certifier with a Follower"
         self._follower = certifier.norms
         self._projector = Projector(self._follower, plan, self.certificate, named)
@@ -154,6 +158,9 @@ class Mechanism:
             self.digest = seal(state_digest({}, self.digest, self._contribution(sums)))
         self._release(sums, self._noise_of(step), reduce)
         self._learn(numbers, sums[-1].values)
+        for parameter, owner in self.owners.items():
+            if owner != self.place.rank:  # its sum was not released here, and its owner updates it
+                parameter.grad = None
         self._step = None
 
     def project_(self) -> None:
@@ -218,7 +225,8 @@ class Mechanism:
         return [*sums, Sum(votes, numbers.vote_deviation, share)]
 
     def _release(self, sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
-        release_(sums, noise, reduce, replicated=self.place.mode == "replicated")
+        replicated, owners = self.place.mode != "distributed", list(self.owners.values())
+        release_(sums, noise, reduce, replicated, owners, self.place.rank)
 
     def _contribution(self, sums: Sequence[Sum]) -> bytes:
         """Returns a digest of what this process adds to the sums, under a key of the secret; nothing of it is kept."""

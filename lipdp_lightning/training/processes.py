@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
+from torch import Tensor, nn
 
 Result = TypeVar("Result")
 # messages of gloo, NCCL and the store of torch.distributed if the other side of a connection is gone
@@ -188,5 +188,28 @@ class ProcessStrategy(DDPStrategy):
             torch.distributed.broadcast(dense, src=0)
             tensor.copy_(dense)
 
-    def _all_reduce(self, total: Tensor) -> None:
-        torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM)
+    def _all_reduce(self, total: Tensor, to: int | None = None) -> None:
+        """Sums a tensor over all ranks, in place; a rank ``to`` is the only one that needs the sum."""
+        if to is None:
+            torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM)
+        else:
+            torch.distributed.reduce(total, dst=to, op=torch.distributed.ReduceOp.SUM)
+
+    @torch.no_grad()
+    def _gather(self, owners: Mapping[nn.Parameter, int]) -> None:
+        """Copies every parameter from the rank that owns it to all others, by one broadcast from each rank."""
+        for rank in sorted(set(owners.values())):
+            for dtype in {p.dtype for p, owner in owners.items() if owner == rank}:
+                held = [p for p, owner in owners.items() if owner == rank and p.dtype == dtype]
+                flat = torch.cat([p.detach().reshape(-1) for p in held])
+                torch.distributed.broadcast(flat, src=rank)
+                if rank != self.global_rank:
+                    for parameter, part in zip(held, flat.split_with_sizes([p.numel() for p in held]), strict=True):
+                        parameter.copy_(part.view(parameter.shape))
+
+    def _whole_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns an optimizer's state with the parts of all ranks, on rank 0; the others keep their own part."""
+        parts: list[Any] = [None] * self.world_size
+        torch.distributed.gather_object(state["state"], parts if self.is_global_zero else None)
+        merged = {number: own for part in parts for number, own in (part or {}).items()}
+        return state | {"state": merged} if self.is_global_zero else state

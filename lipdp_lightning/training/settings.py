@@ -50,7 +50,8 @@ class PrivacySettings:
         switch_at: share of the steps after which switch_to is in force.
         switch_to: another clipping function, or another of the scalings worst_case, layerwise and joint.
         physical_batch_size: largest expected micro-batch per process, in rows; a view is a row.
-        noise_mode: distributed or replicated.
+        noise_mode: distributed, replicated, or sharded, with which each process draws the noise and holds the
+            optimizer's state of its share of the parameters.
         deterministic: on a GPU, use algorithms that repeat their bits, so that a run that continues after a crash
             repeats its steps; otherwise up to 50 steps count for each crash. A CPU always repeats its bits.
         tf32: on a GPU, let weight gradients of a run in 32-true round their factors to TF32, on tensor cores, and pay
@@ -91,7 +92,7 @@ class PrivacySettings:
         switch_at: float | None = None,
         switch_to: Literal["worst_case", "layerwise", "joint", "local", "global", "automatic"] | None = None,
         physical_batch_size: int | None = None,
-        noise_mode: Literal["distributed", "replicated"] = "distributed",
+        noise_mode: Literal["distributed", "replicated", "sharded"] = "distributed",
         deterministic: bool = False,
         tf32: bool = False,
     ) -> None:

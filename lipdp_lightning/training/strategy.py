@@ -49,7 +49,8 @@ class PrivateStrategy(CheckpointStrategy):
     Args:
         plan: The frozen plan of this run.
         physical_batch_size: The rows of the largest expected micro-batch per process; it affects memory and speed only.
-        noise_mode: 'distributed' (each rank adds its share before the one all-reduce) or 'replicated'.
+        noise_mode: 'distributed' (each rank adds its share before the one all-reduce), 'replicated', or 'sharded' (each
+            rank draws the noise, and holds the optimizer's state, of its share of the parameters).
         checksum_every_n_steps: The number of steps after which ranks compare weights and bounds; None never does.
         deterministic: Whether GPUs must repeat their bits, so that a resume after a crash repeats its steps.
         tf32: Whether weight gradients in float32 may be formed on a GPU's tensor cores; the noise pays for it.
@@ -100,6 +101,7 @@ class PrivateStrategy(CheckpointStrategy):
         self.configured: list[dict[str, Any]] = []
         self._checked: Any = None
         self._reads_rows = False
+        self.where_rows_are = ""
 
     # ---- set-up
 
@@ -197,6 +199,8 @@ class PrivateStrategy(CheckpointStrategy):
         expected = plan.expected_batch_size * self.rows_per_example / (self.world_size * self.chunks)
         module.rows_to_multiple_of = padding_multiple(module.network, expected, self.rows_per_example)
         self._current = CurrentStep(module, self, data)
+        if hasattr(data, "place"):
+            self.where_rows_are = data.place(self.root_device)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: trainer.global_step)
         self._reads_rows = True
 
@@ -350,6 +354,8 @@ class PrivateStrategy(CheckpointStrategy):
             return result
 
         output = super().optimizer_step(optimizer, complete, model, **kwargs)
+        if self.mechanism.owners:
+            self._gather(self.mechanism.owners)
         self.mechanism.project_()
         if self.average is not None:
             self.average.update(self.mechanism.model, number + 1)
