@@ -18,6 +18,7 @@ from steps import Taken, take_steps
 
 from lipdp_lightning.bench.networks import network_named
 from lipdp_lightning.mechanism.scaling import Joint
+from lipdp_lightning.studies.gpu_estimate import ON_A_GPU
 
 PHASES = ("begin", "passes", "release", "optimizer", "projection")
 Counted = tuple[int, int, int, int]
@@ -74,6 +75,12 @@ def test_a_step_asks_no_more_of_a_device_than_today(name: str, monkeypatch: pyte
     apart = max(float((a - b).norm() / a.norm()) for a, b in zip(host.weights, device.weights, strict=True))
     assert apart <= CLOSE[name]
     assert above(device.phases, CEILINGS[name]) == {}
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_the_estimate_takes_what_is_counted_here(name: str) -> None:
+    phases = [CEILINGS[name][phase] for phase in ("begin", "release", "projection")]
+    assert ON_A_GPU[name] == (sum(p[0] for p in phases), sum(p[1] for p in phases))
 
 
 @pytest.fixture
