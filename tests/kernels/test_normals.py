@@ -127,7 +127,7 @@ def error_of_box_muller(transform: Callable[..., None]) -> float:
     out = np.empty(words.size)
     transform(words.reshape(-1), out)
     uniform = np.sqrt(words[0].astype(np.longdouble) ** 2 + 1) / np.longdouble(2**63)
-    angle = words[1].astype(np.longdouble) * (np.arctan(np.longdouble(1)) * 4 / 2**63)
+    angle = words[1].astype(np.longdouble) * (np.arctan(np.longdouble(1)) * 4 / np.longdouble(2**63))
     radius = np.sqrt(-2 * np.log(uniform))
     exact = np.stack([radius * np.cos(angle), radius * np.sin(angle)])
     with np.errstate(divide="ignore"):
