@@ -182,6 +182,7 @@ class PrivacyReport(Callback):
             history=self._merged_history(trainer),
             ledger=[*_ledger(plan, taken), *ledger_beside_training(trainer)],
             calibration=calibration_results(trainer),
+            data=_declared(trainer),
             notes=notes,
             config=self.config,
         )
@@ -201,6 +202,12 @@ class PrivacyReport(Callback):
                     entry = rows.setdefault(row["step"], {"step": row["step"]})
                     entry["gradient_to_noise"] = row["gradient_to_noise"]
         return [rows[step] for step in sorted(rows)]
+
+
+def _declared(trainer: lightning.Trainer) -> list[str]:
+    """Returns what the data module declares, a line for each fact; nothing of it was read from private rows."""
+    data: Any = getattr(trainer, "datamodule", None)
+    return data.describe().splitlines() if hasattr(data, "describe") else []
 
 
 def summary_of(facts: RunFacts) -> dict[str, Any]:

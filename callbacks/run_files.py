@@ -15,6 +15,9 @@ from lipdp_lightning.report.tables import certificate_table, plan_table
 from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
 
+NO_METRIC = "none: no row is held out (data.init_args.validation_fraction)"
+"""What the table before the first step says where nothing will tell how good the model is."""
+
 
 class RunFiles(Callback):
     """Claims the run directory, prints numbers derived from the plan, and keeps run.json up to date.
@@ -38,6 +41,8 @@ class RunFiles(Callback):
         shown = {k: v for k, v in facts.items() if v not in (None, (), [], False) or k == "certified"}
         if strategy.where_rows_are:
             shown["training rows"] = strategy.where_rows_are
+        if not getattr(trainer.datamodule, "holds_rows_out", True):  # type: ignore[attr-defined]
+            shown["metrics"] = NO_METRIC
         show(f"{plan_table(shown)}\n\n{certificate_table(group_rows(mechanism))}\n\n")
         hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:

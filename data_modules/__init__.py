@@ -23,17 +23,22 @@ if TYPE_CHECKING:
     from lipdp_lightning.data_modules.cifar import CIFAR10 as CIFAR10
     from lipdp_lightning.data_modules.csv_table import CSVTable as CSVTable
     from lipdp_lightning.data_modules.csv_table import SchemaTable as SchemaTable
+    from lipdp_lightning.data_modules.declaration import Declaration as Declaration
+    from lipdp_lightning.data_modules.declared_arrays import DeclaredArrays as DeclaredArrays
+    from lipdp_lightning.data_modules.declared_arrays import TarShards as TarShards
     from lipdp_lightning.data_modules.embedded import Digits as Digits
     from lipdp_lightning.data_modules.embedded import EmbeddedBreastCancer as EmbeddedBreastCancer
     from lipdp_lightning.data_modules.embedded import EmbeddedDiabetes as EmbeddedDiabetes
     from lipdp_lightning.data_modules.embedded import EmbeddedIris as EmbeddedIris
     from lipdp_lightning.data_modules.embedded import EmbeddedWine as EmbeddedWine
     from lipdp_lightning.data_modules.features import Features as Features
+    from lipdp_lightning.data_modules.frame_table import FrameTable as FrameTable
     from lipdp_lightning.data_modules.hospitals import DiabetesHospitals as DiabetesHospitals
     from lipdp_lightning.data_modules.idx_images import MNIST as MNIST
     from lipdp_lightning.data_modules.idx_images import FashionMNIST as FashionMNIST
     from lipdp_lightning.data_modules.image_folder import ImageFolder as ImageFolder
     from lipdp_lightning.data_modules.mapped import MappedArrays as MappedArrays
+    from lipdp_lightning.data_modules.private_data import PrivateData as PrivateData
     from lipdp_lightning.data_modules.schema import TableSchema as TableSchema
     from lipdp_lightning.data_modules.text import SNLI as SNLI
     from lipdp_lightning.data_modules.text import HashedWords as HashedWords
@@ -53,12 +58,16 @@ _HOME = {
     "base": ("PrivateDataModule",),
     "cifar": ("CIFAR10",),
     "csv_table": ("CSVTable", "SchemaTable"),
+    "declaration": ("Declaration",),
+    "declared_arrays": ("DeclaredArrays", "TarShards"),
     "embedded": ("Digits", "EmbeddedBreastCancer", "EmbeddedDiabetes", "EmbeddedIris", "EmbeddedWine"),
     "features": ("Features",),
+    "frame_table": ("FrameTable",),
     "hospitals": ("DiabetesHospitals",),
     "idx_images": ("FashionMNIST", "MNIST"),
     "image_folder": ("ImageFolder",),
     "mapped": ("MappedArrays",),
+    "private_data": ("PrivateData",),
     "schema": ("TableSchema",),
     "text": ("HashedWords", "MovieSnippets", "SNLI", "SentenceEmbeddings", "WordVectors"),
     "benchmark_tables": (

@@ -172,11 +172,13 @@ class PrivateDataModule(lightning.LightningDataModule):
         if not share:
             held_out = "held out: the published rows, if any"
         else:
+            hashed = "each record's content" if self.grouping is None else "each group's name"
             held_out = f"held out: {share:g} of the training rows, " + (
-                "by the given per-record split" if self.split else "by a public hash of each record's content"
+                "by the given per-record split" if self.split else f"by a public hash of {hashed}"
             )
+        drawn = "groups" if self.samples_groups else "rows"
         lines = [
-            f"{type(self).__name__}: {kind}, {self.declared_size} rows declared, N = {self.dataset_size}",
+            f"{type(self).__name__}: {kind}, {self.declared_size} {drawn} declared, N = {self.dataset_size}",
             f"input: shape {tuple(self.input_shape)}, norm bound {bound}",
             f"bytes become x * {self.scale:g} + {self.offset:g}; floats are used as they are",
             held_out + (f"; before that {self.test_fraction:g} for the test, likewise" if self.test_fraction else ""),
@@ -311,6 +313,12 @@ class PrivateDataModule(lightning.LightningDataModule):
                 "train through the private Strategy, which calls bind() with the Poisson sampler of its plan",
             )
         return loader(self._ready(), self._planned, self._pinned)
+
+    @property
+    def holds_rows_out(self) -> bool:
+        """True if there are rows for metrics: held out, or published as such."""
+        self._ready()
+        return self._validation is not None or self._test is not None
 
     def _sequential(self, rows: InMemoryRows) -> DataLoader[Batch]:
         return loader(rows, SequentialBatches(len(rows), self.eval_batch_size), self._pinned)

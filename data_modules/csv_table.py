@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from lipdp_lightning.data_modules.base import GroupedRows, PrivateDataModule, Rows
+from lipdp_lightning.data_modules.declaration import Declaration
 from lipdp_lightning.data_modules.encoding import RawTable, encode, group_names, match_columns
 from lipdp_lightning.data_modules.found_files import kind_of, read_text, refusal
 from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.schema import ClassLabel, TableSchema
-from lipdp_lightning.data_modules.schema_yaml import load_schema
 from lipdp_lightning.data_modules.splits import Split
+from lipdp_lightning.data_modules.table_cells import stripped
 
 
 def read_csv(path: Path, schema: TableSchema) -> RawTable:
     """Returns the file's columns as text. Blank and comment lines hold no record; a ragged row is an error."""
-    lines: Iterator[str] = io.StringIO(read_text(path), newline="")
+    lines: Iterator[str] = io.StringIO(read_text(path, schema.encoding), newline="")
     if schema.comment is not None:
         marker = schema.comment
         # an empty line keeps the reader's line count equal to the file's
@@ -53,12 +54,14 @@ def read_csv(path: Path, schema: TableSchema) -> RawTable:
             "check the delimiter, and quote fields that contain it",
         )
     values = zip(*(row for _, row in numbered), strict=True)
-    columns = {name: [value.strip() for value in column] for name, column in zip(names, values, strict=True)}
+    columns: dict[str, Sequence[Any]] = {
+        name: [value.strip() for value in column] for name, column in zip(names, values, strict=True)
+    }
     return RawTable(path, columns, [line for line, _ in numbered])
 
 
 def read_parquet(path: Path, schema: TableSchema) -> RawTable:
-    """Returns the columns of a Parquet file as text, if pyarrow is installed; rows are numbered from 1."""
+    """Returns the columns of a Parquet file, if pyarrow is installed; rows are numbered from 1."""
     if not path.is_file():
         raise refusal(f"there is no file {path}", "check the path")
     with path.open("rb") as file:
@@ -73,14 +76,17 @@ def read_parquet(path: Path, schema: TableSchema) -> RawTable:
     try:
         parquet = import_module("pyarrow.parquet")
     except ImportError:
-        raise refusal(f"{path} needs the package pyarrow", "install pyarrow, or export the table as CSV") from None
+        raise refusal(
+            f"{path} needs the package pyarrow",
+            "install the extra lipdp-lightning[parquet], or export the table as CSV",
+        ) from None
     try:
         table = parquet.read_table(path)
     except (ValueError, OSError, NotImplementedError):  # pyarrow's own errors derive from these
         raise refusal(f"{path} is a damaged Parquet file", "write it again") from None
     names = match_columns(path, list(table.column_names), schema)
-    text = [["" if value is None else str(value).strip() for value in column.to_pylist()] for column in table.columns]
-    return RawTable(path, dict(zip(names, text, strict=True)), list(range(1, table.num_rows + 1)))
+    columns = dict(zip(names, map(stripped, (column.to_pylist() for column in table.columns)), strict=True))
+    return RawTable(path, columns, range(1, table.num_rows + 1))
 
 
 def read_table(path: Path, schema: TableSchema) -> RawTable:
@@ -139,7 +145,7 @@ class CSVTable(SchemaTable):
     def __init__(
         self,
         path: str,
-        schema: str | dict[str, Any],
+        schema: Declaration | str,
         heldout_path: str | None = None,
         test_fraction: float = 0.0,
         validation_fraction: float | None = None,
@@ -152,7 +158,7 @@ class CSVTable(SchemaTable):
         super().__init__(validation_fraction, split, eval_batch_size, on_device)
         self.test_fraction = test_fraction
         self.path, self.heldout_path = Path(path), None if heldout_path is None else Path(heldout_path)
-        declared, self.declared_size = load_schema(schema)
+        declared, self.declared_size = Declaration.of(schema).table_schema()
         self.adopt(declared)
 
     def where(self, part: str) -> str:

@@ -1,39 +1,53 @@
-"""Encodes the text of a table as tensors, by its schema."""
+"""Encodes the cells of a table as tensors, by its schema."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lipdp_lightning.data_modules.found_files import refusal
-from lipdp_lightning.data_modules.schema import ColumnProblem, TableSchema
+from lipdp_lightning.data_modules.schema import TableSchema
+from lipdp_lightning.data_modules.table_cells import ColumnProblem, is_missing, texts
 
 
 @dataclass(frozen=True)
 class RawTable:
-    """A table as text: its columns by name, and the line of the file that each row came from."""
+    """The cells of a table: its columns by name, and the line of the file that each row came from.
 
-    path: Path
-    columns: dict[str, list[str]]
-    lines: list[int]
+    Args:
+        path: the file, or what the table is called in errors.
+        columns: the cells of each column; those of a text file are text.
+        lines: the number by which errors name each row.
+        shows_values: whether errors may show a cell, to the owner of a file that has to be corrected.
+    """
+
+    path: Path | str
+    columns: Mapping[str, Sequence[Any]]
+    lines: Sequence[int]
+    shows_values: bool = True
 
 
-def match_columns(path: Path, names: list[str], schema: TableSchema) -> list[str]:
+def header_problems(names: Sequence[str], declared: Sequence[str], ignored: Sequence[str]) -> list[str]:
+    """Returns every way in which the names of columns disagree with the declaration."""
+    problems = [f"column {name!r} appears twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    problems += [f"declared column {name!r} is missing" for name in declared if name not in names]
+    known = {*declared, *ignored}
+    return problems + [f"column {name!r} is not declared" for name in dict.fromkeys(names) if name not in known]
+
+
+def match_columns(path: Path | str, names: list[str], schema: TableSchema) -> list[str]:
     """Returns the declared name of each column of the file; all disagreements are reported at once."""
     names = [schema.aliases.get(name, name) for name in names]
     declared = [column.name for column in schema.columns] + [schema.label.name]
     if schema.grouping is not None and schema.grouping.column not in declared:
         declared.append(schema.grouping.column)
-    problems = [f"column {name!r} appears twice" for name in sorted({n for n in names if names.count(n) > 1})]
-    problems += [f"declared column {name!r} is missing" for name in declared if name not in names]
-    known = {*declared, *schema.ignore}
-    problems += [f"column {name!r} is not declared" for name in dict.fromkeys(names) if name not in known]
-    if problems:
+    if problems := header_problems(names, declared, schema.ignore):
         raise refusal(
             f"{path}, header: "
             + "; ".join(problems[:8])
@@ -46,7 +60,7 @@ def match_columns(path: Path, names: list[str], schema: TableSchema) -> list[str
 
 def _missing(table: RawTable, schema: TableSchema, name: str) -> np.ndarray:
     markers = {"", *schema.missing}
-    return np.array([value in markers for value in table.columns[name]], dtype=bool)
+    return np.array([is_missing(cell, markers) for cell in table.columns[name]], dtype=bool)
 
 
 def _drop(table: RawTable, schema: TableSchema) -> RawTable:
@@ -58,6 +72,7 @@ def _drop(table: RawTable, schema: TableSchema) -> RawTable:
         table.path,
         {name: [values[index] for index in kept] for name, values in table.columns.items()},
         [table.lines[index] for index in kept],
+        table.shows_values,
     )
 
 
@@ -82,14 +97,16 @@ def encode(table: RawTable, schema: TableSchema) -> tuple[Tensor, Tensor]:
         try:
             return work()
         except ColumnProblem as found:
-            problems.append(f"{table.path}, row {table.lines[found.index]}, column {name!r}: {found.problem}")
+            problems.append(
+                f"{table.path}, row {table.lines[found.index]}, column {name!r}: {found.told(table.shows_values)}"
+            )
             return None
 
     def feature(column_index: int) -> np.ndarray:
         column = schema.columns[column_index]
         missing = _missing(table, schema, column.name)
         if missing.any() and not schema.bucket:
-            raise ColumnProblem(int(np.argmax(missing)), "the value is missing")
+            raise ColumnProblem(int(np.argmax(missing)), "is missing")
         return column.encode(table.columns[column.name], missing, schema.scale, schema.bucket)
 
     spans = schema.spans()
@@ -125,12 +142,13 @@ def group_names(table: RawTable, schema: TableSchema) -> list[str]:
     column = schema.grouping.column
     if schema.missing_policy == "drop":
         table = _drop(table, schema)
-    names = table.columns[column]
     gone = _missing(table, schema, column)
-    if gone.any():
-        line = table.lines[int(np.argmax(gone))]
+    try:
+        if gone.any():
+            raise ColumnProblem(int(np.argmax(gone)), "is missing", noun="group")
+        return texts(table.columns[column])
+    except ColumnProblem as found:
         raise refusal(
-            f"{table.path}, row {line}, column {column!r}: the group is missing ({int(gone.sum())} such rows)",
+            f"{table.path}, row {table.lines[found.index]}, column {column!r}: {found.told(table.shows_values)}",
             "give every row its group: without it nobody can say whose rows they are",
-        )
-    return names
+        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import zlib
@@ -96,16 +97,21 @@ def _gunzip(path: Path, data: bytes) -> bytes:
         raise refusal(f"{path} is a damaged gzip file", "fetch it again") from None
 
 
-def read_text(path: Path) -> str:
-    """Returns the file as UTF-8 text (with or without a byte order mark)."""
+def _is_utf8(encoding: str) -> bool:
+    return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Returns the file as text; a byte order mark of UTF-8 is left out."""
     data = read_bytes(path)
     if (kind := kind_of(data)) is not None:
         raise refusal(f"{path} is {kind}, not a text table", "give the table itself, as CSV text")
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        row = data.count(b"\n", 0, error.start) + 1
-        raise refusal(f"{path}, row {row}: not UTF-8 text", "save the table as UTF-8") from None
+        text = data.decode("utf-8-sig" if _is_utf8(encoding) else encoding)
+    except UnicodeError as error:
+        row = data.count(b"\n", 0, getattr(error, "start", 0)) + 1
+        name = "UTF-8" if _is_utf8(encoding) else encoding
+        raise refusal(f"{path}, row {row}: not {name} text", "save it as UTF-8, or declare its `encoding`") from None
     if "\0" in text:
         row = text.count("\n", 0, text.index("\0")) + 1
         raise refusal(f"{path}, row {row}: a zero byte, so it is not a text table", "save the table as UTF-8 CSV")

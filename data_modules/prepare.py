@@ -96,7 +96,7 @@ def _groups(module: PrivateDataModule, loaded: Rows | GroupedRows, x: Tensor, y:
         return None
     names = [str(name) for name in loaded[2]]
     if len(names) != len(x):
-        raise refusal(f"{module.where('training')}: {len(x)} rows and {len(names)} groups", "one group for each row")
+        raise refusal(f"{module.where('training')}: there is not one group for each row", "one group for each row")
     return Groups(names, InMemoryRows(x, y))
 
 
@@ -130,8 +130,9 @@ def _held_out(module: PrivateDataModule, x: Tensor, y: Tensor, groups: Groups | 
     # N follows from the declared share, which a custom split must keep to within four standard deviations
     slack = 0.05 * share * len(x) + 4 * math.sqrt(len(x) * share * (1 - share))
     if not held_out or not kept or (module.split and abs(held_out - share * len(x)) > slack):
+        found = "no row" if not held_out else "every row" if not kept else "another share of the rows"
         raise refusal(
-            f"{name}: the split holds out {held_out} of {len(x)} rows, and the declared share is {share:g}",
+            f"{name}: the split holds out {found}, and the declared share is {share:g}",
             "set validation_fraction to the share the split holds out",
         )
     return mask

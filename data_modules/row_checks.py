@@ -76,7 +76,7 @@ def check_rows(
     if len(x) == 0:
         problems.append("there are no rows")
     if len(x) != len(y):
-        problems.append(f"{len(x)} rows of features and {len(y)} labels")
+        problems.append("features and labels have different numbers of rows")
     problems += _features(x, input_shape)
     problems += _labels(y, task, num_classes, target_bound)
     if problems:
@@ -116,7 +116,9 @@ def check_declarations(
 def check_declared_size(name: str, found: int, declared: int, what: str = "rows") -> None:
     """Checks that N, a public constant, differs from the number of rows (or groups) by no more than 5 %."""
     if abs(found - declared) > 0.05 * declared:
+        # the number itself stays out: a size that is copied from here into a declaration is private
         raise refusal(
-            f"{name}: {declared} {what} are declared and {found} exist, more than 5 % apart",
-            "declare the size of the data set: the sample rate and the update divide by it",
+            f"{name}: {declared} {what} are declared and {'more' if found > declared else 'fewer'} exist, "
+            "by more than 5 %",
+            f"declare the number of {what} announced for the study: the sample rate and the update divide by it",
         )

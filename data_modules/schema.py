@@ -6,25 +6,40 @@ categories are functions of one row and of public values. Nothing is fitted, so 
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
+from lipdp_lightning.data_modules.table_cells import (
+    PLAIN,
+    ColumnProblem,
+    NumberFormat,
+    day_text,
+    parse_days,
+    parse_numbers,
+    texts,
+)
 from lipdp_lightning.data_modules.units import Grouping
 
 SCALES = {"unit": (0.0, 1.0), "symmetric": (-1.0, 1.0)}
 MISSING_POLICIES = ("error", "bucket", "drop")
+Reader = Callable[[Sequence[Any]], np.ndarray]
+Spellings = str | tuple[str, ...]
 
 
-class ColumnProblem(Exception):
-    """Reports a value that breaks the declaration: its position in the column and what is wrong with it."""
+def spellings(value: Spellings) -> tuple[str, ...]:
+    """Returns the texts that stand for one category or class; the first is its name."""
+    return (value,) if isinstance(value, str) else value
 
-    def __init__(self, index: int, problem: str) -> None:
-        super().__init__(problem)
-        self.index, self.problem = index, problem
+
+def _codes(cells: Sequence[Any], values: Sequence[Spellings], unknown: int) -> np.ndarray:
+    position = {text: code for code, value in enumerate(values) for text in spellings(value)}
+    return np.array([position.get(text, unknown) for text in texts(cells)], dtype=np.int64)
 
 
 def scale_declared(
@@ -45,23 +60,18 @@ def scale_declared(
     return np.asarray(first + (last - first) * share)
 
 
-def parse_numbers(values: Sequence[str]) -> np.ndarray:
-    """Returns finite decimal numbers; the first value that is not one raises a ColumnProblem."""
+def _filled(cells: Sequence[Any], missing: np.ndarray, constant: float, read: Reader) -> np.ndarray:
+    """Returns the numbers of a column, with a public constant where one is missing, which reveals no other row."""
+    if not missing.any():
+        return read(cells)
+    kept = np.flatnonzero(~missing)
     try:
-        numbers = np.array([float(value) for value in values], dtype=np.float64)
-        if np.isfinite(numbers).all() and not any("_" in value for value in values):
-            return numbers
-    except ValueError:
-        pass
-    for index, value in enumerate(values):
-        try:
-            # Python reads 1_000 as a thousand, but in a table it is a typing error
-            finite = "_" not in value and math.isfinite(float(value))
-        except ValueError:
-            raise ColumnProblem(index, f"{value!r} is not a number") from None
-        if not finite:
-            raise ColumnProblem(index, f"{value!r} is not a finite number")
-    raise AssertionError("a column that fails as a whole fails in some row")
+        present = read([cells[index] for index in kept.tolist()])
+    except ColumnProblem as found:
+        raise ColumnProblem(int(kept[found.index]), found.what, found.value, found.noun) from None
+    numbers = np.full(len(cells), constant, dtype=present.dtype)
+    numbers[kept] = present
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -77,9 +87,11 @@ class Numeric:
     high: float
     log: bool = False
     bins: int = 0
+    written: NumberFormat = PLAIN
+    noun: ClassVar[str] = "a number"
 
     def problems(self) -> list[str]:
-        problems = []
+        problems = self.written.problems()
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             problems.append(f"column {self.name!r}: low = {self.low} and high = {self.high} are not a finite range")
         if isinstance(self.bins, bool) or not isinstance(self.bins, int) or self.bins < 0 or self.bins == 1:
@@ -97,12 +109,12 @@ class Numeric:
         """Returns the one-hot part of the encoded column, which is empty without bins."""
         return encoded[:, 1:]
 
-    def encode(self, values: Sequence[str], missing: np.ndarray, scale: str, missing_bucket: bool) -> np.ndarray:
-        middle = repr((self.low + self.high) / 2)
-        if missing.any():
-            # a public constant, so that a missing value reveals nothing about the other rows
-            values = [middle if gone else value for value, gone in zip(values, missing, strict=True)]
-        numbers = parse_numbers(values)
+    def numbers(self, cells: Sequence[Any]) -> np.ndarray:
+        """Returns the cells as numbers."""
+        return parse_numbers(cells, self.written)
+
+    def encode(self, values: Sequence[Any], missing: np.ndarray, scale: str, missing_bucket: bool) -> np.ndarray:
+        numbers = _filled(values, missing, (self.low + self.high) / 2, self.numbers)
         number = scale_declared(numbers, self.low, self.high, scale, self.log)[:, None]
         if not self.bins:
             return number
@@ -110,21 +122,56 @@ class Numeric:
         part = np.minimum((share * self.bins).astype(np.int64), self.bins - 1)
         return np.hstack([number, np.eye(self.bins)[part]])
 
+    def limits(self) -> str:
+        """Returns the declared range as text."""
+        return f"[{self.low:g}, {self.high:g}]"
+
     def describe(self) -> str:
         cut = f", {self.bins} equal parts" if self.bins else ""
-        return f"{self.name} in [{self.low:g}, {self.high:g}]" + (", log" if self.log else "") + cut
+        return f"{self.name} in {self.limits()}" + (", log" if self.log else "") + cut
+
+    def sentence(self, missing_bucket: bool) -> str:
+        """Returns what becomes of the column, in words."""
+        places = (
+            f"{self.width(missing_bucket)} numbers of a row: its place in the range, and which of {self.bins} parts"
+        )
+        becomes = places if self.bins else "one number of a row: its place in the range"
+        how = ", on a logarithmic scale" if self.log else ""
+        return f"{self.name!r} is {self.noun}, clipped to {self.limits()}; it becomes {becomes}{how}."
+
+
+@dataclass(frozen=True)
+class Date(Numeric):
+    """A date clipped to a declared first and last day; `low` and `high` are days since 1970.
+
+    Args:
+        form: how a date is written, in the letters of `strptime`, such as `%d.%m.%Y`.
+    """
+
+    form: str = "%Y-%m-%d"
+    noun: ClassVar[str] = "a date"
+
+    def numbers(self, cells: Sequence[Any]) -> np.ndarray:
+        return parse_days(cells, self.form)
+
+    def limits(self) -> str:
+        return f"[{day_text(self.low)}, {day_text(self.high)}]"
 
 
 @dataclass(frozen=True)
 class Categorical:
-    """One of the declared categories, one-hot; with `other`, anything else falls into one more bucket."""
+    """One of the declared categories, one-hot; with `other`, anything else falls into one more bucket.
+
+    A category is a text, or a tuple of the texts that stand for it.
+    """
 
     name: str
-    categories: tuple[str, ...]
+    categories: tuple[Spellings, ...]
     other: bool = False
 
     def problems(self) -> list[str]:
-        if not self.categories or len(set(self.categories)) != len(self.categories):
+        every = [text for category in self.categories for text in spellings(category)]
+        if not self.categories or len(set(every)) != len(every) or not all(map(spellings, self.categories)):
             return [f"column {self.name!r}: categories must be distinct and at least one, got {self.categories}"]
         return []
 
@@ -139,18 +186,23 @@ class Categorical:
         """Returns the one-hot part, which is the whole encoding."""
         return encoded
 
-    def encode(self, values: Sequence[str], missing: np.ndarray, scale: str, missing_bucket: bool) -> np.ndarray:
+    def encode(self, values: Sequence[Any], missing: np.ndarray, scale: str, missing_bucket: bool) -> np.ndarray:
         unknown = len(self.categories) if self.other else -1
-        position = {category: index for index, category in enumerate(self.categories)}
-        codes = np.array([position.get(value, unknown) for value in values], dtype=np.int64)
-        codes[missing] = self.width(missing_bucket) - 1
+        last = self.width(missing_bucket) - 1
+        codes = _filled(values, missing, last, lambda cells: _codes(cells, self.categories, unknown))
         if (codes < 0).any():
             index = int(np.argmax(codes < 0))
-            raise ColumnProblem(index, f"{values[index]!r} is not a declared category")
+            raise ColumnProblem(index, "is not a declared category", values[index])
         return np.eye(self.width(missing_bucket))[codes]
 
     def describe(self) -> str:
         return f"{self.name}: {len(self.categories)} categories" + (" and other" if self.other else "")
+
+    def sentence(self, missing_bucket: bool) -> str:
+        """Returns what becomes of the column, in words."""
+        rest = "others fall into one more" if self.other else "another value is refused"
+        becomes = f"it becomes {self.width(missing_bucket)} numbers of a row"
+        return f"{self.name!r} is one of {len(self.categories)} categories, and {rest}; {becomes}."
 
 
 @dataclass(frozen=True)
@@ -166,13 +218,16 @@ class ClassLabel:
             return [f"label {self.name!r}: at least two classes with distinct spellings are needed"]
         return []
 
-    def encode(self, values: Sequence[str]) -> np.ndarray:
-        position = {spelling: code for code, value in enumerate(self.values) for spelling in value}
-        codes = np.array([position.get(value, -1) for value in values], dtype=np.int64)
+    def encode(self, values: Sequence[Any]) -> np.ndarray:
+        codes = _codes(values, self.values, -1)
         if (codes < 0).any():
             index = int(np.argmax(codes < 0))
-            raise ColumnProblem(index, f"label {values[index]!r} is not one of the declared classes")
+            raise ColumnProblem(index, "is not one of the declared classes", values[index], "label")
         return codes
+
+    def sentence(self) -> str:
+        """Returns what is predicted, in words."""
+        return f"{self.name!r} is predicted, as one of {len(self.values)} classes; another value is refused."
 
 
 @dataclass(frozen=True)
@@ -182,17 +237,24 @@ class NumberLabel:
     name: str
     low: float
     high: float
+    written: NumberFormat = PLAIN
 
     def problems(self) -> list[str]:
         return Numeric(self.name, self.low, self.high).problems()
 
-    def encode(self, values: Sequence[str]) -> np.ndarray:
-        numbers = parse_numbers(values)
+    def encode(self, values: Sequence[Any]) -> np.ndarray:
+        numbers = parse_numbers(values, self.written)
         outside = (numbers < self.low) | (numbers > self.high)
         if outside.any():
             index = int(np.argmax(outside))
-            raise ColumnProblem(index, f"target {values[index]} is outside the declared [{self.low:g}, {self.high:g}]")
+            limits = f"[{self.low:g}, {self.high:g}]"
+            raise ColumnProblem(index, f"is outside the declared {limits}", float(numbers[index]), "target")
         return scale_declared(numbers, self.low, self.high, "symmetric").astype(np.float32)
+
+    def sentence(self) -> str:
+        """Returns what is predicted, in words."""
+        limits = f"[{self.low:g}, {self.high:g}]"
+        return f"{self.name!r} is predicted, as a number in {limits}; a value outside is refused."
 
 
 @dataclass(frozen=True)
@@ -209,6 +271,7 @@ class TableSchema:
         crosses: pairs of columns whose joint category is one-hot coded behind the columns; a number needs `bins`.
         ignore: columns of the file that are not used.
         aliases: other names under which the header may list a column, as {name in the file: declared name}.
+        encoding: the encoding of a text file, a name that Python knows.
     """
 
     columns: tuple[Numeric | Categorical, ...]
@@ -223,6 +286,7 @@ class TableSchema:
     ignore: tuple[str, ...] = ()
     aliases: dict[str, str] = field(default_factory=dict)
     grouping: Grouping | None = None
+    encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
         problems = [problem for part in (*self.columns, self.label) for problem in part.problems()]
@@ -240,6 +304,7 @@ class TableSchema:
             problems.append(f"scale is {self.scale!r}, not one of {', '.join(SCALES)}")
         if self.missing_policy not in MISSING_POLICIES:
             problems.append(f"missing_policy is {self.missing_policy!r}, not one of {', '.join(MISSING_POLICIES)}")
+        problems += encoding_problems(self.encoding)
         if len(self.delimiter) != 1:
             problems.append(f"delimiter is {self.delimiter!r}, not one character")
         if problems:
@@ -286,6 +351,15 @@ class TableSchema:
         cross adds 1.
         """
         return math.sqrt(sum(column.squared_norm() for column in self.columns) + len(self.crosses))
+
+
+def encoding_problems(encoding: str) -> list[str]:
+    """Returns what is wrong with the name of an encoding."""
+    try:
+        "a".encode(codecs.lookup(encoding).name)
+    except (LookupError, ValueError):
+        return [f"encoding is {encoding!r}, not one that Python knows, such as utf-8, latin-1 or cp1252"]
+    return []
 
 
 def expanded(schema: TableSchema, bins: int = 0, crosses: bool = False) -> TableSchema:

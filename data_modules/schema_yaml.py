@@ -4,7 +4,9 @@
 
     rows: 32561                    # declared number of records
     delimiter: ","
-    names: [age, gain, sex, id, income]
+    encoding: utf-8                # or latin-1, cp1252, ...
+    numbers: {decimal: ".", thousands: ","}               # 1,234.5; the default has no mark between thousands
+    names: [age, gain, sex, born, id, income]
     missing: {markers: ["?"], policy: bucket}
     scale: unit                    # [0, 1]; or symmetric, [-1, 1]
     ignore: [id]
@@ -12,7 +14,8 @@
     columns:
       - {name: age, low: 17, high: 90}
       - {name: gain, low: 0, high: 99999, log: true, bins: 8}
-      - {name: sex, categories: [Female, Male], other: true}
+      - {name: sex, categories: [Female, [Male, male, M]], other: true}      # a list holds the spellings of one
+      - {name: born, date: "%d.%m.%Y", low: 01.01.1920, high: 31.12.2010}    # in the letters of strptime
     crosses: [[gain, sex]]         # joint categories of two columns
     group: {column: patient, max_rows: 3, sampling: rows, excess: drop}
     label: {name: income, values: ["<=50K", ">50K"]}      # or {name: price, low: 0, high: 500001}
@@ -20,23 +23,44 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lipdp_lightning.data_modules.found_files import read_text, refusal
-from lipdp_lightning.data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric, TableSchema
+from lipdp_lightning.data_modules.placeholders import refuse_placeholders
+from lipdp_lightning.data_modules.schema import Categorical, ClassLabel, Date, NumberLabel, Numeric, TableSchema
+from lipdp_lightning.data_modules.table_cells import PLAIN, NumberFormat, days_of
 from lipdp_lightning.data_modules.units import Grouping
 
 _TOP = {
     "rows", "delimiter", "names", "comment", "missing", "scale", "ignore", "aliases",
-    "columns", "crosses", "group", "label",
+    "columns", "crosses", "group", "label", "encoding", "numbers",
 }  # fmt: skip
 
 
-class _Reader:
+class _Loader(yaml.SafeLoader):
+    """Keeps the text of numbers and dates that are written in a way of their own."""
+
+
+def _as_written(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    text = str(loader.construct_scalar(node))
+    for kind in (int, float):
+        with suppress(ValueError):
+            if text in (str(kind(text)), yaml.safe_dump(kind(text)).split()[0]):
+                return kind(text)
+    return text
+
+
+for _tag in ("int", "float", "timestamp"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _as_written)
+
+
+class Reader:
     """Collects every problem of a schema file, so that all are reported at once."""
 
     def __init__(self) -> None:
@@ -64,8 +88,8 @@ class _Reader:
         return bool(value)
 
     def text(self, where: str, value: Any) -> str:
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            # YAML reads a bare yes, no, on or off as a truth value
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            # YAML reads a bare yes, no, on or off as a truth value, and 1e3 as 1000.0
             self.problems.append(f"{where} is {value!r}, not text: put quotes around it")
         return str(value)
 
@@ -75,22 +99,52 @@ class _Reader:
             return ()
         return tuple(self.text(where, item) for item in value)
 
-    def column(self, index: int, value: Any) -> Numeric | Categorical | None:
+    def spellings(self, where: str, value: Any) -> tuple[str, ...]:
+        """Returns the texts that stand for one category or class."""
+        return self.texts(where, value if isinstance(value, list) else [value])
+
+    def column(self, index: int, value: Any, written: NumberFormat) -> Numeric | Categorical | None:
         where = f"columns[{index}]"
         if isinstance(value, dict) and "name" in value:
             where = f"column {value['name']!r}"
         if isinstance(value, dict) and "categories" in value:
             entry = self.keys(where, value, {"name", "categories", "other"}, {"name"})
-            categories = self.texts(f"{where}: categories", entry["categories"])
-            return Categorical(
-                str(entry.get("name")), categories, self.flag(f"{where}: other", entry.get("other", False))
-            )
-        entry = self.keys(where, value, {"name", "low", "high", "log", "bins"}, {"name", "low", "high"})
+            listed = entry["categories"]
+            if not isinstance(listed, list):
+                self.problems.append(f"{where}: categories is {listed!r}, not a list")
+                listed = []
+            found = [self.spellings(f"{where}: categories", item) for item in listed]
+            categories = tuple(item[0] if len(item) == 1 else item for item in found)
+            other = self.flag(f"{where}: other", entry.get("other", False))
+            return Categorical(self.text(where, entry.get("name", "")), categories, other)
+        known = {"name", "low", "high", "log", "bins", "date"}
+        entry = self.keys(where, value, known, {"name", "low", "high"})
         if not {"name", "low", "high"} <= set(entry):
             return None
+        log, bins = self.flag(f"{where}: log", entry.get("log", False)), entry.get("bins", 0)
+        name = self.text(where, entry["name"])
+        if "date" in entry:
+            form = self.text(f"{where}: date", entry["date"])
+            first, last = (self.day(f"{where}: {end}", entry[end], form) for end in ("low", "high"))
+            return Date(name, first, last, log, bins, form=form)
         low, high = (self.number(f"{where}: {end}", entry[end]) for end in ("low", "high"))
-        log = self.flag(f"{where}: log", entry.get("log", False))
-        return Numeric(self.text(where, entry["name"]), low, high, log, entry.get("bins", 0))
+        return Numeric(name, low, high, log, bins, written)
+
+    def day(self, where: str, value: Any, form: str) -> float:
+        if isinstance(value, datetime.date):
+            return days_of(value)
+        for known in (form, "%Y-%m-%d"):
+            with suppress(ValueError):
+                return days_of(datetime.datetime.strptime(str(value), known))
+        self.problems.append(f"{where} is {value!r}, not a date of the form {form!r}")
+        return float("nan")
+
+    def written(self, value: Any) -> NumberFormat:
+        entry = self.keys("numbers", value, {"decimal", "thousands"}, set())
+        marks = {key: self.text(f"numbers: {key}", mark) for key, mark in entry.items()}
+        form = NumberFormat(**{key: mark for key, mark in marks.items() if key in ("decimal", "thousands")})
+        self.problems += form.problems()
+        return form
 
     def group(self, value: Any) -> Grouping | None:
         entry = self.keys("group", value, {"column", "max_rows", "sampling", "excess"}, {"column", "max_rows"})
@@ -110,17 +164,23 @@ class _Reader:
             return ()
         return tuple((pair[0], pair[1]) for pair in pairs)
 
-    def label(self, value: Any) -> ClassLabel | NumberLabel | None:
+    def label(self, value: Any, written: NumberFormat = PLAIN) -> ClassLabel | NumberLabel | None:
         if isinstance(value, dict) and "values" in value:
             entry = self.keys("label", value, {"name", "values"}, {"name"})
             classes = entry["values"] if isinstance(entry["values"], list) else []
-            spellings = [item if isinstance(item, list) else [item] for item in classes]
-            return ClassLabel(str(entry.get("name")), tuple(self.texts("label: values", item) for item in spellings))
+            name = self.text("label", entry.get("name", ""))
+            return ClassLabel(name, tuple(self.spellings("label: values", item) for item in classes))
         entry = self.keys("label", value, {"name", "low", "high"}, {"name", "low", "high"})
         if not {"name", "low", "high"} <= set(entry):
             return None
         low, high = (self.number(f"label: {end}", entry[end]) for end in ("low", "high"))
-        return NumberLabel(self.text("label", entry["name"]), low, high)
+        return NumberLabel(self.text("label", entry["name"]), low, high, written)
+
+    def rows(self, top: Mapping[str, Any]) -> int:
+        rows = top.get("rows", 0)
+        if "rows" in top and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+            self.problems.append(f"rows is {rows!r}, not a positive integer")
+        return rows if isinstance(rows, int) else 0
 
 
 def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, int]:
@@ -128,31 +188,34 @@ def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, in
     if isinstance(source, Mapping):
         path, content = "the schema", dict(source)
     else:
-        path, content = str(source), _content(Path(source))
-    reader = _Reader()
+        path, content = str(source), schema_content(Path(source))
+    refuse_placeholders(content, path)
+    reader = Reader()
     top = reader.keys("schema", content, _TOP, {"rows", "columns", "label"})
-    rows = top.get("rows", 0)
-    if "rows" in top and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-        reader.problems.append(f"rows is {rows!r}, not a positive integer")
+    rows, written = reader.rows(top), reader.written(top.get("numbers", {}))
     listed = top.get("columns", [])
     if not isinstance(listed, list):
         reader.problems.append(f"columns is {listed!r}, not a list")
         listed = []
-    columns = [reader.column(index, value) for index, value in enumerate(listed)]
-    label = reader.label(top["label"]) if "label" in top else None
+    columns = [reader.column(index, value, written) for index, value in enumerate(listed)]
+    label = reader.label(top["label"], written) if "label" in top else None
     missing = reader.keys("missing", top.get("missing", {}), {"markers", "policy"}, set())
-    aliases = reader.keys("aliases", top.get("aliases", {}), set(top.get("aliases") or ()), set())
+    listed_aliases = top.get("aliases", {})
+    known = set(listed_aliases) if isinstance(listed_aliases, dict) else set()
+    aliases = reader.keys("aliases", listed_aliases, known, set())
     options: dict[str, Any] = {
         "names": reader.texts("names", top["names"]) if "names" in top else None,
         "ignore": reader.texts("ignore", top.get("ignore", [])),
         "missing": reader.texts("missing: markers", missing.get("markers", [""])),
-        "aliases": {str(key): str(value) for key, value in aliases.items()},
+        "aliases": {
+            reader.text("aliases: a name", key): reader.text("aliases", value) for key, value in aliases.items()
+        },
         "crosses": reader.crosses(top.get("crosses", [])),
         "grouping": reader.group(top["group"]) if "group" in top else None,
     }
-    for key, value in (("delimiter", ","), ("comment", None), ("scale", "unit")):
+    for key, value in (("delimiter", ","), ("comment", None), ("scale", "unit"), ("encoding", "utf-8")):
         given = top.get(key, value)
-        options[key] = given if given is None else reader.text(key, given)
+        options[key] = None if given is None and key == "comment" else reader.text(key, given)
     if reader.problems:
         raise refusal(f"{path}: " + "; ".join(reader.problems), "the keys are listed in data_modules/schema_yaml.py")
     assert label is not None
@@ -168,9 +231,11 @@ def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, in
     return schema, rows
 
 
-def _content(path: Path) -> Any:
+def schema_content(path: Path) -> Any:
+    """Returns what a YAML file holds; a number that is not written as Python would write it stays text, such as 007."""
+    text = read_text(path)
     try:
-        return yaml.safe_load(read_text(path))
+        return _Loader(text).get_single_data()  # a SafeLoader, used as yaml.safe_load uses its own
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         row = f", row {mark.line + 1}" if mark else ""

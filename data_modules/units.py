@@ -94,10 +94,8 @@ class Groups:
         """Returns the mask of the rows that count: the first `max_rows` of each group in the order of their hashes."""
         large = np.flatnonzero(self.counts > grouping.max_rows)
         if len(large) and grouping.excess == "refuse":
-            name, count = self.names[large[0]], self.counts[large[0]]
             raise refusal(
-                f"{where}: {grouping.column} {name!r} has {count} rows, and at most {grouping.max_rows} are declared "
-                f"({len(large)} such groups)",
+                f"{where}: a {grouping.column} has more rows than the {grouping.max_rows} that are declared",
                 "a larger max_rows, or excess: drop",
             )
         rank = np.arange(len(self.order)) - np.repeat(self.starts, self.counts)

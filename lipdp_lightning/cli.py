@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 COMMANDS = {
+    "init": "write a schema and a configuration for a table, to be filled in by its owner",
     "fit": "train a private model from a configuration",
     "test": "evaluate the model of a run directory on held-out data",
     "certify": "print the certificate of a configuration's model, and attack it",
@@ -62,8 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         from .commands.configs import with_packaged
+        from .own_folders import importable_folder
 
-        return _run(importlib.import_module(f"lipdp_lightning.commands.{name}"), name, with_packaged(rest))
+        with importable_folder():
+            return _run(importlib.import_module(f"lipdp_lightning.commands.{name}"), name, with_packaged(rest))
     except BrokenPipeError:
         return 0
     except Exception as error:

@@ -179,7 +179,7 @@ KNOWS = {
     "privacy": "accounting bound_text files kernels",
     "mechanism": "bounds kernels layers norms privacy",
     "clipping": "bounds layers privacy",
-    "data_modules": "features privacy",
+    "data_modules": "features files privacy",
     "training": (
         "accounting augmentations bounds clipping files kernels layers mechanism norms own_folders privacy "
         "run_names slurm"
@@ -202,7 +202,7 @@ KNOWS = {
         "accounting audit bench bound_text bounds callbacks curves data_modules doctor experiment files "
         "mechanism norms privacy report run_names slurm studies training tuning"
     ),
-    "cli": "commands experiment report",
+    "cli": "commands experiment own_folders report",
 }
 
 

@@ -44,8 +44,13 @@ class Constructors:
         Raises:
             ValueError: if a constructor fails; the message names its key in one line.
         """
+        return self.make(self._cli.parser, self._cli.config)
+
+    def make(self, parser: Any, config: Any) -> Any:
+        """Returns a configuration of a parser with an object for each class path; raises what `make_all` does."""
+        parser.add_instantiator(self, object, subclasses=True, prepend=True)
         try:
-            return self._cli.parser.instantiate_classes(self._cli.config)
+            return parser.instantiate_classes(config)
         except Exception as error:
             failed, cause = self._failed or (None, error)
             raise ValueError(self._refusal(failed, cause)) from error

@@ -108,6 +108,8 @@ def _problems(root: yaml.Node) -> Iterator[str]:
         if not node.tag.startswith("tag:yaml.org,2002:") or "python" in node.tag:
             yield f"{where}: the tag {shortened(node.tag)} is not allowed"
         if isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")):
+            if re.fullmatch(r"[-+]?(?:0[0-9_]+|[0-9_]+(?::[0-9_]+)+)", node.value):
+                yield f"{where}: {shortened(node.value)} is read as another number; put quotes around it if it is text"
             if len(node.value) > LONGEST_NUMBER:
                 yield f"{where}: a number of {len(node.value)} digits"
             continue

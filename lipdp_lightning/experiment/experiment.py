@@ -35,11 +35,14 @@ from ..training.step_record import StepRecord
 from ..training.strategy import PrivateStrategy
 from .class_paths import Constructors, failed_import, import_problem, optimizer_problem
 from .config_file import check_config_file, config_files
+from .declared_shapes import fill_shapes
 from .known_keys import known_keys
 from .parser_errors import parser_error
 from .quiet import quiet
+from .saved_yaml import use_saved_yaml
 from .short_names import PARSER_MODE, with_full_words
 from .trainer_options import make_trainer, refuse_trainer_options
+from .unfilled import refuse_unfilled
 
 DEFAULTS = {
     "num_sanity_val_steps": 0,
@@ -53,6 +56,7 @@ SAVES_PER_RUN = 100
 
 # losses are dataclasses, whose subclasses jsonargparse accepts only when told so
 set_parsing_settings(subclasses_enabled=[Loss])
+use_saved_yaml(PARSER_MODE)
 
 
 class Experiment(LightningCLI):
@@ -113,7 +117,7 @@ class Experiment(LightningCLI):
 
     def instantiate_classes(self) -> None:
         make = Constructors(self)
-        self.parser.add_instantiator(make, object, subclasses=True, prepend=True)
+        fill_shapes(self.config, make)
         self.config_init = make.make_all()
         self.datamodule = self._get(self.config_init, "data")
         self.model = self._get(self.config_init, "model")
@@ -268,6 +272,7 @@ def make_experiment(
 
     for file in config_files(arguments):
         check_config_file(file)
+    refuse_unfilled(arguments)
     try:
         return kind(arguments, directory, wandb)
     except ArgumentError as error:

@@ -15,8 +15,8 @@ class MLP(nn.Module):
     """A multi-layer perceptron on the flattened input.
 
     Args:
-        input_shape: the shape of one example.
-        outputs: number of logits.
+        input_shape: the shape of one example; in a configuration, null takes the one that the data declares.
+        outputs: number of logits; in a configuration, null takes the number that the data declares.
         hidden: widths of the hidden layers; empty for a linear model.
         activation_name: relu, tanh or maxmin.
         bias: whether the layers have a bias; a bias enters every later forward bound.
@@ -25,14 +25,19 @@ class MLP(nn.Module):
 
     def __init__(
         self,
-        input_shape: Sequence[int],
-        outputs: int,
+        input_shape: Sequence[int] | None,
+        outputs: int | None,
         hidden: Sequence[int] = (),
         activation_name: str = "maxmin",
         bias: bool = True,
         zero_init: bool = False,
     ) -> None:
         super().__init__()
+        if input_shape is None or outputs is None:
+            raise ValueError(
+                "MLP needs input_shape and outputs. HINT: in a configuration of `lipdp fit`, null takes what the data "
+                "module declares."
+            )
         widths = [math.prod(input_shape), *hidden, outputs]
         layers: list[nn.Module] = [nn.Flatten()]
         for i, (before, after) in enumerate(itertools.pairwise(widths)):

@@ -35,7 +35,7 @@ class RunFacts:
     "validation" (held-out records, outside the guarantee) or "private". A metric without a source counts as private.
     ``history`` rows hold ``step``, ``epsilon`` and whatever was measured there; a key that starts with ``nonprivate/``
     is reported as such. ``calibration`` holds the scores and diagrams of evaluations on held-out records
-    (`callbacks.CalibrationMetrics`).
+    (`callbacks.CalibrationMetrics`). ``data`` holds what the data module declares, a line for each fact.
 
     Raises:
         ValueError: lists every contradiction between the facts.
@@ -77,6 +77,7 @@ class RunFacts:
     history: list[dict[str, Any]] = field(default_factory=list)
     ledger: list[dict[str, Any]] = field(default_factory=list)
     calibration: list[dict[str, Any]] = field(default_factory=list)
+    data: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     title: str = "Private training run"
     created: str = ""

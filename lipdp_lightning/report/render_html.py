@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import Any
 
 from lipdp_lightning.report.calibration_summary import calibration_words, result_table
@@ -186,10 +187,10 @@ def _folded(facts: RunFacts) -> str:
     return "".join(parts)
 
 
-def _notes(facts: RunFacts) -> str:
-    if not facts.notes:
+def _listed(lines: Sequence[str]) -> str:
+    if not lines:
         return ""
-    return f'<div class="card"><ul>{"".join(f"<li>{_text(note)}</li>" for note in facts.notes)}</ul></div>'
+    return f'<div class="card"><ul>{"".join(f"<li>{_text(line)}</li>" for line in lines)}</ul></div>'
 
 
 def _footer(facts: RunFacts) -> str:
@@ -223,7 +224,8 @@ def render_html(facts: RunFacts) -> str:
         f'<div class="grid">{plan}<div>{metrics}{_section("What was not private", released)}</div></div>',
         _calibration(facts),
         _section("Ledger", _table_card(ledger_table(facts), "Ledger")),
-        _section("Notes", _notes(facts)),
+        _section("What was declared", _listed(facts.data)),
+        _section("Notes", _listed(facts.notes)),
         _section("Configuration and versions", _folded(facts)),
         _footer(facts),
     ]

@@ -91,6 +91,8 @@ def render_markdown(facts: RunFacts) -> str:
     section("Privacy plan", plan_facts_table(facts))
     section("Ledger", ledger_table(facts))
     section("What was not private", release_table(facts), "Nothing else was released.")
+    if facts.data:
+        blocks.extend(["## What was declared", "\n".join(f"- {escape_markdown(line)}" for line in facts.data)])
     if facts.notes:
         blocks.extend(["## Notes", "\n".join(f"- {escape_markdown(note)}" for note in facts.notes)])
     if facts.config:

@@ -78,7 +78,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "label": ({"x": X, "y": Y + 1}, "label 3, not one of the 3"),
     "objects": ({"x": np.array([{}] * 40, dtype=object), "y": Y}, "cannot be read"),
     "fractional": ({"x": X, "y": Y + 0.5}, "labels are torch.float32"),
-    "size": ({"x": X[:30], "y": Y[:30]}, "40 rows are declared and 30 exist"),
+    "size": ({"x": X[:30], "y": Y[:30]}, "40 rows are declared and fewer exist"),
 }
 
 

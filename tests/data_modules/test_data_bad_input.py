@@ -36,7 +36,7 @@ TABLES = {
     "row of two lines": ([HEADER, *ROWS[:5], '5,"F', 'M",0', *ROWS[6:]], "row 7, column 'sex': 'F"),
     "duplicate column": (["age,age,sex,y", *(f"1,{r}" for r in ROWS)], "header: column 'age' appears twice"),
     "an HTML page": (["<!DOCTYPE html>", "<p>log in</p>"], "people.csv is an HTML page"),
-    "too few rows": ([HEADER, *ROWS[:20]], "people.csv: 40 rows are declared and 20 exist"),
+    "too few rows": ([HEADER, *ROWS[:20]], "people.csv: 40 rows are declared and fewer exist"),
 }
 
 

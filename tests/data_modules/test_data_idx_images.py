@@ -90,7 +90,7 @@ def test_a_missing_file_is_named_with_the_way_to_get_it(tmp_path: Path) -> None:
 
 def test_another_number_of_images_than_declared_is_refused(tmp_path: Path) -> None:
     write(tmp_path, train=9)
-    with pytest.raises(ValueError, match="12 rows are declared and 9 exist"):
+    with pytest.raises(ValueError, match="12 rows are declared and fewer exist"):
         Small(root=str(tmp_path)).setup()
 
 

@@ -123,7 +123,7 @@ def test_a_file_that_is_not_what_its_name_says(name: str, tmp_path: Path) -> Non
         (np.asfortranarray(X), "holds float32 in Fortran order"),
         (np.array([{}] * 60, dtype=object), "cannot be read"),
         (X[:, :, :2], r"rows have shape \(2, 2\)"),
-        (X[:50], "50 rows of features and 60 labels"),
+        (X[:50], "features and labels have different numbers of rows"),
     ],
 )
 def test_arrays_that_cannot_be_mapped_are_refused(x: np.ndarray, message: str, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_it_is_refused_when_it_declares_what_it_does_not_keep() -> None:
     class Larger(Thermometers):
         declared_size = 6000
 
-    with pytest.raises(ValueError, match="6000 rows are declared and 4990 exist"):
+    with pytest.raises(ValueError, match="6000 rows are declared and fewer exist"):
         Larger().setup()
 
 

@@ -15,14 +15,13 @@ from lipdp_lightning.data_modules.encoding import RawTable, encode
 from lipdp_lightning.data_modules.schema import (
     Categorical,
     ClassLabel,
-    ColumnProblem,
     NumberLabel,
     Numeric,
     TableSchema,
     expanded,
-    parse_numbers,
     scale_declared,
 )
+from lipdp_lightning.data_modules.table_cells import ColumnProblem, parse_numbers
 
 COLUMNS = (Numeric("age", 20, 60), Categorical("sex", ("F", "M")))
 LABEL = ClassLabel("y", (("no",), ("yes", "yes.")))

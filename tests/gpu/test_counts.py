@@ -26,16 +26,16 @@ Counted = tuple[int, int, int, int]
 
 CEILINGS: dict[str, dict[str, Counted]] = {
     "scattering-head": {
-        "begin": (24, 2, 0, 32), "passes": (44, 0, 0, 0), "release": (8, 1, 0, 32), "optimizer": (1, 0, 0, 0),
-        "projection": (95, 11, 0, 0),
+        "begin": (24, 2, 0, 32), "passes": (36, 0, 0, 0), "release": (8, 1, 0, 32), "optimizer": (1, 0, 0, 0),
+        "projection": (54, 8, 0, 0),
     },
     "convnet-1.6m": {
-        "begin": (32, 3, 0, 32), "passes": (107, 0, 0, 0), "release": (15, 1, 0, 32), "optimizer": (8, 0, 0, 0),
-        "projection": (814, 87, 2592, 3200),
+        "begin": (32, 3, 0, 32), "passes": (95, 0, 0, 0), "release": (15, 1, 0, 32), "optimizer": (8, 0, 0, 0),
+        "projection": (708, 80, 2592, 3200),
     },
     "wrn-16-4": {
-        "begin": (58, 3, 0, 32), "passes": (630, 0, 0, 0), "release": (41, 1, 0, 32), "optimizer": (34, 0, 0, 0),
-        "projection": (3301, 329, 16024, 0),
+        "begin": (58, 3, 0, 32), "passes": (521, 0, 0, 0), "release": (41, 1, 0, 32), "optimizer": (34, 0, 0, 0),
+        "projection": (3011, 305, 16024, 0),
     },
 }  # fmt: skip
 STEPS = 4

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 from report_examples import empty, healthy, layer_groups, not_private, stopped_early
 
-from lipdp_lightning.report.model import RunFacts
+from lipdp_lightning.report.model import RunFacts, report_json
+from lipdp_lightning.report.render_html import render_html
 from lipdp_lightning.report.render_markdown import escape_markdown, render_markdown
 
 
@@ -68,3 +70,14 @@ def test_without_a_certificate_there_is_no_epsilon() -> None:
 def test_what_was_not_private_is_always_a_section() -> None:
     assert "mean loss over the training records" in render_markdown(healthy())
     assert "## What was not private\n\nNothing else was released." in render_markdown(empty())
+
+
+def test_what_was_declared_is_in_every_form_of_the_report() -> None:
+    """A line for each fact, also from the JSON report that `lipdp report` starts from; a name is no markup."""
+    facts = healthy(data=["CSVTable: binary, 2000 rows declared, N = 1600", "columns: <b># meds</b> in [0, 9]"])
+    for shown in (facts, RunFacts.from_dict(json.loads(report_json(facts)))):
+        text = render_markdown(shown)
+        assert "## What was declared\n\n- CSVTable: binary, 2000 rows declared, N = 1600\n- columns: " in text
+        assert "What was declared</h2>" in render_html(shown)
+        assert "<b>" not in text and "<b># meds" not in render_html(shown)
+    assert "What was declared" not in render_markdown(healthy()) + render_html(healthy())
