@@ -61,7 +61,7 @@ class PrivateData:
             test_fraction: the share of the rows to set aside for the test.
             split: decides which rows are held out, row by row, in place of a hash.
             eval_batch_size: rows per batch in validation, test and prediction.
-            on_device: whether the training rows are kept in the memory of a GPU; with 'auto', where their declared size fits.
+            on_device: whether training rows are kept in a GPU's memory; 'auto' keeps them where their size fits.
 
         Raises:
             ValueError: lists at once everything that is left to declare, and never shows a private value.
