@@ -8,7 +8,6 @@
 * ``arithmetic``: the switches of torch that let products round further
 * ``environment``: what decides the last bits of a sum, and whether they repeat
 * ``precision``: arithmetic in float32 at least
-* ``fused``: what torch compiles from a definition, for a GPU
 * ``loops`` decides between a compiled loop, a GPU's kernel and torch; ``cpu`` holds the loops, ``threads`` runs them,
   and ``gpu`` holds the kernels
 """

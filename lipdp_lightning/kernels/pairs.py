@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fused import Fused
-from .loops import cpu_loops, is_traced, usable
+from .loops import Fused, cpu_loops, is_traced, usable
 
 
 def larger_first(x: Tensor) -> Tensor:

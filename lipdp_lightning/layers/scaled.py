@@ -21,7 +21,7 @@ from ..bounds.rules.linear import conv_module, linear_module
 from ..kernels.rows import patch_norms, row_norms
 from ..norms.geometry import coverage, output_size
 from .exact_norms import Contribution
-from .scaled_functions import Keep, in_one_piece, scaled_conv, scaled_linear
+from .scaled_functions import TERMS_OF_A_PIECE, Keep, scaled_conv, scaled_linear
 
 GradientScaler = Callable[[Tensor], Tensor | None]
 GradientKeeper = Callable[[Contribution], None]
@@ -113,8 +113,8 @@ class ScaledLinear(ScaledLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         factor, keep = self._factor(lambda: self.example_norms(input)), self._keep(None)
-        one_piece, cores = in_one_piece(input.numel() // max(1, self.in_features)), self.tensor_cores and input.is_cuda
-        if factor is None and keep is None and one_piece and not cores and not under_autocast(input):
+        long, cores = input.numel() > TERMS_OF_A_PIECE * self.in_features, self.tensor_cores and input.is_cuda
+        if factor is None and keep is None and not (long or cores) and not under_autocast(input):
             return F.linear(input, self.weight, self.bias)
         return scaled_linear(input, self.weight, self.bias, factor, keep, cores)
 
@@ -150,11 +150,10 @@ class _ScaledConv(ScaledLayer):
         layer: Any = self
         options = (list(layer.stride), list(padding), list(layer.dilation), layer.groups)
         keep = self._keep(options)
-        pixels = [
-            size + 2 * more for size, more in zip(padded.shape[2:], padding, strict=True)
-        ]  # at least the positions
-        one_piece, cores = in_one_piece(padded.shape[0] * math.prod(pixels)), self.tensor_cores and padded.is_cuda
-        if factor is None and keep is None and one_piece and not cores and not under_autocast(padded):
+        pixels = [size + 2 * more for size, more in zip(padded.shape[2:], padding, strict=True)]
+        long = padded.shape[0] * math.prod(pixels) > TERMS_OF_A_PIECE  # no fewer than the positions of the output
+        cores = self.tensor_cores and padded.is_cuda
+        if factor is None and keep is None and not (long or cores) and not under_autocast(padded):
             function = F.conv1d if layer.weight.dim() == 3 else F.conv2d
             return function(padded, layer.weight, layer.bias, *options)
         return scaled_conv(padded, layer.weight, layer.bias, factor, options, keep, cores)

@@ -179,11 +179,6 @@ def _product(left: Tensor, right: Tensor, weight: Tensor, options: tuple[Any, ..
     return _conv_gradient(left, right, weight, options, which=1)
 
 
-def in_one_piece(terms: int) -> bool:
-    """Returns whether a sum over so many rows and positions is formed at once, as torch's own layers do."""
-    return terms <= TERMS_OF_A_PIECE
-
-
 def _conv_gradient(cotangent: Tensor, inputs: Tensor, weight: Tensor, options: tuple[Any, ...], which: int) -> Tensor:
     stride, padding, dilation, groups = options
     if inputs.shape[0] == 0:

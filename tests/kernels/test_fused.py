@@ -1,4 +1,4 @@
-"""Definitions that a GPU runs compiled: lipdp_lightning/kernels/fused.py."""
+"""Definitions that a GPU runs compiled: lipdp_lightning/kernels/loops.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lipdp_lightning.kernels import floored, pairs
-from lipdp_lightning.kernels.fused import Fused
+from lipdp_lightning.kernels.loops import Fused
 
 
 class OnGpu(Tensor):
