@@ -22,7 +22,7 @@ BYTES_OF_A_ROW = 3 * 8 * 8 + 8
 class Photos(PrivateDataModule):
     """Random images in bytes."""
 
-    input_shape, task, num_classes, declared_size = SHAPE, "classification", 4, 52
+    input_shape, task, num_classes, declared_size = SHAPE, "classification", 4, 50
     scale, offset = 1 / 255, -0.5
 
     def load_train(self) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ def test_other_rows_are_copied_in_bytes_from_pinned_memory(reason: str, monkeypa
     asked = reason == "it was asked for"
     with pretended_gpu(monkeypatch) as counts:
         if not asked:
-            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 52 * BYTES_OF_A_ROW - 1, 80 << 30))
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 50 * BYTES_OF_A_ROW - 1, 80 << 30))
         data = prepared(False if asked else "auto", DEVICE)
         assert data.where.startswith("copied to cuda:0 batch by batch")
         assert data._pinned and data.train_dataloader is not None
@@ -106,7 +106,7 @@ def test_the_decision_rests_on_the_declared_size_alone(monkeypatch: pytest.Monke
             x, y = super().load_train()
             return x[:-1], y[:-1]
 
-    limit = 2 * 52 * BYTES_OF_A_ROW
+    limit = 2 * 50 * BYTES_OF_A_ROW
     with pretended_gpu(monkeypatch):
         for free, expected in ((limit - 1, "copied"), (limit, "on")):
             monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 80 << 30))
