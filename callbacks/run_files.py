@@ -62,6 +62,8 @@ class RunFiles(Callback):
         if plan.certified:
             facts["epsilon"] = strategy.spending.guarantee().epsilon + planned_beside_training(trainer)
         shown = {k: v for k, v in facts.items() if v not in (None, (), [], False, "") or k == "certified"}
+        if strategy.where_rows_are:
+            shown["training rows"] = strategy.where_rows_are
         if not getattr(trainer.datamodule, "holds_rows_out", True):  # type: ignore[attr-defined]
             shown["metrics"] = NO_METRIC
         rows = [row | signal_columns(self.forecast, row["name"]) for row in group_rows(mechanism)]

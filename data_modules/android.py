@@ -11,6 +11,7 @@ from lipdp_lightning.data_modules.base import GroupedRows, Rows
 from lipdp_lightning.data_modules.benchmark_tables import NamedTable
 from lipdp_lightning.data_modules.csv_table import read_table
 from lipdp_lightning.data_modules.encoding import encode
+from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.schema import ClassLabel, Numeric, TableSchema
 from lipdp_lightning.data_modules.splits import Split
 from lipdp_lightning.data_modules.units import hashed_names
@@ -52,14 +53,14 @@ class Android(NamedTable):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
         self.apart = identical == "apart"
         if self.apart:
             self.declared_size = round(self.declared_size * (1 - self.set_aside))
             validation_fraction = validation_fraction or 0.0
         super().__init__(
-            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, pin_memory
+            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, on_device
         )
 
     def _halves(self) -> tuple[Rows, Rows]:

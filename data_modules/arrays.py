@@ -11,6 +11,7 @@ import torch
 
 from lipdp_lightning.data_modules.base import PrivateDataModule, Rows, box_norm
 from lipdp_lightning.data_modules.found_files import refusal, refused_zip
+from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.splits import Split
 
 
@@ -44,9 +45,9 @@ class NpzArrays(PrivateDataModule):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
-        super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        super().__init__(validation_fraction, split, eval_batch_size, on_device)
         if not (np.isfinite(low) and np.isfinite(high) and low < high):
             raise refusal(f"low = {low} and high = {high} are not a finite range", "declare the range of the features")
         self.path, self.low, self.high = Path(path), float(low), float(high)

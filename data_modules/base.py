@@ -13,7 +13,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lipdp_lightning.data_modules.found_files import refusal
-from lipdp_lightning.data_modules.poisson import Batch, Draw, InMemoryRows, PlannedBatches, SequentialBatches, loader
+from lipdp_lightning.data_modules.poisson import (
+    SHARE_OF_MEMORY,
+    Batch,
+    Draw,
+    InMemoryRows,
+    OnDevice,
+    PlannedBatches,
+    SequentialBatches,
+    loader,
+)
 from lipdp_lightning.data_modules.prepare import GroupedRows as GroupedRows
 from lipdp_lightning.data_modules.prepare import Rows as Rows
 from lipdp_lightning.data_modules.prepare import prepare
@@ -51,7 +60,9 @@ class PrivateDataModule(lightning.LightningDataModule):
         split: a function `split(x, y)` that returns a boolean mask of held-out rows, in place of the hash. It must
             decide per record, and `validation_fraction` must state the share that it holds out.
         eval_batch_size: rows per batch in validation, test and prediction.
-        pin_memory: whether to pin batches in memory, for training on an accelerator.
+        on_device: whether the training rows are kept in the memory of a GPU, from where a step takes its sample; with
+            'auto', they are if their declared size fits into half of what is free. Other rows are copied batch by batch
+            from pinned memory, for which the host does not wait. Bytes stay bytes until they are on the device.
     """
 
     input_shape: tuple[int, ...]
@@ -79,7 +90,7 @@ class PrivateDataModule(lightning.LightningDataModule):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
         super().__init__()
         self.validation_fraction = self.heldout_share if validation_fraction is None else validation_fraction
@@ -95,7 +106,8 @@ class PrivateDataModule(lightning.LightningDataModule):
             )
         self.split = split
         self.eval_batch_size = eval_batch_size
-        self.pin_memory = pin_memory
+        self.on_device = on_device
+        self._pinned = False
         self._train: InMemoryRows | None = None
         self._validation: InMemoryRows | None = None
         self._test: InMemoryRows | None = None
@@ -247,6 +259,34 @@ class PrivateDataModule(lightning.LightningDataModule):
             self._fingerprint = digest.digest()
         return self._fingerprint
 
+    @property
+    def declared_bytes(self) -> int:
+        """The size in memory of the declared number of rows, labels included; the number that exists is private."""
+        rows = self._ready()
+        return self.declared_size * (rows.x[:1].nbytes + rows.y[:1].nbytes)
+
+    def place(self, device: torch.device) -> str:
+        """Moves the training rows to the device that trains, if they are to be there; returns where they are.
+
+        Raises:
+            ValueError: if they are to be there, and stay in their file.
+        """
+        size = f"{self.declared_bytes / 2**20:.1f} MB by their declared number"
+        if device.type != "cuda":
+            return f"{'in their file' if self.mapped else 'in memory'}, {size}"
+        if self.on_device is True and self.mapped:
+            raise refusal(
+                f"{type(self).__name__}: on_device is true, and its rows stay in their file",
+                "on_device: auto or false; batches are copied from pinned memory",
+            )
+        fits = self.declared_bytes <= SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
+        if self.on_device is True or (self.on_device == "auto" and fits and not self.mapped):
+            self.fingerprint()  # while they can be read without a copy
+            self._train = self._ready().on(device)
+            return f"on {device}, {size}"
+        self._pinned = True
+        return f"copied to {device} batch by batch, {size}"
+
     def bind(self, draw: Draw, steps_per_epoch: int, chunks: int, start_step: Callable[[], int]) -> None:
         """Takes the plan's sampler; `draw(step, chunk)` returns the row ids of a micro-batch, possibly none."""
         self._planned = PlannedBatches(lambda t, c: self._rows_of(draw(t, c), t), steps_per_epoch, chunks, start_step)
@@ -272,7 +312,7 @@ class PrivateDataModule(lightning.LightningDataModule):
                 f"{type(self).__name__} has no sampler: shuffled batches are not what the accountant assumes",
                 "train through the private Strategy, which calls bind() with the Poisson sampler of its plan",
             )
-        return loader(self._ready(), self._planned, self.pin_memory)
+        return loader(self._ready(), self._planned, self._pinned)
 
     @property
     def holds_rows_out(self) -> bool:
@@ -281,7 +321,7 @@ class PrivateDataModule(lightning.LightningDataModule):
         return self._validation is not None or self._test is not None
 
     def _sequential(self, rows: InMemoryRows) -> DataLoader[Batch]:
-        return loader(rows, SequentialBatches(len(rows), self.eval_batch_size), self.pin_memory)
+        return loader(rows, SequentialBatches(len(rows), self.eval_batch_size), self._pinned)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
         """Returns the held-out rows in order; an empty list if the data set has none."""

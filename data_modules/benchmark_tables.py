@@ -16,6 +16,7 @@ from lipdp_lightning.data_modules.csv_table import SchemaTable
 from lipdp_lightning.data_modules.downloads import fetched, how_to_get
 from lipdp_lightning.data_modules.embedded import CELL_RANGES
 from lipdp_lightning.data_modules.found_files import data_root, find_file
+from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric, TableSchema, expanded
 from lipdp_lightning.data_modules.splits import Split
 
@@ -49,9 +50,9 @@ class NamedTable(SchemaTable):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
-        super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        super().__init__(validation_fraction, split, eval_batch_size, on_device)
         self.root, self.download, self.test_fraction, self.salt = root, download, test_fraction, salt
         self.adopt(expanded(self.schema, bins, crosses))
 
@@ -168,11 +169,11 @@ class Dropout(NamedTable):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
         self.schema = TableSchema(delimiter=";", columns=self.columns, label=ClassLabel("Target", self.labels[target]))
         super().__init__(
-            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, pin_memory
+            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, on_device
         )
 
 
@@ -237,11 +238,11 @@ class WineQuality(NamedTable):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
         self.schema = TableSchema(delimiter=";", scale="symmetric", columns=self.columns, label=self.labels[target])
         super().__init__(
-            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, pin_memory
+            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, on_device
         )
 
 

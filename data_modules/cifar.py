@@ -17,6 +17,7 @@ import torch
 from lipdp_lightning.data_modules.base import PrivateDataModule, Rows, box_norm
 from lipdp_lightning.data_modules.downloads import fetched, how_to_get
 from lipdp_lightning.data_modules.found_files import cache_root, data_root, read_bytes, refusal, refused_zip
+from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.splits import Split
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -148,9 +149,9 @@ class CIFAR10(PrivateDataModule):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
-        super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        super().__init__(validation_fraction, split, eval_batch_size, on_device)
         self.root, self.download = root, download
 
     def _root(self) -> Path:

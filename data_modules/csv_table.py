@@ -13,6 +13,7 @@ from lipdp_lightning.data_modules.base import GroupedRows, PrivateDataModule, Ro
 from lipdp_lightning.data_modules.declaration import Declaration
 from lipdp_lightning.data_modules.encoding import RawTable, encode, group_names, match_columns
 from lipdp_lightning.data_modules.found_files import kind_of, read_text, refusal
+from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.schema import ClassLabel, TableSchema
 from lipdp_lightning.data_modules.splits import Split
 from lipdp_lightning.data_modules.table_cells import stripped
@@ -150,11 +151,11 @@ class CSVTable(SchemaTable):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
         if validation_fraction is None and heldout_path is not None:
             validation_fraction = 0.0
-        super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        super().__init__(validation_fraction, split, eval_batch_size, on_device)
         self.test_fraction = test_fraction
         self.path, self.heldout_path = Path(path), None if heldout_path is None else Path(heldout_path)
         declared, self.declared_size = Declaration.of(schema).table_schema()

@@ -8,6 +8,7 @@ from lipdp_lightning.data_modules.array_rows import gives_a_row_again, read_rows
 from lipdp_lightning.data_modules.base import GroupedRows, PrivateDataModule, Rows, box_norm
 from lipdp_lightning.data_modules.declaration import Declaration
 from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.schema import ClassLabel
 from lipdp_lightning.data_modules.splits import Split
 from lipdp_lightning.data_modules.tar_shards import TarRecords
@@ -90,10 +91,10 @@ class TarShards(DeclaredArrays):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
         heldout = None if heldout_path is None else TarRecords(heldout_path)
-        options = {"split": split, "eval_batch_size": eval_batch_size, "pin_memory": pin_memory}
+        options = {"split": split, "eval_batch_size": eval_batch_size, "on_device": on_device}
         super().__init__(
             TarRecords(path), Declaration.of(schema), heldout, test_fraction, validation_fraction, **options
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.data_modules.found_files import cache_root, refusal
-from lipdp_lightning.data_modules.poisson import InMemoryRows, slices
+from lipdp_lightning.data_modules.poisson import InMemoryRows, OnDevice, slices
 from lipdp_lightning.features import FeatureExtractor
 from lipdp_lightning.features.cache import KeptRows, Source, cached_features
 from lipdp_lightning.privacy.statistics import Terms
@@ -47,7 +47,7 @@ class Features(PrivateDataModule):
         batch_size: rows per call of the extractor.
         device: the device that computes features.
         eval_batch_size: rows per batch in validation, test and prediction.
-        pin_memory: whether to pin batches in memory, for training on an accelerator.
+        on_device: whether to pin batches in memory, for training on an accelerator.
     """
 
     input_bound = 1.0
@@ -62,7 +62,7 @@ class Features(PrivateDataModule):
         batch_size: int = 256,
         device: str = "cpu",
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
         self.data = data
         self.blocks = list(extractor) if isinstance(extractor, list | tuple) else [extractor]
@@ -70,7 +70,7 @@ class Features(PrivateDataModule):
         shares = [1.0] * len(self.blocks) if weights is None else [float(w) for w in weights]
         if problems := _problems(data, self.blocks, noise, shares, batch_size):
             raise refusal(f"Features: {'; '.join(problems)}", "see the arguments of data_modules.Features")
-        super().__init__(data.validation_fraction, data.split, eval_batch_size, pin_memory)
+        super().__init__(data.validation_fraction, data.split, eval_batch_size, on_device)
         self.task, self.num_classes, self.target_bound = data.task, data.num_classes, data.target_bound
         self.declared_size, self.grouping = data.declared_size, data.grouping
         self.test_fraction = data.test_fraction

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from lipdp_lightning.data_modules import codes
 from lipdp_lightning.data_modules.benchmark_tables import NamedTable
 from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.schema import Categorical, ClassLabel, Numeric, TableSchema
 from lipdp_lightning.data_modules.splits import Split
 from lipdp_lightning.data_modules.units import Grouping
@@ -42,7 +43,7 @@ class DiabetesHospitals(NamedTable):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
         rows = self.stays.get(max_rows) if announced_rows is None else announced_rows
         if sampling == "rows" and rows is None:
@@ -60,5 +61,5 @@ class DiabetesHospitals(NamedTable):
             label=ClassLabel("readmitted", (("NO",), (">30", "<30"))),
         )
         super().__init__(
-            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, pin_memory
+            root, bins, crosses, download, test_fraction, salt, validation_fraction, split, eval_batch_size, on_device
         )

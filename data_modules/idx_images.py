@@ -12,6 +12,7 @@ from torch import Tensor
 from lipdp_lightning.data_modules.base import PrivateDataModule, Rows, box_norm
 from lipdp_lightning.data_modules.downloads import fetched, how_to_get
 from lipdp_lightning.data_modules.found_files import data_root, find_file, read_bytes, refusal
+from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.splits import Split
 
 _UNSIGNED_BYTE = 0x08
@@ -59,9 +60,9 @@ class IdxImages(PrivateDataModule):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
-        super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        super().__init__(validation_fraction, split, eval_batch_size, on_device)
         self.root, self.download = root, download
 
     def _file(self, name: str) -> Path:

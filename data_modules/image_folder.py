@@ -14,6 +14,7 @@ import torch
 
 from lipdp_lightning.data_modules.base import PrivateDataModule, Rows, box_norm
 from lipdp_lightning.data_modules.found_files import kind_of, refusal, refused_zip
+from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.splits import Split
 
 PARTS = ("train", "test")
@@ -52,9 +53,9 @@ class ImageFolder(PrivateDataModule):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
-        super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        super().__init__(validation_fraction, split, eval_batch_size, on_device)
         if len(size) != 2 or min(size) < 1 or len(set(classes)) != len(classes) or len(classes) < 2:
             raise refusal(
                 f"size is {list(size)} and classes are {list(classes)}",

@@ -8,7 +8,7 @@ draws, shuffles, pads or drops: an empty sample is a batch of zero rows, which i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from lipdp_lightning.data_modules.found_files import refusal
 
 Batch = tuple[Tensor, Tensor, Tensor]
 Draw = Callable[[int, int], Tensor]
+OnDevice = Literal["auto"] | bool
+"""Whether rows are kept in the memory of the device that trains; with 'auto', where their declared size fits."""
+
+SHARE_OF_MEMORY = 0.5  # of what is free on a device when training starts
 
 
 class InMemoryRows(Dataset[Batch]):
@@ -44,7 +48,13 @@ class InMemoryRows(Dataset[Batch]):
             rows = ids
         assert rows.dtype == torch.int64 and rows.dim() == 1, "rows must be a one-dimensional LongTensor"
         places = rows if self.index is None else self.index.index_select(0, rows)
+        if self.x.is_cuda:  # the numbers of the rows are all that is copied, and the host does not wait for it
+            places, rows = (part.pin_memory().to(self.x.device, non_blocking=True) for part in (places, rows))
         return self.x.index_select(0, places), self.y.index_select(0, places), rows
+
+    def on(self, device: torch.device) -> InMemoryRows:
+        """Returns the rows on a device, as they are: bytes stay bytes."""
+        return InMemoryRows(self.x.to(device), self.y.to(device), self.index)
 
     def made_up(self, rows: int, generator: torch.Generator, classes: int | None) -> Batch:
         """Returns random rows of the same shapes and types, with labels below `classes` where there are any."""
@@ -118,6 +128,6 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-def loader(rows: InMemoryRows, sampler: Sampler[Any], pin_memory: bool = False) -> DataLoader[Batch]:
+def loader(rows: InMemoryRows, sampler: Sampler[Any], pinned: bool = False) -> DataLoader[Batch]:
     """Returns a DataLoader whose sampler yields whole batches (`batch_size=None`), in this process."""
-    return DataLoader(rows, batch_size=None, sampler=sampler, collate_fn=_as_is, pin_memory=pin_memory)
+    return DataLoader(rows, batch_size=None, sampler=sampler, collate_fn=_as_is, pin_memory=pinned)

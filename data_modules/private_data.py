@@ -19,6 +19,7 @@ from lipdp_lightning.data_modules.frame_table import FrameTable
 from lipdp_lightning.data_modules.frames import column_names, is_table, library_of
 from lipdp_lightning.data_modules.headers import table_header
 from lipdp_lightning.data_modules.placeholders import FILL_IN
+from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.splits import Split
 
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".parquet")
@@ -43,7 +44,7 @@ class PrivateData:
         test_fraction: float = 0.0,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> PrivateDataModule:
         """Returns a data module with private rows and public declarations.
 
@@ -60,7 +61,7 @@ class PrivateData:
             test_fraction: the share of the rows to set aside for the test.
             split: decides which rows are held out, row by row, in place of a hash.
             eval_batch_size: rows per batch in validation, test and prediction.
-            pin_memory: whether to pin batches in memory.
+            on_device: whether training rows are kept in a GPU's memory; 'auto' keeps them where their size fits.
 
         Raises:
             ValueError: lists at once everything that is left to declare, and never shows a private value.
@@ -75,7 +76,7 @@ class PrivateData:
         _refuse_incomplete(x, kind, declaration)
         options: dict[str, Any] = {
             "test_fraction": test_fraction, "validation_fraction": validation_fraction, "split": split,
-            "eval_batch_size": eval_batch_size, "pin_memory": pin_memory,
+            "eval_batch_size": eval_batch_size, "on_device": on_device,
         }  # fmt: skip
         if kind == "table file":
             return CSVTable(str(x), declaration, None if heldout is None else str(heldout), **options)

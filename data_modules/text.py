@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lipdp_lightning.data_modules.base import PrivateDataModule, Rows
 from lipdp_lightning.data_modules.found_files import data_root, find_file, read_bytes, read_text, refusal
+from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.splits import Split
 
 _WORD = re.compile(r"[a-z]+|[0-9]+|[!?]")
@@ -136,9 +137,9 @@ class EmbeddedText(PrivateDataModule):
         validation_fraction: float | None = None,
         split: Split | None = None,
         eval_batch_size: int = 1024,
-        pin_memory: bool = False,
+        on_device: OnDevice = "auto",
     ) -> None:
-        super().__init__(validation_fraction, split, eval_batch_size, pin_memory)
+        super().__init__(validation_fraction, split, eval_batch_size, on_device)
         self.encoder: Encoder = HashedWords() if encoder is None else encoder
         self.root, self.test_fraction = root, test_fraction
         self.input_shape = (self.parts * self.encoder.dimension,)

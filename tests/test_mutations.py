@@ -420,7 +420,7 @@ def joint_is_covered(monkeypatch: pytest.MonkeyPatch, kind: type[Joint], build: 
     with monkeypatch.context() as patch:
         patch.setattr(
             mechanism_module, "scaling_of",
-            lambda plan, step, certificate, views: kind(NoiseBudget.of(plan, views), plan.influence.floor),
+            lambda plan, step, certificate, views, _: kind(NoiseBudget.of(plan, views), plan.influence.floor),
         )  # fmt: skip
         return is_covered(harness_of(seeded(build, 4), scaling="joint", loss_clip=0.05))
 

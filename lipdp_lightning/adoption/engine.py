@@ -101,7 +101,7 @@ class Engine(PrivateSteps):
     lr_scheduler_configs: tuple[Any, ...] = ()
     callbacks: tuple[Any, ...] = ()
     public_context = b""
-    training, rows_per_example = True, 1
+    training, rows_per_example, tf32 = True, 1, False
     checksum_every_n_steps = 100
 
     def __init__(
@@ -126,7 +126,7 @@ class Engine(PrivateSteps):
         self._failed = False
         self._save_every = save_every_n_steps
         self.max_steps = plan.steps
-        refuse(_problems(precision))
+        refuse(_problems(precision, noise_mode))
         self.root_device = next(network.parameters()).device
         self.precision_plugin = _precision_plugin(precision, self.root_device)
         self.data, bound = _private_rows(data, plan, as_loss(loss), network, input_bound)
@@ -396,13 +396,19 @@ class Engine(PrivateSteps):
         return dict(report.paths)
 
 
-def _problems(precision: str) -> list[str]:
-    if precision in _PRECISIONS:
-        return []
-    return [
-        f"precision={precision!r} scales the loss by a factor that follows the data, or is unknown. "
-        f"HINT: use one of {', '.join(_PRECISIONS)}."
-    ]
+def _problems(precision: str, noise_mode: str) -> list[str]:
+    problems = []
+    if precision not in _PRECISIONS:
+        problems.append(
+            f"precision={precision!r} scales the loss by a factor that follows the data, or is unknown. "
+            f"HINT: use one of {', '.join(_PRECISIONS)}."
+        )
+    if noise_mode == "sharded":
+        problems.append(
+            "noise_mode='sharded' leaves each process a share of the release, and the loop's body steps an optimizer "
+            "that needs all of it. HINT: noise_mode='distributed', or PrivateStrategy, which shards the optimizer too."
+        )
+    return problems
 
 
 def _precision_plugin(precision: str, device: torch.device) -> Precision:

@@ -55,7 +55,7 @@ class Ledger:
         folder, settings = self.directory, self._settings
         return PrivateStrategy(
             self.plan, physical_batch_size=settings.physical_batch_size, noise_mode=settings.noise_mode,
-            deterministic=settings.deterministic,
+            deterministic=settings.deterministic, tf32=settings.tf32,
             branches=self._branches if folder is None else Branches(folder.ledger),
             record=self._record if folder is None else StepRecord(folder.steps),
             statistics=None if folder is None else Statistics(folder.statistics),

@@ -160,7 +160,7 @@ def _given_rows(data: Any) -> GivenRows:
 
 
 def _settings(privacy: dict[str, Any], data: Any, given: GivenRows | None, plan: PrivacyPlan | None) -> PrivacySettings:
-    if plan is not None and set(privacy) - {"physical_batch_size", "noise_mode", "deterministic"}:
+    if plan is not None and set(privacy) - {"physical_batch_size", "noise_mode", "deterministic", "tf32"}:
         raise ValueError(
             f"a plan was given, and {', '.join(sorted(privacy))} beside it. HINT: state everything in one of the two."
         )

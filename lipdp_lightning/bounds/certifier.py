@@ -78,6 +78,11 @@ class Certifier:
         norms: The source of the weights' norms; by default each is computed anew.
         compute_dtype: The precision that the network runs in.
         cotangent_caps: The radius of each cotangent clip, by the path of the module at whose output it acts.
+        tf32: Whether a GPU may round the factors of sums over the batch to TF32, also where the network runs in
+            float32; in bfloat16 it may anyway, since factors in bfloat16 are exact in TF32.
+
+    Attributes:
+        tensor_cores: Whether sums over the batch need the margin of tensor cores.
 
     Raises:
         CertificationError: If the model cannot be certified; it lists every reason and its fix.
@@ -98,12 +103,14 @@ class Certifier:
         norms: NormSource | None = None,
         compute_dtype: torch.dtype = torch.float32,
         cotangent_caps: Mapping[str, float] | None = None,
+        tf32: bool = False,
     ) -> None:
         self.loss = checked_loss(model, input_bound, loss, compute_dtype)
         self.input_bound = float(input_bound)
         self.norms = norms or NormSource()
         self._norms_used = RoundedNorms(self.norms) if compute_dtype == torch.bfloat16 else self.norms
         self._compute_dtype = compute_dtype
+        self.tensor_cores = compute_dtype == torch.bfloat16 or (tf32 and compute_dtype == torch.float32)
         self._margin = 1.0 + OPERATION_MARGIN[compute_dtype]
         self._model, self._input_shape = model, tuple(input_shape)
         self._cotangent_caps = dict(cotangent_caps or {})

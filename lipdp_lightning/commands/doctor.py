@@ -76,6 +76,7 @@ def checks(device: Any, folder: Path) -> list[tuple[str, Callable[[], Any]]]:
         ("noise", partial(on_device.noise, device)),
         ("digest", partial(on_device.digest, device)),
         ("certificate", partial(on_device.certificate, device)),
+        ("sums", partial(on_device.sums, device)),
         ("repeated step", partial(on_device.repeated_step, device)),
         ("waits", partial(on_device.waits, device)),
         ("time", partial(on_device.times, device)),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import statistics
 import warnings
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..kernels.multilinear import key_table, multilinear_hash
 from ..kernels.normals import normals
 from ..kernels.numeric_environment import repeats_bits, require_repeated_bits
+from ..layers.scaled_functions import weighted_gradients
+from ..mechanism.allocation import sum_margin
 from ..mechanism.noise import StepNoise, Sum, release_
 from .finding import Finding
 from .trial import Trial
@@ -23,6 +28,7 @@ HASH = (5929086847280231622, 8774554148429374739, -7741688841440676705, 72098889
 """The keyed hash of the float32 numbers 0 to 39,999 under KEY."""
 
 _STEPS = 5
+_LONG = 300  # equal examples
 _LOOSEST = 1.05  # of a certified norm over the true one
 _ROUNDING = 1e-5
 
@@ -78,6 +84,47 @@ def certificate(device: torch.device) -> Finding:
     if worst > _ROUNDING:
         return Finding(f"sensitivities differ from the CPU's by {worst:.1e}", "do not train here: report this page.")
     return Finding(f"a norm is certified at {ratio:.4f} of the true one; sensitivities are the CPU's", "", numbers)
+
+
+def sums(device: torch.device) -> Finding:
+    """Compares how far one example moves a long sum of equal ones with the margin that noise pays for."""
+    numbers = {}
+    for name, tensor_cores in itertools.product(_LAYERS, (False, True)):
+        kind = f"{name}, tensor cores" if tensor_cores else name
+        moved = _moved(*_LAYERS[name], tensor_cores, device)
+        numbers[kind] = moved - 1
+        if moved > sum_margin(_LONG, tensor_cores):
+            return Finding(
+                f"{kind}: an example moves a sum by {moved:.5f} of its bound, and the margin is "
+                f"{sum_margin(_LONG, tensor_cores):.5f}",
+                "do not train here: report this page, with the versions of cuBLAS and cuDNN.", numbers,
+            )  # fmt: skip
+    return Finding(f"sums of {_LONG} equal examples move within their margin", "", numbers)
+
+
+_LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Any]] = {
+    "linear": ((1024, 8), (1024, 4), (4, 8), None),
+    "convolution": ((8, 32, 32), (8, 32, 32), (8, 8, 3, 3), ([1, 1], [1, 1], [1, 1], 1)),
+}
+"""The shapes of an example, of its cotangent and of the weight, and the options of a convolution."""
+
+
+def _moved(
+    of_row: tuple[int, ...], of_cotangent: tuple[int, ...], of_weight: tuple[int, ...], options: Any,
+    tensor_cores: bool, device: torch.device,
+) -> float:  # fmt: skip
+    """Returns how far one more of many equal examples moves the weight's stored gradient, over its own norm."""
+    row = torch.full(of_row, 1.2969970703125).to(device)  # its roundings add up more than those of most numbers
+    cotangent = torch.ones(of_cotangent).to(device)
+
+    def total(rows: int, kind: torch.dtype = torch.float32) -> Tensor:
+        x, d = (part.to(kind).expand(rows, *part.shape) for part in (row, cotangent))
+        weight = torch.zeros(of_weight, dtype=kind).to(device)
+        found, _ = weighted_gradients(x, d, weight, None, (True, False), options, tensor_cores)
+        assert found is not None
+        return found.cpu().double()
+
+    return float((total(_LONG) - total(_LONG - 1)).norm() / total(1, torch.float64).norm())
 
 
 def repeated_step(device: torch.device) -> Finding:

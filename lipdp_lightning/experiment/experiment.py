@@ -180,7 +180,7 @@ class Experiment(LightningCLI):
             branches=None if folder is None else Branches(folder.ledger),
             record=None if folder is None else StepRecord(folder.steps),
             statistics=None if folder is None else Statistics(folder.statistics),
-            deterministic=self.settings.deterministic, public_context=self.resolved().encode(),
+            deterministic=self.settings.deterministic, tf32=self.settings.tf32, public_context=self.resolved().encode(),
             scaling_reason=self.scaling_reason,
         )  # fmt: skip
         return strategy

@@ -216,7 +216,7 @@ def _detached_copy(module: PrivateModule) -> tuple[nn.Module, nn.Module]:
     memo: dict[int, object] = {}
     for layer in module.network.modules():
         if isinstance(layer, ScaledLayer):
-            memo |= {id(receiver): None for receiver in reports_of(layer) if receiver is not None}
+            memo |= {id(receiver): None for receiver in reports_of(layer) if callable(receiver)}
     return copy.deepcopy(module.network, memo).cpu().eval(), copy.deepcopy(module.bounded_input).cpu()
 
 

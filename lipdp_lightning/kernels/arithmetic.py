@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +26,9 @@ _OFF = (
     "cuda.matmul.allow_tf32", "cudnn.allow_tf32", "cuda.matmul.allow_bf16_reduced_precision_reduction",
     "cuda.matmul.allow_fp16_reduced_precision_reduction", "cuda.matmul.allow_fp16_accumulation",
 )  # fmt: skip
+
+_TENSOR_CORES = ("cuda.matmul.allow_tf32", "cudnn.allow_tf32")
+"""They set the newer spellings, too, and not the other way round: cuBLAS refuses to work where the two disagree."""
 
 _ENVIRONMENT = {
     "NVIDIA_TF32_OVERRIDE": ("", "0"),
@@ -43,6 +47,25 @@ def require_exact_arithmetic() -> None:
         _write(path, False)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+
+
+@contextmanager
+def products_on_tensor_cores(allowed: bool) -> Iterator[None]:
+    """Lets a GPU round the factors of products within the block to TF32, and form their sums on tensor cores.
+
+    Only for products whose margin pays for it (``mechanism.allocation.sum_margin``). After the block, the switches are
+    as ``require_exact_arithmetic`` leaves them, so that no check between two passes sees another state.
+    """
+    if not allowed:
+        yield
+        return
+    try:
+        for path in _TENSOR_CORES:
+            _write(path, True)
+        yield
+    finally:
+        for path in _TENSOR_CORES:
+            _write(path, False)
 
 
 def arithmetic_problems() -> list[str]:

@@ -1,7 +1,8 @@
 """Puts pairs of channels in order, and the gradient back: the activation MaxMin.
 
 torch's maximum and minimum keep both of their arguments for the backward pass and take a dozen passes over memory
-there. Here one byte is kept of each pair, and both directions take one pass.
+there. Here one byte is kept of each pair, and both directions take one pass, by a loop on a CPU and by what torch
+compiles from the definition on a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .loops import cpu_loops, is_traced, usable
+from .loops import Fused, cpu_loops, is_traced, usable
 
 
 def larger_first(x: Tensor) -> Tensor:
@@ -27,21 +28,25 @@ def larger_first(x: Tensor) -> Tensor:
     if x.shape[1] % 2:  # or channels of different examples would be paired
         raise ValueError(f"{x.shape[1]} channels do not make pairs. HINT: an even number of channels.")
     if is_traced():
-        return swapped_by_torch(x, second_is_larger(x))
+        return ordered_by_torch(x)[0]
     ordered: Tensor = _LargerFirst.apply(x)
     return ordered
 
 
-def second_is_larger(x: Tensor) -> Tensor:
-    """Returns, for every pair of channels and position, whether the two change places."""
+def ordered_by_torch(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns ``x`` in order, and for every pair of channels and position whether the two have changed places."""
     first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
-    return second > first
+    swapped = second > first
+    return swapped_by_torch(x, swapped), swapped
 
 
 def swapped_by_torch(x: Tensor, swapped: Tensor) -> Tensor:
     """Returns ``x`` with the two channels of a pair exchanged where ``swapped`` says so."""
     first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
     return torch.stack((torch.where(swapped, second, first), torch.where(swapped, first, second)), 2).flatten(1, 2)
+
+
+_ordered, _exchanged = Fused(ordered_by_torch), Fused(swapped_by_torch)
 
 
 class _LargerFirst(torch.autograd.Function):
@@ -52,8 +57,7 @@ class _LargerFirst(torch.autograd.Function):
             out, swapped = torch.empty_like(x), torch.empty((rows, channels // 2, *rest), dtype=torch.bool)
             cpu_loops().in_order(x.numel(), _as_pairs(x), _as_pairs(out), _by_pair(swapped))
         else:
-            swapped = second_is_larger(x)
-            out = swapped_by_torch(x, swapped)
+            out, swapped = _ordered(x)
         ctx.save_for_backward(swapped)
         return out
 
@@ -82,7 +86,8 @@ class _Swap(torch.autograd.Function):
 
 def _swapped(x: Tensor, swapped: Tensor) -> Tensor:
     if not (usable(x) and swapped.is_contiguous()):
-        return swapped_by_torch(x, swapped)
+        found: Tensor = _exchanged(x, swapped)
+        return found
     out = torch.empty_like(x)
     cpu_loops().swap(x.numel(), _as_pairs(x), _by_pair(swapped), _as_pairs(out))
     return out

@@ -75,7 +75,7 @@ class Contribution:
     def gradients(self, factor: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Returns sum_i factor_i g_i for weight and bias; a row of factor zero is left out, even if not finite."""
         inputs, cotangent, kept = self.inputs, self.cotangent, factor != 0
-        if not bool(kept.all()):  # zero times infinity would be NaN
+        if not kept.is_cpu or not bool(kept.all()):  # zero times infinity would be NaN; elsewhere, the host would wait
             inputs, cotangent = _only(kept, inputs), _only(kept, cotangent)
         with torch.autocast(self.weight.device.type, enabled=False):
             return weighted_gradients(inputs, cotangent, self.weight, factor, self.trains, self.options)

@@ -22,7 +22,7 @@ from ..bounds.rules.linear import conv_module, linear_module
 from ..kernels.rows import patch_norms, row_norms
 from ..norms.geometry import coverage, output_size
 from .exact_norms import Contribution
-from .scaled_functions import Keep, convolve, scaled
+from .scaled_functions import TERMS_OF_A_PIECE, Keep, convolve, scaled
 
 GradientScaler = Callable[[Tensor], Tensor | None]
 GradientKeeper = Callable[[Contribution], None]
@@ -37,13 +37,15 @@ class ScaledLayer(nn.Module):
         gradient_keeper: Receives the layer's :class:`Contribution` in the backward pass; the layer then adds nothing to
             ``grad`` itself.
         use_counter: Is called at each use of the layer that may train it.
+        tensor_cores: Whether a GPU may round the factors of the weight's gradient to TF32.
     """
 
     scales_gradient = True
-    set_in_steps = ("gradient_scaler", "gradient_keeper", "use_counter")
+    set_in_steps = ("gradient_scaler", "gradient_keeper", "use_counter", "tensor_cores")
     gradient_scaler: GradientScaler | None = None
     gradient_keeper: GradientKeeper | None = None
     use_counter: Callable[[], None] | None = None
+    tensor_cores = False
 
     def report_to(
         self,
@@ -84,8 +86,8 @@ class ScaledLayer(nn.Module):
         return weight.requires_grad, bias is not None and bias.requires_grad
 
 
-reports_of = attrgetter("gradient_scaler", "gradient_keeper", "use_counter")
-"""Returns the receivers that ``ScaledLayer.report_to`` has set."""
+reports_of = attrgetter("gradient_scaler", "gradient_keeper", "use_counter", "tensor_cores")
+"""Returns the receivers that ``ScaledLayer.report_to`` has set, and whether tensor cores may form the sum."""
 
 
 @torch.no_grad()
@@ -118,9 +120,10 @@ class ScaledLinear(ScaledLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         factor, keep = self._factor(lambda: self.example_norms(input)), self._keep(None)
-        if factor is None and keep is None and not under_autocast(input):
+        long, cores = input.numel() > TERMS_OF_A_PIECE * self.in_features, self.tensor_cores and input.is_cuda
+        if factor is None and keep is None and not (long or cores) and not under_autocast(input):
             return F.linear(input, self.weight, self.bias)
-        return scaled(input, self.weight, self.bias, factor, keep, None)
+        return scaled(input, self.weight, self.bias, factor, keep, None, cores)
 
     def example_norms(self, input: Tensor) -> Tensor:
         with_weight, with_bias = self._trains
@@ -154,9 +157,12 @@ class _ScaledConv(ScaledLayer):
         layer: Any = self
         options = (list(layer.stride), list(padding), list(layer.dilation), layer.groups)
         keep = self._keep(options)
-        if factor is None and keep is None and not under_autocast(padded):
+        pixels = [size + 2 * more for size, more in zip(padded.shape[2:], padding, strict=True)]
+        long = padded.shape[0] * math.prod(pixels) > TERMS_OF_A_PIECE  # no fewer than the positions of the output
+        cores = self.tensor_cores and padded.is_cuda
+        if factor is None and keep is None and not (long or cores) and not under_autocast(padded):
             return convolve(padded, layer.weight, layer.bias, options)
-        return scaled(padded, layer.weight, layer.bias, factor, keep, options)
+        return scaled(padded, layer.weight, layer.bias, factor, keep, options, cores)
 
     def example_norms(self, input: Tensor) -> Tensor:
         return self._norms_of_padded(*self._padded(input))

@@ -3,6 +3,11 @@
 The gradient of the weight is sum_i c_i g_i. It is computed as one product in which the rows of the cotangent or of
 the input, whichever is smaller, are multiplied by c: no per-sample gradient exists at any time. With ``keep``, the
 backward pass hands (input, cotangent) over in place of that sum, which is formed once all c_i are known.
+
+Sums over many rows are formed in pieces, which are added in float64. Products of float32 are added in float32, so that
+every addition rounds by a share of the partial sum beneath it; over thousands of equal rows with hundreds of positions,
+these roundings move a sum by several percent of one example's bound. ``mechanism.allocation.sum_margin`` says what is
+left of that with pieces of ``TERMS_OF_A_PIECE`` terms, and pays for it.
 """
 
 from __future__ import annotations
@@ -15,6 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from ..kernels.arithmetic import products_on_tensor_cores
+
+TERMS_OF_A_PIECE = 1 << 14  # rows times positions that one product in float32 adds up, unless one row has more
 
 Backward = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
 Keep = Callable[[Tensor, Tensor], None]
@@ -59,9 +68,10 @@ class _Scaled(torch.autograd.Function):
         factor: Tensor | None,
         keep: Keep | None,
         options: tuple[Any, ...] | None,
+        tensor_cores: bool,
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight, factor)
-        ctx.keep, ctx.options = keep, options
+        ctx.keep, ctx.options, ctx.tensor_cores = keep, options, tensor_cores
         return F.linear(inputs, weight, bias) if options is None else convolve(inputs, weight, bias, options)
 
     @staticmethod
@@ -80,8 +90,10 @@ class _Scaled(torch.autograd.Function):
             ctx.keep(inputs, cotangent)
         elif to_weight or to_bias:
             trains = to_weight, to_bias
-            grad_weight, grad_bias = weighted_gradients(inputs, cotangent, weight, factor, trains, ctx.options)
-        return grad_input, grad_weight, grad_bias, None, None, None
+            grad_weight, grad_bias = weighted_gradients(
+                inputs, cotangent, weight, factor, trains, ctx.options, ctx.tensor_cores
+            )
+        return grad_input, grad_weight, grad_bias, None, None, None, None
 
 
 def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: int) -> Tensor:
@@ -95,7 +107,7 @@ def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: i
 
 def weighted_gradients(
     inputs: Tensor, cotangent: Tensor, weight: Tensor, factor: Tensor | None, trains: tuple[bool, bool],
-    options: tuple[Any, ...] | None,
+    options: tuple[Any, ...] | None, tensor_cores: bool = False,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Returns sum_i c_i g_i for the weight and the bias, or None for one that is not trained.
 
@@ -106,18 +118,36 @@ def weighted_gradients(
         factor: The factors c_i; None stands for 1.
         trains: Whether the weight and the bias are trained.
         options: Stride, padding, dilation and groups of a convolution; None for a linear layer.
+        tensor_cores: Whether a GPU may round the factors of the product to the 11 bits of TF32, for which the margin of
+            the sum has to pay (``mechanism.allocation.sum_margin``).
     """
     full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
     left, right = _weigh(full, x, factor)
     grad_weight = grad_bias = None
     if trains[0]:
-        if options is None:
-            grad_weight = left.reshape(-1, left.shape[-1]).t() @ right.reshape(-1, right.shape[-1])
-        else:
-            grad_weight = _conv_gradient(left, right, weight, options, which=1)
+        with products_on_tensor_cores(tensor_cores):
+            grad_weight = _sum_of_pieces(left, right, weight, options)
     if trains[1]:
         grad_bias = _weighted_bias(full, left, factor, channel=-1 if options is None else 1)
     return grad_weight, grad_bias
+
+
+def _sum_of_pieces(left: Tensor, right: Tensor, weight: Tensor, options: tuple[Any, ...] | None) -> Tensor:
+    """Returns the sum over rows and positions of left times right, of a few rows at a time."""
+    rows, features = left.shape[0], left.shape[-1 if options is None else 1]
+    some = max(1, TERMS_OF_A_PIECE * features // max(1, left[:1].numel()))
+    if rows <= some:
+        return _product(left, right, weight, options)
+    total = torch.zeros_like(weight, dtype=torch.float64)
+    for part, other in zip(left.split(some), right.split(some), strict=True):
+        total += _product(part, other, weight, options)
+    return total.to(weight.dtype)
+
+
+def _product(left: Tensor, right: Tensor, weight: Tensor, options: tuple[Any, ...] | None) -> Tensor:
+    if options is None:
+        return left.reshape(-1, left.shape[-1]).t() @ right.reshape(-1, right.shape[-1])
+    return _conv_gradient(left, right, weight, options, which=1)
 
 
 def _conv_gradient(cotangent: Tensor, inputs: Tensor, weight: Tensor, options: tuple[Any, ...], which: int) -> Tensor:
@@ -144,7 +174,7 @@ def _conv_gradient(cotangent: Tensor, inputs: Tensor, weight: Tensor, options: t
 
 def scaled(
     inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, keep: Keep | None,
-    options: tuple[Any, ...] | None,
+    options: tuple[Any, ...] | None, tensor_cores: bool = False,
 ) -> Tensor:  # fmt: skip
     """Returns a linear map or a convolution, and multiplies example i's gradient in (weight, bias) by factor[i].
 
@@ -155,5 +185,6 @@ def scaled(
         factor: The factors c_i; None stands for 1.
         keep: Receives (input, cotangent) in the backward pass, and no gradient is summed, if given.
         options: Stride, padding, dilation and groups of a convolution with zero padding; None for a linear map.
+        tensor_cores: As for ``weighted_gradients``.
     """
-    return _Scaled.apply(inputs, weight, bias, factor, keep, options)
+    return _Scaled.apply(inputs, weight, bias, factor, keep, options, tensor_cores)

@@ -27,13 +27,23 @@ Allocation = Literal["equal", "global", "optimal", "custom"]
 _RELEASE_TOLERANCE = 1e-12
 
 
-def sum_margin(rows: float) -> float:
-    """Returns the factor on a sensitivity that covers float32 rounding in norms, factors and a sum over so many rows.
+def sum_margin(rows: float, tensor_cores: bool = False) -> float:
+    """Returns the factor on a sensitivity D that covers rounding in norms, factors and a sum over so many rows.
 
-    The stored sum may be as large as rows times a sensitivity, so it is rounded by up to 2^-24 of that, with an example
-    and without it.
+    * 2^-16 covers norms and factors of one example.
+    * The stored sum may be as large as rows D, so it is rounded by up to 2^-24 of that, with an example and without it.
+    * Sums are formed in pieces of 2^14 terms (layers/scaled_functions.py), which are added in float64. The roundings
+      within a piece cost 2^-10 in IEEE float32, and 2^-9 on tensor cores, which may cut off where a CPU rounds to the
+      nearest number. These two are measured on adversarial sums and not proved: the worst case over all orders of
+      summation grows with the product of rows and terms.
+    * On tensor cores, the factors of the product are first rounded to 11 bits: ||x'|| <= (1 + 2^-11) ||x|| and the
+      same for the cotangent, whatever the others in the batch, and g = d x^T is bounded by ||d|| ||x||. The product of
+      two such factors has 22 bits and is exact in float32. Factors in bfloat16 have 8 bits, and are not rounded at all.
+
+    docs/guarantee.md, "Sums over the batch", has the proofs, and what the measurements were.
     """
-    return 1.0 + 2.0**-16 + 2.0**-23 * rows
+    share = (1.0 + 2.0**-11) ** 2 * (1.0 + 2.0**-9) if tensor_cores else 1.0 + 2.0**-10
+    return share + 2.0**-16 + 2.0**-23 * rows
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class NoiseBudget:
         allocation: how the noise is shared; ``weights`` belong to 'custom', as shares of the budget by name pattern.
         expected_batch_size: declared; what released sums are divided by.
         views: rows per example in the sum of gradients, each bounded by itself; their mean is released.
+        tensor_cores: whether a GPU may round the factors of sums over the batch to TF32.
     """
 
     noise_multiplier: float
@@ -52,23 +63,24 @@ class NoiseBudget:
     expected_batch_size: float
     views: int = 1
     weights: Mapping[str, float] | None = None
+    tensor_cores: bool = False
 
     @classmethod
-    def of(cls, plan: PrivacyPlan, views: int = 1) -> NoiseBudget:
+    def of(cls, plan: PrivacyPlan, views: int = 1, tensor_cores: bool = False) -> NoiseBudget:
         """Returns the budget of one step under a plan; custom weights are scaled to sum to 1."""
         match plan.shares:
             case Unsettled():
                 raise AssertionError("the plan's scaling is not settled")
             case Shares(rule=rule):
-                return cls(plan.noise_multiplier, rule, plan.expected_batch_size, views)
+                return cls(plan.noise_multiplier, rule, plan.expected_batch_size, views, None, tensor_cores)
             case CustomShares(weights=given):
                 total = math.fsum(weight for _, weight in given)
                 weights = {pattern: weight / total for pattern, weight in given}
-                return cls(plan.noise_multiplier, "custom", plan.expected_batch_size, views, weights)
+                return cls(plan.noise_multiplier, "custom", plan.expected_batch_size, views, weights, tensor_cores)
 
     def margin(self, partial_sums: float) -> float:
         """Returns the rounding margin of a sensitivity; views are rows that are added, too."""
-        return sum_margin((self.expected_batch_size + partial_sums) * self.views)
+        return sum_margin((self.expected_batch_size + partial_sums) * self.views, self.tensor_cores)
 
     def deviations(self, sensitivities: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
         """Returns sigma_k for groups that each meet a bound of their own; zero in a run without noise."""

@@ -45,7 +45,9 @@ class Unbounded(Clipped):
     certified = False
 
 
-def scaling_of(plan: PrivacyPlan, step: int, certificate: Certificate, views: int = 1) -> Scaling:
+def scaling_of(
+    plan: PrivacyPlan, step: int, certificate: Certificate, views: int = 1, tensor_cores: bool = False
+) -> Scaling:
     """Returns the scaling that the plan has in force at a step, for a model with this certificate.
 
     Raises:
@@ -56,7 +58,8 @@ def scaling_of(plan: PrivacyPlan, step: int, certificate: Certificate, views: in
             "scaling 'auto' is not settled: a mechanism needs the scaling that its noise is for. "
             "HINT: scaling='joint', or scaling='exact' with a radius; PrivateStrategy settles it in set-up."
         )
-    budget = NoiseBudget.of(plan, views)
+    budget = NoiseBudget.of(plan, views, tensor_cores)
+    measured = NoiseBudget.of(plan, views)  # positions may cancel: their factors are not rounded, on any device
     match plan.influence_at(step):
         case CertifiedBounds(name="layerwise", floor=floor):
             return Layerwise(budget, floor)
@@ -65,14 +68,14 @@ def scaling_of(plan: PrivacyPlan, step: int, certificate: Certificate, views: in
         case CertifiedBounds():
             return Scaling(budget)
         case ExampleNorms(name="exact", radius=radius, floor=floor):
-            return Exact(budget, _radii(radius, [ALL]), floor)
+            return Exact(measured, _radii(radius, [ALL]), floor)
         case ExampleNorms(name="exact_layerwise", radius=radius, floor=floor):
-            return ExactLayerwise(budget, _radii(radius, [group.name for group in certificate.groups]), floor)
+            return ExactLayerwise(measured, _radii(radius, [group.name for group in certificate.groups]), floor)
         case ExampleNorms(radius=radius):
             paths = {use.module for group in certificate.groups for use in group.uses if use.scalable}
             return Radius(budget, _radii(radius, sorted(paths)))
         case ClippedExamples():
-            return Clipped(budget)
+            return Clipped(measured)
         case BatchMaximum():
             return BatchMax(budget)
         case Unlimited():

@@ -9,7 +9,7 @@ sum to the parameter's dtype is post-processing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -22,13 +22,13 @@ from ..kernels.normals import normals
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key
 
-Mode = Literal["distributed", "replicated"]
-Reduce = Callable[[Tensor], None]
-"""Sums a float64 tensor over all processes, in place."""
+Mode = Literal["distributed", "replicated", "sharded"]
+Reduce = Callable[..., None]
+"""Sums a float64 tensor over all processes, in place; a rank as second argument is the only one that needs the sum."""
 
 SECURE_SAMPLES = 4  # a square, so that the scale 1/sqrt(4) is exact
 PIECE = 1 << 14  # normals at a time: they stay in a processor's cache
-_SHARED = b"every rank"
+_SHARED, _OWNERS = b"every rank", b"the owner of each parameter"
 _MINIMAL_DIGEST = 16
 
 
@@ -38,7 +38,8 @@ class Place:
 
     With mode 'distributed', every rank adds a share of the noise from a key of its own to its LOCAL sum before the
     all-reduce: the sum over ranks has the full variance, and no un-noised sum exists anywhere. With 'replicated', every
-    rank adds the same noise to the reduced sum.
+    rank adds the same noise to the reduced sum. With 'sharded', every sum is reduced to the rank that owns its
+    parameter, which alone adds the noise that all would have added.
     """
 
     rank: int = 0
@@ -95,9 +96,9 @@ class StepNoise:
         if problems:
             hint = "HINT: pass state_digest(weights, plan digest, ...), the process's rank and the world size."
             raise ValueError("\n".join([*problems, hint]))
-        owner = _SHARED if place.mode == "replicated" else place.rank
+        whose: dict[str, int | bytes] = {"distributed": place.rank, "replicated": _SHARED, "sharded": _OWNERS}
         samples = SECURE_SAMPLES if secure else 1
-        key = derive_key(secret, "streams", samples, step, owner, place.world_size, digest)
+        key = derive_key(secret, "streams", samples, step, whose[place.mode], place.world_size, digest)
         share = 1 / math.sqrt(place.world_size) if place.mode == "distributed" else 1.0
         return cls(key, share, samples, grid)
 
@@ -140,7 +141,23 @@ class Sum:
         return total * self.share if self.share != 1.0 else total
 
 
-def release_(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None = None, replicated: bool = False) -> None:
+def owners_of(sizes: Sequence[int], world_size: int) -> tuple[int, ...]:
+    """Returns the rank that owns each parameter: the largest first, each to the rank that has least so far."""
+    loads, owners = [0] * world_size, [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        owners[index] = min(range(world_size), key=lambda rank: (loads[rank], rank))
+        loads[owners[index]] += sizes[index]
+    return tuple(owners)
+
+
+def release_(
+    sums: Sequence[Sum],
+    noise: StepNoise,
+    reduce: Reduce | None = None,
+    replicated: bool = False,
+    owners: Sequence[int] = (),
+    rank: int = 0,
+) -> None:
     """Replaces each sum by its release, grid(sum over processes + noise) / divisor, in place.
 
     Sum number j is given streams of its own. Each coordinate has a normal of its own, multiplied by a deviation
@@ -150,6 +167,9 @@ def release_(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None = None
     Args:
         reduce: sums a tensor over processes; None if there is one process.
         replicated: whether the noise is added to the reduced sum rather than to each process's part of it.
+        owners: the ranks that are to have the release of the first sums; all ranks have those of the others. What a
+            rank does not own is left as it was.
+        rank: of this process.
 
     Raises:
         ValueError: if a deviation is not finite and at least 0.
@@ -160,30 +180,43 @@ def release_(sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None = None
             f"noise needs a finite deviation >= 0, and some sums have another ({', '.join(wrong)}).\n"
             "HINT: take the deviations from the certificate that the sums were computed under."
         )
+    numbered = dict(enumerate(sums))
     if reduce is None:
-        _complete(sums, noise)
+        _complete(numbered, noise)
         return
-    whole = torch.cat([one.total() for one in sums])
-    segments = whole.split_with_sizes([one.values.numel() for one in sums])
-    noisy = [Sum(segment, one.deviation) for one, segment in zip(sums, segments, strict=True)]
+    for owner in sorted(set(owners)):
+        own = {number: numbered.pop(number) for number, of in enumerate(owners) if of == owner}
+        _release_together(own, noise, lambda whole, to=owner: reduce(whole, to), replicated, owner == rank)
+    _release_together(numbered, noise, reduce, replicated)
+
+
+def _release_together(
+    sums: Mapping[int, Sum], noise: StepNoise, reduce: Reduce, replicated: bool, is_mine: bool = True
+) -> None:
+    """Releases the sums of these numbers by one reduction; who does not need them only takes part in it."""
+    whole = torch.cat([one.total() for one in sums.values()])
+    segments = whole.split_with_sizes([one.values.numel() for one in sums.values()])
+    noisy = {number: Sum(segment, sums[number].deviation) for number, segment in zip(sums, segments, strict=True)}
     if not replicated:
         _complete(noisy, noise)
     reduce(whole)
+    if not is_mine:
+        return
     if replicated:
         _complete(noisy, noise)
-    for one, segment in zip(sums, segments, strict=True):
-        one.values.copy_((segment * (1.0 / one.divisor)).view(one.values.shape))
+    for number, one in sums.items():
+        one.values.copy_((noisy[number].values * (1.0 / one.divisor)).view(one.values.shape))
 
 
-def _complete(sums: Sequence[Sum], noise: StepNoise) -> None:
-    """Replaces each sum by its release, where it lies.
+def _complete(sums: Mapping[int, Sum], noise: StepNoise) -> None:
+    """Replaces the sums of these numbers by their releases, where they lie.
 
     A GPU's kernel draws the noise where it is added. It returns the bits that the loop has on a CPU.
     """
-    deviations = [one.deviation * noise.share for one in sums]
+    deviations = [one.deviation * noise.share for one in sums.values()]
     shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]
-    known = {device: gpu_kernels(device) for device in {one.values.device for one in sums}}
-    for number, (one, own, shift) in enumerate(zip(sums, deviations, shifts, strict=True)):
+    known = {device: gpu_kernels(device) for device in {one.values.device for one in sums.values()}}
+    for (number, one), own, shift in zip(sums.items(), deviations, shifts, strict=True):
         if not one.values.numel():
             continue
         factor, kernels = 1.0 / one.divisor, known[one.values.device]

@@ -102,6 +102,7 @@ class Scaling:
         for path, layer in layers.items():
             counter = partial(self._used.append, path) if self.notes_uses else None
             layer.report_to(self.scaler_of(path), self.keeper_of(path, layer), counter)
+            layer.tensor_cores = self.budget.tensor_cores
         self._attached = [(layer, reports_of(layer)) for layer in layers.values()]
 
     def scaler_of(self, path: str) -> GradientScaler | None:
@@ -116,6 +117,7 @@ class Scaling:
         """Ends what ``attach`` began."""
         for _, layer in scaled_layers(network):
             layer.report_to()
+            layer.tensor_cores = False
         self._attached = []
 
     def begin(self, numbers: StepNumbers) -> None:

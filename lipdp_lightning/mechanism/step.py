@@ -27,7 +27,7 @@ from ..privacy.keys import derive_key, state_digest
 from ..privacy.plan import PrivacyPlan
 from .changes import changed_network, changed_weights, trained_otherwise
 from .choice import scaling_of
-from .noise import Place, Reduce, StepNoise, Sum, release_
+from .noise import Place, Reduce, StepNoise, Sum, owners_of, release_
 from .projection import Projector
 from .scaling import Scaling, StepNumbers
 
@@ -77,12 +77,16 @@ class Mechanism:
         self._identity = certifier.identity
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
         self._influence, self._switches = plan.influence_at(0), plan.first_switched_step < math.inf
-        self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views)
+        self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views, certifier.tensor_cores)
         self.scaling.attach(model)
         named = dict(model.named_parameters())
         self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
         self._device = self._parameters[0][0].device
         self._waits = self._device.type != "cpu"  # whether the host waits for a number that is computed
+        flat = [p for parameters in self._parameters for p in parameters]
+        shards = self.place.world_size if self.place.mode == "sharded" else 1
+        self.owners = dict(zip(flat, owners_of([p.numel() for p in flat], shards), strict=True)) if shards > 1 else {}
+        """The rank that owns each parameter; empty if every rank updates all of them."""
         assert isinstance(certifier.norms, Follower), "training needs a Certifier with a Follower"
         self._follower = certifier.norms
         self._projector = Projector(self._follower, plan, self.certificate, named)
@@ -166,6 +170,9 @@ class Mechanism:
             self._agreed = seal(state_digest({}, self.digest, *contribution) if self._sealed else self.digest)
         self._release(sums, self._noise_of(step), reduce)
         self._learn(numbers, sums[-1].values)
+        for parameter, owner in self.owners.items():
+            if owner != self.place.rank:  # its sum was not released here, and its owner updates it
+                parameter.grad = None
         self._step = None
 
     def project_(self) -> None:
@@ -231,7 +238,8 @@ class Mechanism:
         return [*sums, Sum(votes, numbers.vote_deviation, share)]
 
     def _release(self, sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
-        release_(sums, noise, reduce, replicated=self.place.mode == "replicated")
+        replicated, owners = self.place.mode != "distributed", list(self.owners.values())
+        release_(sums, noise, reduce, replicated, owners, self.place.rank)
 
     def _present(self, named: Mapping[str, Tensor]) -> PendingDigest:
         """Returns the digest of the present weights.
@@ -276,7 +284,7 @@ class Mechanism:
         if due != self._influence:
             self._influence = due
             self.scaling.detach(self.model)
-            self.scaling = scaling_of(self.plan, step, self.certificate, self.views)
+            self.scaling = scaling_of(self.plan, step, self.certificate, self.views, self._certifier.tensor_cores)
             self.scaling.attach(self.model)
 
     def _check_trained(self, certificate: Certificate) -> None:

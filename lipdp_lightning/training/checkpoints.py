@@ -178,9 +178,17 @@ class CheckpointStrategy(ProcessStrategy):
         self.precision_plugin.convert_module(self.connected)
         super().load_model_state_dict(checkpoint, strict)
 
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Returns the state of an optimizer; where each rank has a part of it, rank 0 returns the whole."""
+        state = super().optimizer_state(optimizer)
+        return self._whole_state(state) if self.mechanism is not None and self.mechanism.owners else state
+
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         """Restores the state, and the hyper-parameters that have not changed in the configuration."""
         super().load_optimizer_state_dict(checkpoint)
+        for parameter, owner in ({} if self.mechanism is None else self.mechanism.owners).items():
+            for optimizer in self.optimizers if owner != self.global_rank else ():
+                optimizer.state.pop(parameter, None)
         before = checkpoint.get("lipdp_optimizers", self.configured)
         for optimizer, was, now in zip(self.optimizers, before, self.configured, strict=True):
             apply_changes(optimizer, was, now, scheduled=bool(self.lr_scheduler_configs))

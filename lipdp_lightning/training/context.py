@@ -202,6 +202,7 @@ def context_of(strategy: Any, trainer: lightning.Trainer, module: Any, data: Any
     schedules = [(type(c.scheduler).__name__, c.scheduler.state_dict()) for c in strategy.lr_scheduler_configs]
     clipping = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
     settings = f"{strategy.world_size} {strategy.chunks} {strategy.noise_mode} {strategy.precision_plugin.precision}"
+    settings += f" {strategy.tf32}"
     shared = {
         "the version of this package": __version__.encode(),
         "the privacy plan": strategy.plan.digest() if strategy.plan is not None else b"",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..accounting.spending import Spending
 from ..bounds.certifier import Certifier
@@ -62,6 +62,7 @@ class PrivateSteps:
     statistics: Statistics
     _hooks: list[Any]
     _current: CurrentStep | None
+    where_rows_are: str  # in words, once the run is set up
 
     @property
     def ranks(self) -> Ranks:
@@ -126,6 +127,7 @@ class PrivateSteps:
         expected = plan.expected_batch_size * self.rows_per_example / (self.ranks.world_size * self.chunks)
         module.rows_to_multiple_of = padding_multiple(module.network, expected, self.rows_per_example)
         self._current = CurrentStep(module, self, data)
+        self.where_rows_are = data.place(self.ranks.device)
         data.bind(self._draw(data.rows), steps_per_epoch(plan), self.chunks, lambda: self._number)
 
     def _make_mechanism(self, module: PrivateModule, certifier: Certifier, norms: Follower) -> Mechanism:
@@ -229,5 +231,21 @@ class PrivateSteps:
         entry = derive_key(self._secret, "step", step, digest, scales)[:16].hex()
         self.ranks.first_does(lambda: self.record.take(self._branch, step, entry, self._record_key))
 
-    def _all_reduce(self, total: Tensor) -> None:
-        torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM)
+    def _all_reduce(self, total: Tensor, to: int | None = None) -> None:
+        """Sums a tensor over all ranks, in place; a rank ``to`` is the only one that needs the sum."""
+        if to is None:
+            torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM)
+        else:
+            torch.distributed.reduce(total, dst=to, op=torch.distributed.ReduceOp.SUM)
+
+    @torch.no_grad()
+    def _gather(self, owners: Mapping[nn.Parameter, int]) -> None:
+        """Copies every parameter from the rank that owns it to all others, by one broadcast from each rank."""
+        for rank in sorted(set(owners.values())):
+            for dtype in {p.dtype for p, owner in owners.items() if owner == rank}:
+                held = [p for p, owner in owners.items() if owner == rank and p.dtype == dtype]
+                flat = torch.cat([p.detach().reshape(-1) for p in held])
+                torch.distributed.broadcast(flat, src=rank)
+                if rank != self.ranks.rank:
+                    for parameter, part in zip(held, flat.split_with_sizes([p.numel() for p in held]), strict=True):
+                        parameter.copy_(part.view(parameter.shape))

@@ -187,3 +187,10 @@ class ProcessStrategy(DDPStrategy):
             dense = tensor.contiguous()  # collectives need contiguous memory, unlike channels_last
             torch.distributed.broadcast(dense, src=0)
             tensor.copy_(dense)
+
+    def _whole_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns an optimizer's state with the parts of all ranks, on rank 0; the others keep their own part."""
+        parts: list[Any] = [None] * self.world_size
+        torch.distributed.gather_object(state["state"], parts if self.is_global_zero else None)
+        merged = {number: own for part in parts for number, own in (part or {}).items()}
+        return state | {"state": merged} if self.is_global_zero else state

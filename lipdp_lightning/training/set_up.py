@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import lightning
 import torch
@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationSch
 from ..bounds.certifier import CertificationError, Certifier
 from ..kernels.arithmetic import check_exact_arithmetic, require_exact_arithmetic
 from ..kernels.numeric_environment import require_repeated_bits
+from ..mechanism.noise import Mode
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
 from ..norms.operators import NormSource
@@ -84,6 +85,7 @@ def make_certifier(
             module.network, data.input_shape, module.input_bound, module.private_loss(plan.loss_clip),
             norms=norms, compute_dtype=PRECISIONS.get(str(trainer.precision), torch.float32),
             cotangent_caps=matching_modules(module.network, plan.cotangent_clip),
+            tf32=getattr(trainer.strategy, "tf32", False),
         )  # fmt: skip
     return certifier
 
@@ -158,8 +160,13 @@ def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:
             f"max_steps={trainer.max_steps} is more than the {plan.steps} steps that the budget allows. "
             "HINT: plan more steps (privacy.epochs or privacy.steps), and the noise is calibrated to them."
         )
-    if strategy.noise_mode not in ("distributed", "replicated"):
-        problems.append(f"noise_mode={strategy.noise_mode!r} is unknown. HINT: use 'distributed' or 'replicated'.")
+    if strategy.noise_mode not in get_args(Mode):
+        problems.append(f"noise_mode={strategy.noise_mode!r} is unknown. HINT: one of {', '.join(get_args(Mode))}.")
+    if strategy.noise_mode == "sharded" and trainer.gradient_clip_val:
+        problems.append(
+            "gradient_clip_val with noise_mode 'sharded' would clip by the norm of one process's share of the release, "
+            "and processes would step by other factors. HINT: leave it out, or noise_mode='distributed'."
+        )
     if strategy.fixed_secret is not None and len(strategy.fixed_secret) != 16:
         problems.append("fixed_secret is not 16 bytes. HINT: leave it out; it is an option for tests.")
     every = strategy.checksum_every_n_steps
@@ -238,8 +245,8 @@ def _other_strategy(given: Any) -> str:
     name = given if isinstance(given, str) else type(given).__name__
     return (
         f"strategy {name} cannot hold the private step: it would reduce or split gradients before noise is added "
-        "(sharding needs per-shard sums that meet noise before they leave a process). "
-        "HINT: leave it out, or use lipdp_lightning.training.PrivateStrategy."
+        "(docs/distributed.md says what sharding needs). HINT: leave it out, or use "
+        "lipdp_lightning.training.PrivateStrategy; privacy.noise_mode 'sharded' shards the optimizer's state."
     )
 
 

@@ -54,9 +54,12 @@ class PrivacySettings:
         switch_at: share of the steps after which switch_to is in force.
         switch_to: another clipping function, or another of the scalings worst_case, layerwise and joint.
         physical_batch_size: largest expected micro-batch per process, in rows; a view is a row.
-        noise_mode: distributed or replicated.
+        noise_mode: distributed, replicated, or sharded, with which each process draws the noise and holds the
+            optimizer's state of its share of the parameters.
         deterministic: on a GPU, use algorithms that repeat their bits, so that a run that continues after a crash
             repeats its steps; otherwise up to 50 steps count for each crash. A CPU always repeats its bits.
+        tf32: on a GPU, let weight gradients of a run in 32-true round their factors to TF32, on tensor cores, and pay
+            .3 % more noise for it. In bf16-mixed they always do, since factors in bfloat16 are exact in TF32.
     """
 
     def __init__(
@@ -93,13 +96,15 @@ class PrivacySettings:
         switch_at: float | None = None,
         switch_to: Literal["worst_case", "layerwise", "joint", "local", "global", "automatic"] | None = None,
         physical_batch_size: int | None = None,
-        noise_mode: Literal["distributed", "replicated"] = "distributed",
+        noise_mode: Literal["distributed", "replicated", "sharded"] = "distributed",
         deterministic: bool = False,
+        tf32: bool = False,
     ) -> None:
         chosen = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         self.physical_batch_size = chosen.pop("physical_batch_size")
         self.noise_mode: str = chosen.pop("noise_mode")
         self.deterministic: bool = chosen.pop("deterministic")
+        self.tf32: bool = chosen.pop("tf32")
         self._chosen: dict[str, Any] = settled(chosen.pop("method"), chosen)
 
     @property

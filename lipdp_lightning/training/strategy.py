@@ -41,9 +41,11 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
     Args:
         plan: The frozen plan of this run.
         physical_batch_size: The rows of the largest expected micro-batch per process; it affects memory and speed only.
-        noise_mode: 'distributed' (each rank adds its share before the one all-reduce) or 'replicated'.
+        noise_mode: 'distributed' (each rank adds its share before the one all-reduce), 'replicated', or 'sharded' (each
+            rank draws the noise, and holds the optimizer's state, of its share of the parameters).
         checksum_every_n_steps: The number of steps after which ranks compare weights and bounds; None never does.
         deterministic: Whether GPUs must repeat their bits, so that a resume after a crash repeats its steps.
+        tf32: Whether weight gradients in float32 may be formed on a GPU's tensor cores; the noise pays for it.
         fixed_secret: 16 bytes, for tests alone; the report says that it was fixed.
         branches: The ledger of branches, on disk for a run with a directory.
         record: The record of steps, on disk for a run with a directory.
@@ -64,6 +66,7 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         noise_mode: str = "distributed",
         checksum_every_n_steps: int | None = 100,
         deterministic: bool = False,
+        tf32: bool = False,
         fixed_secret: bytes | None = None,
         branches: Branches | None = None,
         record: StepRecord | None = None,
@@ -75,7 +78,7 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         self.checksum_every_n_steps = checksum_every_n_steps
         self.fixed_secret = fixed_secret
         self.branches, self.record, self.statistics = Branches(), StepRecord(None), Statistics()
-        self.configure(plan, physical_batch_size, noise_mode, branches, record, statistics, deterministic)
+        self.configure(plan, physical_batch_size, noise_mode, branches, record, statistics, deterministic, tf32)
         self.mechanism: Mechanism | None = None
         self.clipper: Clipper | None = None
         self.views: Views | None = None
@@ -90,6 +93,7 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         self.configured: list[dict[str, Any]] = []
         self._checked: Any = None
         self._reads_rows = False
+        self.where_rows_are = ""
 
     # ---- set-up
 
@@ -102,13 +106,14 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         record: StepRecord | None = None,
         statistics: Statistics | None = None,
         deterministic: bool = False,
+        tf32: bool = False,
         public_context: bytes = b"",
         scaling_reason: str = "",
     ) -> None:
         """Replaces the constructor's arguments by those of a configuration.
 
         Args:
-            plan, physical_batch_size, noise_mode, deterministic: As in the constructor.
+            plan, physical_batch_size, noise_mode, deterministic, tf32: As in the constructor.
             branches, record, statistics: As in the constructor; None keeps the present one.
             public_context: Names the configuration; a run that is continued under another one starts a new branch.
             scaling_reason: Why the scaling was chosen, if the configuration left it open.
@@ -117,7 +122,7 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         self.branches = branches or self.branches
         self.record = record or self.record
         self.statistics = statistics or self.statistics
-        self.deterministic, self.public_context = deterministic, public_context
+        self.deterministic, self.tf32, self.public_context = deterministic, tf32, public_context
         self.scaling_reason = scaling_reason
         self._spending: Spending | None = None
 
@@ -215,6 +220,8 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
             return result
 
         output = super().optimizer_step(optimizer, complete, model, **kwargs)
+        if self.mechanism.owners:
+            self._gather(self.mechanism.owners)
         self.mechanism.project_()
         if self.average is not None:
             self.average.update(self.mechanism.model, number + 1)

@@ -16,7 +16,7 @@ __all__ = ["folder"]
 VALUES = [".nan", "-1", "0", "1e-320", "1e308", "", "x", "[]", "{}", "null"]
 INSIDE = [
     *(f"model.network.init_args.{name}" for name in ("input_shape", "outputs", "hidden", "bias", "zero_init")),
-    *(f"data.init_args.{name}" for name in ("validation_fraction", "split", "eval_batch_size", "pin_memory")),
+    *(f"data.init_args.{name}" for name in ("validation_fraction", "split", "eval_batch_size", "on_device")),
     *(f"optimizer.init_args.{name}" for name in ("lr", "betas", "eps", "weight_decay", "amsgrad")),
 ]
 LEFT_OUT = {"config", "trainer.max_time"}

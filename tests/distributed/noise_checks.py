@@ -51,7 +51,7 @@ def complaints(recorded: Recorded) -> list[str]:
             found.append(f"rank {rank} was given other sums than rank 0")
     if size == 1:
         return found
-    if recorded.mode == "replicated":
+    if recorded.mode in ("replicated", "sharded"):
         if any(np.abs(g).max() > 0 for ranks in recorded.own for g in ranks):
             found.append("noise was added before the sum over ranks")
         return found

@@ -86,11 +86,13 @@ def physical(chunks: int, size: int, expected: int) -> int:
 def final_weights(
     world: World, scaling: str = "joint", precision: str = "64-true", chunks: int = 1, dropout: bool = False,
     mode: str = "distributed", mutant: str = "", folder: str = "", crash: int | None = None, steps: int | None = None,
-    expected: int = 20, planned: int = 12, noise: float = 0.0,
+    expected: int = 20, planned: int = 12, noise: float = 0.0, optimizer: str = "SGD",
 ) -> dict[str, Any]:  # fmt: skip
     """Weights after training; with a folder, the run is kept there and continued from there."""
     plan = make_plan(**SCALINGS[scaling], noise_multiplier=noise, expected_batch_size=expected, steps=planned)
     module = (dropout_module if dropout else make_module)()
+    if optimizer != "SGD":
+        module._make_optimizer = lambda parameters: getattr(torch.optim, optimizer)(parameters, lr=0.01)
     strategy = rank_mutants.STRATEGIES[mutant]
     recorder = Released()
     callbacks: list[Callback] = [recorder]
@@ -124,6 +126,7 @@ def final_weights(
         "limit": run.branches.limit(),
         "secret": hashlib.sha256(run._secret).hexdigest(),
         "released": recorder.digests,
+        "held": sum(v.numel() for own in trainer.optimizers[0].state.values() for v in own.values()),
     }
 
 
@@ -134,7 +137,7 @@ class Released(Callback):
         self.digests: dict[str, str] = {}
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        flat = torch.cat([p.grad.flatten() for p in pl_module.parameters()])
+        flat = torch.cat([p.grad.flatten() for p in pl_module.parameters() if p.grad is not None])
         self.digests[str(trainer.global_step)] = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
@@ -210,8 +213,12 @@ class Sums(Callback):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         named = dict(pl_module.network.named_parameters())
         groups = trainer.strategy.mechanism.certificate.groups
-        flat = [named[n].grad.double().flatten() for group in groups for n in group.parameters]
-        self.released.append(torch.cat(flat) * self._divisor)
+        parameters = [named[n] for group in groups for n in group.parameters]
+        released = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([gradient.double().flatten() for gradient in released])
+        if trainer.strategy.mechanism.owners:  # each rank has its share alone
+            torch.distributed.all_reduce(flat)
+        self.released.append(flat * self._divisor)
 
 
 # ---- agreement of the ranks

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lipdp_lightning.mechanism.noise import StepNoise
@@ -22,10 +23,14 @@ def recording(kind: type[PrivateStrategy]) -> type[PrivateStrategy]:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             self.sent: list[Tensor] = []
+            self._to_owners: list[Tensor] = []
 
-        def _all_reduce(self, total: Tensor) -> None:
-            self.sent.append(total.clone())
-            super()._all_reduce(total)
+        def _all_reduce(self, total: Tensor, to: int | None = None) -> None:
+            self._to_owners.append(total.clone())
+            if to is None:  # the last one of a step
+                self.sent.append(torch.cat(self._to_owners))
+                self._to_owners = []
+            super()._all_reduce(total, to)
 
     return Recording
 
@@ -93,9 +98,28 @@ class OwnSeedReplicated(_Patched):
 class MeanOverRanks(PrivateStrategy):
     """The mean that a reducer would leave is not undone."""
 
-    def _all_reduce(self, total: Tensor) -> None:
-        super()._all_reduce(total)
+    def _all_reduce(self, total: Tensor, to: int | None = None) -> None:
+        super()._all_reduce(total, to)
         total /= self.world_size
+
+
+class OwnSeedSharded(_Patched):
+    """Every rank draws all of the noise that its share of the parameters needs from the same stream."""
+
+    def changed(self, noise: StepNoise) -> StepNoise:
+        return FirstStreamAgain(noise.key, noise.share, noise.samples, noise.grid)
+
+
+class FirstStreamAgain(StepNoise):
+    def stream(self, number: int) -> int:
+        return 0
+
+
+class NotGathered(PrivateStrategy):
+    """Every rank keeps what it has of the others' parameters."""
+
+    def _gather(self, owners: Any) -> None:
+        pass
 
 
 class MeanOverChunks(PrivateStrategy):
@@ -152,6 +176,8 @@ STRATEGIES: dict[str, type[PrivateStrategy]] = {
     "a share on rank 0 only": RankZeroShare,
     "same seed on all ranks": SameSeed,
     "own seeds in replicated mode": OwnSeedReplicated,
+    "one stream for all shards": OwnSeedSharded,
+    "weights are not gathered": NotGathered,
     "sigma / W": SigmaOverWorld,
     "mean over ranks not undone": MeanOverRanks,
     "mean over micro-batches not undone": MeanOverChunks,

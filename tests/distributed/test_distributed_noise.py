@@ -12,9 +12,9 @@ from worlds import Worlds
 
 SETTINGS = [
     (1, "distributed", 1), (1, "distributed", 3), (2, "distributed", 1), (2, "distributed", 3), (2, "replicated", 1),
-    (4, "distributed", 1), (4, "replicated", 3),
+    (4, "distributed", 1), (4, "replicated", 3), (2, "sharded", 1), (4, "sharded", 3),
 ]  # fmt: skip
-FAST = [(1, "distributed", 1), (2, "distributed", 3), (2, "replicated", 1)]
+FAST = [(1, "distributed", 1), (2, "distributed", 3), (2, "replicated", 1), (2, "sharded", 1)]
 
 
 def record(worlds: Worlds, size: int, mode: str, chunks: int = 1, mutant: str = "", **options: int) -> Recorded:
@@ -44,6 +44,7 @@ def test_released_noise_has_the_law_of_the_plan(worlds: Worlds, size: int, mode:
         ("mean over ranks not undone", "distributed", "released noise"),
         ("no noise from an empty local batch", "distributed", "noise of rank"),
         ("own seeds in replicated mode", "replicated", "other sums"),
+        ("one stream for all shards", "sharded", "groups"),
     ],
 )
 def test_broken_noise_is_found(worlds: Worlds, mutant: str, mode: str, complaint: str) -> None:

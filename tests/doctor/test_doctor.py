@@ -48,6 +48,7 @@ def test_json_has_the_same_lines(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert content["passed"] and content["device"] == "cpu" and content["format"] == 1
     assert names == [
         "versions", "device", "switches", "disk", "Slurm", "processes", "noise", "digest", "certificate",
+        "sums",
         "repeated step", "waits", "time",
     ]  # fmt: skip
     parts = content["lines"][-1]["numbers"]
@@ -174,7 +175,7 @@ def test_a_failing_line_ends_with_status_1_and_a_hint(
     lines = capsys.readouterr().out.splitlines()
     failing = next(number for number, line in enumerate(lines) if line.startswith("FAIL"))
     assert lines[failing].startswith("FAIL switches") and "HINT: unset it" in lines[failing + 1]
-    assert lines[-1] == "1 of 12 lines fail"
+    assert lines[-1] == "1 of 13 lines fail"
 
 
 def test_an_error_is_a_finding_with_its_own_hint() -> None:

@@ -20,11 +20,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map
 
+from lipdp_lightning.bounds import graph, identity
 from lipdp_lightning.kernels import loops
 from lipdp_lightning.kernels.multilinear import row_sums_by_torch
 from lipdp_lightning.kernels.normals import normals
 
 DEVICE = torch.device("cuda", 0)
+FREE_MEMORY = 40 << 30
 _WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 # their drivers read a status from the device
 _CHECKED = ("_linalg_eigh", "_linalg_svd", "linalg_cholesky", "linalg_eigh", "linalg_svd")
@@ -99,20 +101,26 @@ def _count(func: Any, args: Any) -> None:
         counts.launches += 1
 
 
-def _copied(source: Tensor, to_device: bool) -> None:
+def _copied(source: Tensor, to_device: bool, waits: bool = True) -> None:
     """Counts a copy out of or into memory that is not pinned, for which the host waits."""
     size = source.numel() * source.element_size()
-    counts.waits += 1
+    counts.waits += waits
     counts.to_device += size * to_device
     counts.to_host += size * (not to_device)
 
 
-def to_gpu(tensor: Tensor, counted: bool = True) -> Tensor:
+class Pinned(Tensor):
+    """A tensor of the host in memory that a device can read by itself."""
+
+
+def to_gpu(tensor: Tensor, counted: bool = True, waits: bool = True) -> Tensor:
     """Returns a copy on the pretended GPU, which is a leaf."""
     if isinstance(tensor, OnGpu):
         return tensor
     if counted:
-        _copied(tensor, True)
+        _copied(tensor, True, waits)
+    if isinstance(tensor, Pinned):
+        tensor = tensor.as_subclass(Tensor)
     return OnGpu(tensor.detach().clone())
 
 
@@ -163,7 +171,7 @@ def _to_list(tensor: Any) -> Any:
 
 
 def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    kwargs.pop("non_blocking", None)
+    waits = not (kwargs.pop("non_blocking", False) and isinstance(tensor, Pinned))
     target, rest = kwargs.pop("device", None), []
     for argument in args:
         if isinstance(argument, Tensor):
@@ -174,7 +182,7 @@ def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         elif isinstance(argument, torch.dtype):
             rest.append(argument)
     if target is not None:
-        tensor = to_gpu(tensor) if _says_cuda(target) else to_cpu(tensor)
+        tensor = to_gpu(tensor, waits=waits) if _says_cuda(target) else to_cpu(tensor)
     return Tensor.to(tensor, *rest, **kwargs) if rest or kwargs else tensor
 
 
@@ -203,6 +211,8 @@ class PretendGpu(TorchFunctionMode):
         own = args[0] if args and isinstance(args[0], OnGpu) else None
         if own is not None and func in _ANSWERS:
             return _ANSWERS[func](*args, **kwargs)
+        if func is Tensor.pin_memory:
+            return args[0].clone().as_subclass(Pinned)
         if func is Tensor.cuda:
             return to_gpu(args[0])
         if func is Tensor.to:
@@ -239,7 +249,32 @@ def _row_sums(rows: Any, key: Any) -> Tensor:
     return OnGpu(row_sums_by_torch(rows.inner, key.inner))
 
 
+def _compile(definition: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+    """What ``torch.compile`` makes of a definition: a kernel for each output, as tests/kernels/test_fused.py shows."""
+
+    def run(*given: Any) -> Any:
+        made = definition(*map(_inner, given))
+        counts.launches += len(made) if isinstance(made, tuple) else 1
+        return tree_map(OnGpu, made)
+
+    return run
+
+
 KERNELS = SimpleNamespace(release_=_release_, row_sums=_row_sums)
+
+
+def _other_modes() -> list[str]:
+    """Returns what ``modes_of_operations`` finds beside the pretence, which stands for torch itself here."""
+    return [words for words in _true_modes() if not words.startswith(PretendGpu.__name__)]
+
+
+def _other_odd_tensors(module: nn.Module) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yields what the certificate finds odd about a module's tensors, but for the class of the pretence."""
+    held = vars(module) | module._parameters | module._buffers
+    return (found for found in _true_odd_tensors(module) if not isinstance(held[found[0]], OnGpu))
+
+
+_true_modes, _true_odd_tensors = identity.modes_of_operations, graph._odd_tensors
 
 
 @contextlib.contextmanager
@@ -247,10 +282,15 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch, kernels: Any = KERNELS) -> It
     """Enters a machine with one GPU and these kernels, or none; yields what is counted there."""
     with monkeypatch.context() as patched, PretendGpu():
         patched.setattr(loops, "_triton_kernels", lambda: kernels)
+        for module in (graph, identity):
+            patched.setattr(module, "modes_of_operations", _other_modes)
+        patched.setattr(graph, "_odd_tensors", _other_odd_tensors)
         patched.setattr(torch.cuda, "is_available", lambda: True)
         patched.setattr(torch.backends.cudnn, "version", lambda: 91000)
+        patched.setattr(torch.cuda, "mem_get_info", lambda device: (FREE_MEMORY, 80 << 30))
         patched.setattr(torch.cuda, "synchronize", lambda device=None: None)
         patched.setattr(nn.Module, "to", _moved)
+        patched.setattr(torch, "compile", _compile)
         patched.setattr(torch.cuda, "get_device_name", lambda device: "Pretended GPU")
         patched.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
         properties = SimpleNamespace(multi_processor_count=108, total_memory=80 << 30)

@@ -14,7 +14,7 @@ from lipdp_lightning.layers.exact_norms import LARGEST_CANCELLATION
 from lipdp_lightning.mechanism.allocation import sum_margin
 from lipdp_lightning.mechanism.step import Mechanism
 
-ROWS = 8192
+ROWS = 65_536
 
 
 def stored_sums(row: Tensor) -> Tensor:

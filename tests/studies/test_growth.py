@@ -17,7 +17,7 @@ from lipdp_lightning.bench.step_counts import (
     memory_lines,
 )
 from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum, release_
-from lipdp_lightning.studies.gpu_estimate import Assumed, estimate
+from lipdp_lightning.studies.gpu_estimate import Assumed, Passes, Step, count_passes, estimate
 from lipdp_lightning.studies.growth import SERIES, fit, laws_of
 
 
@@ -83,12 +83,30 @@ def test_launches_of_a_certificate_are_counted() -> None:
 
 def test_the_estimate_adds_up_and_shrinks_with_gpus_only_where_work_is_shared() -> None:
     counts, certificate = Counts("m", 10**7, 10**5, 10**10, 10**7), CertificateCounts(100, 10, 1e6)
-    one, eight, many = (estimate(counts, certificate, 1e-8, 4096, gpus, Assumed()) for gpus in (1, 8, 64))
-    assert one.sum_over_gpus == one.sent == 0
-    assert eight.passes == pytest.approx(one.passes / 8) and many.passes == pytest.approx(one.passes / 64)
-    assert (eight.noise, eight.certificate) == (one.noise, one.certificate)
-    assert eight.sent == pytest.approx(2 * 8e7 * 7 / 8)
-    assert many.sum_over_gpus > eight.sum_over_gpus, "nodes are farther apart than the GPUs of one"
-    assert one.total == pytest.approx(one.passes + one.copy + one.certificate + one.release)
-    slow = estimate(counts, certificate, 1e-5, 4096, 64, Assumed())
-    assert slow.heaviest == "noise" and slow.total - many.total == pytest.approx(slow.noise - many.passes)
+    passes, rows = Passes(10**6, 100, ((10**6, 100, 10**5),)), 65_536
+
+    def steps(precision: str = "bf16", **rates: float) -> list[Step]:
+        sizes = (1, 8, 64)
+        return [estimate(counts, passes, certificate, rows, n, precision, Assumed(**rates)) for n in sizes]  # type: ignore[arg-type]
+
+    one, eight, many = steps()
+    assert one.sum_over_gpus == 0 and many.sum_over_gpus > eight.sum_over_gpus, "nodes are farther apart"
+    assert eight.passes == pytest.approx(one.passes / 8) and many.norms == pytest.approx(one.norms / 64)
+    assert eight.certificate == one.certificate == many.certificate
+    assert eight.sum_over_gpus == pytest.approx(2 * 2 * 4e7 * 7 / 8 / 200e9)
+    parts = (one.passes, one.norms, one.pieces, one.widened, one.certificate, one.release)
+    assert one.total == pytest.approx(sum(parts)) and min(parts) > 0 and one.total > one.plain
+    slower = steps(tf32=30e12)[0]
+    assert slower.passes > one.passes and slower.plain == one.plain, "weight gradients alone are in TF32"
+    whole = steps("float32")[0]
+    assert whole.passes == whole.plain > one.passes
+    bound = steps(launch=1.0)[0]
+    assert bound.passes == bound.plain == 100 and bound.certificate > 100
+
+
+def test_passes_are_counted_by_row() -> None:
+    found = count_passes("mlp-table")
+    assert [n for n, _, _ in found.layers] == [104 * 128, 128 * 64, 64 * 2] and [
+        (p, e) for _, p, e in found.layers
+    ] == [(1, 232), (1, 192), (1, 66)]
+    assert found.bytes > 4 * (104 + 128 + 64) and found.launches > 6
