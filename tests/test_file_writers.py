@@ -21,6 +21,7 @@ OWN_WAY = {
     "lipdp_lightning/files.py", "lipdp_lightning/report/atomic.py", "lipdp_lightning/curves/columns.py",
     "lipdp_lightning/training/step_record.py", "lipdp_lightning/training/run_directory.py",
     "lipdp_lightning/training/checkpoint_files.py", "lipdp_lightning/tuning/storage.py",
+    "lipdp_lightning/studies/forecast.py", "lipdp_lightning/studies/wide_evidence.py",  # continued line by line
     "lipdp_lightning/studies/reproduce/store.py", "lipdp_lightning/features/cache.py", "data_modules/downloads.py",
     "data_modules/cifar.py",
 }  # fmt: skip

@@ -87,28 +87,24 @@ class Measurement:
         self._count += 1
         self._mechanism.scaling.detach(self._network)
         with recorded(self._network) as calls:
-            self._backward(x, y)
+            self._backward(x, y, scaled=False)
             for group in self._mechanism.certificate.groups:
                 self._shares(group, calls)
         self._mechanism.scaling.attach(self._network)
         self._mechanism.begin_pass(1, 1)
-        self._backward(x, y)
+        self._backward(x, y, scaled=True)
         apart = self._mechanism.scaling.take_sums()
         for group in self._mechanism.certificate.groups:
             own = torch.cat([self._gradient(n, apart) for n in group.parameters])
             self._released[group.name] = self._released.get(group.name, torch.zeros_like(own)) + own
 
-    def _backward(self, x: Tensor, y: Tensor) -> None:
+    def _backward(self, x: Tensor, y: Tensor, scaled: bool) -> None:
         self._network.zero_grad(set_to_none=True)
         logits = self._module(x)
-        factor = self._mechanism.scaling.example_factor(1, logits.device)
-        # where the scaling is detached, there are no measured norms and hence no factor
-        if factor is not None and self._attached():
+        factor = self._mechanism.scaling.example_factor(1, logits.device) if scaled else None
+        if factor is not None:
             logits = scale_cotangent(logits, factor)
         self._module.loss.per_example(logits, y).sum().backward()
-
-    def _attached(self) -> bool:
-        return any(m.gradient_scaler is not None for m in self._network.modules() if isinstance(m, ScaledLayer))
 
     def _gradient(self, name: str, apart: Mapping[nn.Parameter, Tensor]) -> Tensor:
         parameter = self._named[name]

@@ -167,6 +167,8 @@ def test_all_problems_of_a_set_up_are_given_at_once() -> None:
     hooked[0].weight.register_hook(lambda g: None)  # type: ignore[index]
     with pytest.raises(ValueError, match=r"(?s)noise_mode='loud'.*HINT.*backward hook.*HINT"):
         engine(hooked, noise_mode="loud")
+    with pytest.raises(ValueError, match=r"noise_mode='sharded' leaves each process a share.*HINT.*PrivateStrategy"):
+        engine(noise_mode="sharded")
     with pytest.raises(ValueError, match=r"precision='16-mixed' scales the loss.*HINT"):
         engine(precision="16-mixed")
     with pytest.raises(ValueError, match=r"N = 60 and the data module declares 59.*HINT"):

@@ -15,6 +15,7 @@ from torch import nn
 from lipdp_lightning.bounds.losses import CrossEntropy
 from lipdp_lightning.data_modules import Digits
 from lipdp_lightning.layers import MaxMin
+from lipdp_lightning.mechanism.allocation import sum_margin
 from lipdp_lightning.studies import layer_signal
 from lipdp_lightning.training import PrivateModule
 
@@ -61,7 +62,7 @@ def test_signal_and_noise_are_those_of_a_step_without_scaling() -> None:
     for name, row in rows.items():
         own = [named[f"{name}.{part}"] for part in ("weight", "bias")]
         assert row["signal"] == pytest.approx(math.hypot(*(float(p.grad.norm()) for p in own)) / EXAMPLES, rel=1e-4)
-        deviation = plan.noise_multiplier * math.hypot(*deltas)  # allocation global
+        deviation = plan.noise_multiplier * math.hypot(*deltas) * sum_margin(50)  # allocation global
         expected = deviation * math.sqrt(sum(p.numel() for p in own)) / 50
         assert row["noise"] == pytest.approx(expected, rel=1e-4)
 
