@@ -49,13 +49,8 @@ def _public_weights(weights: tuple[float, ...] | None, like: Tensor) -> Tensor |
     return None if weights is None else torch.tensor(weights, dtype=like.dtype, device=like.device)
 
 
-def _of_examples(losses: Tensor, target: Tensor, weights: tuple[float, ...] | None = None) -> Tensor:
-    """Returns one number for each example: the sum over positions, each times the weight of its class.
-
-    The weight multiplies the whole loss, while torch's own weights enter the smoothing, too.
-    """
-    if weights is not None:
-        losses = losses * torch.tensor(weights, dtype=losses.dtype, device=losses.device)[target]
+def _of_examples(losses: Tensor) -> Tensor:
+    """Returns one number for each example: the sum over positions."""
     return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
 
 
@@ -106,15 +101,20 @@ class CrossEntropy(Loss):
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         _check_labels(target)
-        # class 0 stands for an ignored label, so that nothing depends on whether one is in the batch
-        kept = target != self.ignore_index
-        target = target.where(kept, 0)
         losses = self._of_labels(logits if self.temperature == 1.0 else logits / self.temperature, target)
-        return _of_examples(losses.where(kept, 0), target, self.class_weights)
+        weights = _public_weights(self.class_weights, losses)
+        if weights is not None:  # of the whole loss, while torch's own weights enter the smoothing, too
+            losses = losses * weights[self._known(target)]
+        return _of_examples(losses)
+
+    def _known(self, target: Tensor) -> Tensor:
+        """Returns the labels with class 0 for an ignored one, whose loss is zero, so that every label names a class."""
+        return target.where(target != self.ignore_index, 0)
 
     def _of_labels(self, scaled: Tensor, target: Tensor) -> Tensor:
-        """Returns the loss of each label, without weights."""
-        return F.cross_entropy(scaled, target, reduction="none", label_smoothing=self.label_smoothing)
+        """Returns the loss of each label, without weights; that of an ignored label is zero."""
+        smoothing, ignored = self.label_smoothing, self.ignore_index
+        return F.cross_entropy(scaled, target, reduction="none", label_smoothing=smoothing, ignore_index=ignored)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(2.0) / self.temperature * max(self.class_weights or (1.0,)) * math.sqrt(_positions(shape))
@@ -142,7 +142,7 @@ class SoftCrossEntropy(Loss):
             )
         shares = _goal(target, logits).clamp(0, 1)
         shares = shares / shares.sum(1, keepdim=True).clamp_min(1)
-        return _of_examples(-(shares * F.log_softmax(logits / self.temperature, dim=1)).sum(1), target)
+        return _of_examples(-(shares * F.log_softmax(logits / self.temperature, dim=1)).sum(1))
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(2.0) / self.temperature * math.sqrt(_positions(shape))
@@ -169,7 +169,7 @@ class BinaryCrossEntropy(Loss):
         goal = torch.nan_to_num(target.to(logits.dtype)).clamp(0, 1).reshape(logits.shape)
         scaled, weights = logits / self.temperature, _public_weights(self.pos_weight, logits)
         losses = F.binary_cross_entropy_with_logits(scaled, goal, reduction="none", pos_weight=weights)
-        return _of_examples(losses, target)
+        return _of_examples(losses)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         weights = self.pos_weight or (1.0,)
@@ -221,7 +221,7 @@ class CosineSimilarity(Loss):
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(logits, dim=1, keepdim=True).clamp_min(self.min_norm)
         similarity = (logits / size).gather(1, target.unsqueeze(1)).squeeze(1)
-        return _of_examples(1 - similarity, target)
+        return _of_examples(1 - similarity)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(_positions(shape)) / self.min_norm
@@ -238,7 +238,7 @@ class Huber(Loss):
         _check_positive(delta=self.delta, hint="1.0 is usual.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        return _of_examples(F.huber_loss(logits, _goal(target, logits), reduction="none", delta=self.delta), target)
+        return _of_examples(F.huber_loss(logits, _goal(target, logits), reduction="none", delta=self.delta))
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return self.delta * math.sqrt(math.prod(shape))
@@ -251,7 +251,7 @@ class AbsoluteError(Loss):
     task = "regression"
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        return _of_examples((logits - _goal(target, logits)).abs(), target)
+        return _of_examples((logits - _goal(target, logits)).abs())
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(math.prod(shape))
@@ -271,7 +271,7 @@ class SmoothL1(Loss):
         _check_positive(beta=self.beta, hint="1.0 is usual; 'l1' is the loss at 0.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
-        return _of_examples(F.smooth_l1_loss(logits, _goal(target, logits), reduction="none", beta=self.beta), target)
+        return _of_examples(F.smooth_l1_loss(logits, _goal(target, logits), reduction="none", beta=self.beta))
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         return math.sqrt(math.prod(shape))
@@ -405,12 +405,13 @@ class SaturatingCrossEntropy(CrossEntropy):
             raise ValueError("label_smoothing has no margin to saturate. HINT: leave it at 0, or use CrossEntropy.")
 
     def _of_labels(self, scaled: Tensor, target: Tensor) -> Tensor:
-        index = target.unsqueeze(1)
+        index = self._known(target).unsqueeze(1)
         others = scaled.scatter(1, index, -math.inf)
         margin = (torch.logsumexp(others, 1, keepdim=True) - scaled.gather(1, index)).squeeze(1)
         knee = math.log(self.slope / (1 - self.slope))
         # each term reads clamped arguments, so neither overflows
-        return F.softplus(margin.clamp_max(knee)) + self.slope * (margin - knee).clamp_min(0)
+        losses = F.softplus(margin.clamp_max(knee)) + self.slope * (margin - knee).clamp_min(0)
+        return losses.where(target != self.ignore_index, 0)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         if shape and shape[0] < 2:
