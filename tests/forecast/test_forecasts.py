@@ -15,7 +15,15 @@ from torch import nn
 from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.forecast import NoForecast, forecast, read_public_rows
 from lipdp_lightning.forecast.public_rows import PublicRows, made_up_rows
-from lipdp_lightning.forecast.public_training import FEWEST_ROWS, FEWEST_STEPS, PublicTraining, Size, size_of
+from lipdp_lightning.forecast.public_training import (
+    FEWEST_ROWS,
+    FEWEST_STEPS,
+    PublicTraining,
+    Size,
+    _detached_copy,
+    size_of,
+)
+from lipdp_lightning.layers.scaled import ScaledLayer
 from lipdp_lightning.models import ConvNet, Linear
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.training import PrivateModule
@@ -231,3 +239,13 @@ def test_a_file_that_is_none_is_refused(tmp_path: Any) -> None:
     for path in (tmp_path / "text.npz", tmp_path / "absent.npz", tmp_path):
         with pytest.raises(ValueError, match=r"cannot be read.*HINT"):
             read_public_rows(path, SHAPE, "classification", 10)
+
+
+def test_a_copy_of_an_attached_network_has_its_plain_values_and_none_of_its_receivers() -> None:
+    module = PrivateModule(Linear((3,), 2), "cross_entropy", 1.0)
+    layer = next(m for m in module.network.modules() if isinstance(m, ScaledLayer))
+    layer.report_to(scaler=lambda norms: norms)
+    module.network.flag = False  # type: ignore[assignment]
+    network, _ = _detached_copy(module)
+    copied = next(m for m in network.modules() if isinstance(m, ScaledLayer))
+    assert network.flag is False and copied.tensor_cores is False and copied.gradient_scaler is None
