@@ -22,7 +22,7 @@ from lipdp_lightning.training.run_directory import RunDirectory
 
 SIGN_OF_LIFE = 10.0  # seconds between two notes of the progress
 NO_METRIC = "none: no row is held out (data.init_args.validation_fraction)"
-"""What the table before the first step says where nothing will tell how good the model is."""
+"""The words in the table before the first step if nothing will tell how good the model is."""
 
 
 class RunFiles(Callback):

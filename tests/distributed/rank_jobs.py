@@ -458,7 +458,7 @@ class LateChange(Blobs):
 
 
 def refused_by_the_record(world: World, folder: str, changed_on: int) -> str:
-    """What this rank says where a step that is on record would be released again from another sum."""
+    """The words of this rank where a step that is on record would be released again from another sum."""
     last, data = Path(folder) / "checkpoints" / "last.ckpt", LateChange()
     keeper = ResumeCheckpoint(last.parent, every_n_steps=3)
     with contextlib.suppress(InterruptedError):

@@ -250,7 +250,7 @@ def _row_sums(rows: Any, key: Any) -> Tensor:
 
 
 def _compile(definition: Callable[..., Any], **_: Any) -> Callable[..., Any]:
-    """What ``torch.compile`` makes of a definition: a kernel for each output, as tests/kernels/test_fused.py shows."""
+    """The code that ``torch.compile`` makes of a definition: a kernel for each output (tests/kernels/test_fused.py)."""
 
     def run(*given: Any) -> Any:
         made = definition(*map(_inner, given))

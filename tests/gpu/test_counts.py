@@ -43,7 +43,7 @@ CEILINGS: dict[str, dict[str, Counted]] = {
 ALL_DUE: dict[str, Counted] = {
     "scattering-head": (35, 3, 0, 158760), "convnet-1.6m": (50, 3, 0, 6517888), "wrn-16-4": (107, 3, 0, 10981056),
 }  # fmt: skip
-"""Of a projection for which the norms of all weights are evaluated."""
+"""The counts of a projection for which the norms of all weights are evaluated."""
 SHARE = {"scattering-head": 0.55, "convnet-1.6m": 0.32, "wrn-16-4": 0.13}
 """Launches of certificate, release and projection, relative to those of the passes and the optimizer."""
 STEPS = 4
