@@ -77,7 +77,10 @@ class Subject:
             found = copy.deepcopy(module.network).eval()(torch.zeros(1, *self.input_shape))
         self.output_shape = tuple(found.shape[1:])
         module.clip_loss(plan.loss_clip)
-        surroundings: Any = SimpleNamespace(precision="32-true"), SimpleNamespace(input_shape=self.input_shape)
+        surroundings: Any = (
+            SimpleNamespace(precision="32-true", strategy=None),
+            SimpleNamespace(input_shape=self.input_shape),
+        )
         certifier = make_certifier(surroundings[0], module, plan, surroundings[1], Follower())
         repeated = repeated_step(plan, switched)
         strategy = StepStrategy(repeated)
