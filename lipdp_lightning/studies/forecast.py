@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..bound_text import upper_text
 from ..experiment.short_training import prepare
 from ..forecast import forecast
 from ..forecast.public_training import FEWEST_ROWS, FEWEST_STEPS, Size
@@ -74,7 +75,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.network}; {self.data}; {self.scaling}; {self.epsilon:g}"
+        return f"{self.network}; {self.data}; {self.scaling}; {upper_text(self.epsilon)}"
 
     def config(self) -> dict[str, Any]:
         data = DATA[self.data]

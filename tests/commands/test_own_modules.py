@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from lipdp_lightning.commands.foreign_code import check_named_code
 
+from lipdp_lightning.experiment.foreign_code import check_named_code
 from lipdp_lightning.own_folders import importable_folder
 
 ROOT = Path(__file__).parents[2]
@@ -90,12 +90,12 @@ def test_a_run_without_held_out_rows_says_so_before_it_spends(project: Path) -> 
     lines = [line for line in done.stdout.splitlines() if "no row is held out" in line]
     assert len(lines) == 1 and lines[0].startswith("metrics ")
     assert done.stdout.index("no row is held out") < done.stdout.index("Certificate per layer")
-    assert "accuracy" not in done.stdout
+    assert "validation/accuracy" not in done.stdout
 
 
 @pytest.mark.parametrize(
     "command",
-    [["certify"], ["submit", "--dry-run"], pytest.param(["audit", "--out", "out"], marks=pytest.mark.slow)],
+    [["certify"], ["submit", "--dry-run", "--anyway"], pytest.param(["audit", "--out", "out"], marks=pytest.mark.slow)],
 )
 def test_the_other_commands_find_it_too(project: Path, command: list[str]) -> None:
     done = run(project, *command, "--config", "study.yaml")
