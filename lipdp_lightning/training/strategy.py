@@ -138,13 +138,6 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         check_set_up(trainer, module, self, data)
         self._checked = module
 
-    def _configure_launcher(self) -> None:
-        """Starts no processes for a run of one, so that notebooks and interactive sessions can train."""
-        environment = self.cluster_environment
-        started_outside = environment is not None and environment.creates_processes_externally
-        if started_outside or self.num_processes * self.num_nodes > 1:
-            super()._configure_launcher()
-
     def setup_environment(self) -> None:
         """Refuses whatever cannot be trained privately, before a logger or a callback has opened a file."""
         module, problem = self.lightning_module, None

@@ -22,8 +22,9 @@ def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trainer(strategy: DDPStrategy, devices: int, steps: int = 2) -> lightning.Trainer:
     return lightning.Trainer(
-        strategy=strategy, accelerator="cpu", devices=devices, max_steps=steps, max_epochs=-1, logger=False,
-        use_distributed_sampler=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        strategy=strategy, accelerator="cpu", devices=devices, max_steps=steps, max_epochs=-1,
+        use_distributed_sampler=False, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
     )  # fmt: skip
 
 
