@@ -38,6 +38,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return LINK.sub(lambda match: _link(match, posixpath.dirname(source), posixpath.dirname(place)), markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Returns the page with the headings of examples as the other parts of a docstring have them."""
+    return html.replace("<p>Example::</p>", "<p><strong>Example:</strong></p>")
+
+
 def _link(match: re.Match[str], folder: str, site_folder: str) -> str:
     mark, text, target = match.groups()
     path, hash_sign, anchor = target.partition("#")
