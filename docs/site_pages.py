@@ -57,7 +57,15 @@ def _link(match: re.Match[str], folder: str, site_folder: str) -> str:
             place = place.removesuffix(".ipynb") + ".md"
     else:
         return text  # a file of the repository that is no page
+    if text.endswith(".md") and (ROOT / file).is_file():
+        text = f"*{_title(ROOT / file)}*"
     return f"{mark}[{text}]({posixpath.relpath(place, site_folder or '.')}{hash_sign}{anchor})"
+
+
+def _title(file: Path) -> str:
+    """Returns the heading of a page, which says more than the name of its file."""
+    first = file.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("# ").partition(":")[0]
 
 
 # ---- notebooks
