@@ -10,8 +10,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...norms.conv import Convolution
+from ...norms.dense import Dense
 from ...norms.geometry import convolution_axes
-from ...norms.operators import Convolution, Dense, Operator
+from ...norms.operators import Operator
 from ..registry import rule
 from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value
 
