@@ -50,7 +50,9 @@ def as_float64(weight: Tensor, name: str = "weight") -> Tensor:
         )
     device = weight.device if weight.device.type != "mps" else torch.device("cpu")  # MPS has no float64
     matrix = weight.detach().to(device=device, dtype=torch.float64)
-    if not bool(matrix.isfinite().all()):
+    if not math.isfinite(float(matrix.sum())) and not bool(
+        matrix.isfinite().all()
+    ):  # of a finite sum, all are
         raise ValueError(
             f"{name} contains a NaN or infinite entry: no finite bound on its norm exists, so no noise scale "
             "can make a step with it private.\n"
@@ -95,7 +97,16 @@ def dense_norm(weight: Tensor, *, name: str = "weight") -> float:
             f"{name} has shape {tuple(weight.shape)}: dense_norm takes a matrix.\n"
             "HINT: use conv_norm for convolution kernels."
         )
-    return float(spectral_norms(as_float64(weight, name)))
+    matrix = as_float64(weight, name)
+    largest = float(matrix.abs().max()) if matrix.numel() else 0.0
+    if largest == 0.0:
+        return 0.0
+    gram = _smaller_gram(matrix / largest)
+    try:  # as in spectral_norms, in plain numbers, which takes half of the time for a small matrix
+        squared = float(torch.linalg.eigvalsh(gram)[-1])
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        squared = largest_eigenvalue(gram[None])
+    return math.nextafter(math.sqrt(max(squared, 1.0)) * rounding_margin(*matrix.shape) * largest, math.inf)
 
 
 def largest_norm(matrices: Tensor, floor: float = 0.0) -> float:
