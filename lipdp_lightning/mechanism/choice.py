@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..bounds.certificate import Certificate
-from ..layers.exact_norms import LARGEST_CANCELLATION
+from ..layers.contribution import LARGEST_CANCELLATION
 from ..privacy.plan import PrivacyPlan
 from ..privacy.plan_parts import (
     Automatic,

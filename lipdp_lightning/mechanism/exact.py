@@ -1,6 +1,6 @@
 """Scalings by the exact norm of each example's gradient: per-example clipping, with norms instead of bounds.
 
-This is what DP-SGD does, at its cost in bias, but computed from layers' inputs and cotangents (layers/exact_norms.py),
+This is what DP-SGD does, at its cost in bias, but computed from layers' inputs and cotangents (layers/contribution.py),
 so that no gradient per example is kept. The certificate still takes part: it caps what is covered by noise wherever it
 is below the radius, keeps examples apart, and bounds what cannot be measured.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate, GroupBound
-from ..layers.exact_norms import LARGEST_CANCELLATION, Contribution
+from ..layers.contribution import LARGEST_CANCELLATION, Contribution
 from ..layers.scaled import GradientKeeper, ScaledLayer, hands_over
 from .allocation import NoiseBudget
 from .radius import Radii, Tracked

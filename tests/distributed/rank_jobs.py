@@ -30,7 +30,7 @@ from lipdp_lightning.callbacks import (
     RunFiles,
 )
 from lipdp_lightning.layers import MaxMin
-from lipdp_lightning.layers.exact_norms import Contribution
+from lipdp_lightning.layers.contribution import Contribution
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.keyed_digest import PendingDigest
 from lipdp_lightning.privacy.sampling import poisson_sample
