@@ -78,13 +78,7 @@ def header_of(name: str, tensor: Tensor) -> bytes:
     return encode_bytes(b"n", f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode())
 
 
-def is_plain(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
 def bytes_of(tensor: Tensor) -> memoryview:
     """Returns the bytes of a tensor as they are in memory, since numpy lacks bf16, and -0.0 differs from 0.0."""
-    plain = tensor.detach()
-    if plain.device.type != "cpu" or not is_plain(plain):
-        plain = plain.resolve_conj().resolve_neg().contiguous().cpu()
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
     return plain.view(-1).view(torch.uint8).numpy().data

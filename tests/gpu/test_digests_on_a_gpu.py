@@ -57,12 +57,3 @@ def test_every_change_is_seen_on_the_device(monkeypatch: pytest.MonkeyPatch) -> 
         seen.append(digest.of({"a": own["a"].cpu(), "b": own["b"]}))
         seen.append(KeyedDigest(bytes(32)).of({"a": own["a"], "b": own["b"]}))
     assert all(a != b for a, b in itertools.combinations(seen, 2))
-
-
-def test_what_is_forgotten_is_read_again() -> None:
-    digest, own = KeyedDigest(KEY), tensors()
-    first = digest.of(own)
-    assert digest._alive
-    digest.forget()
-    assert not digest._alive and not digest._bytes
-    assert digest.of(own) == first

@@ -185,8 +185,8 @@ class CertifiesLate(Noiseless):
     """Takes the certificate of the present weights when the noise is scaled, whatever the gradients came from."""
 
     def privatize_(self, step: int, reduce: Any = None, seal: Any = None) -> None:
-        self.refresh_certificate()
-        self._weights = self._digest.begin(self._watched.named())
+        self._numbers = self.scaling.numbers(self.refresh_certificate())
+        self._weights = self._digest.begin(self._state)
         super().privatize_(step, reduce, seal)
 
 
