@@ -23,8 +23,8 @@ from ..bounds.certifier import CertificationError, Certifier
 from ..kernels.loops import state_of_memory
 from ..kernels.numeric_environment import numeric_environment
 from ..norms.follow import Follower
-from ..privacy.keyed_digest import KeyedDigest, PendingDigest, digests_of
-from ..privacy.keys import derive_key, state_digest
+from ..privacy.digests import KeyedDigest, PendingDigest, digests_of, state_digest
+from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
 from .changes import changed_network, changed_weights, trained_otherwise
 from .choice import scaling_of

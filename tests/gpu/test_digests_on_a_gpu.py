@@ -1,4 +1,4 @@
-"""Digests of tensors that do not lie on the CPU: lipdp_lightning/privacy/keys.py::KeyedDigest."""
+"""Digests of tensors that do not lie on the CPU: lipdp_lightning/privacy/digests.py::KeyedDigest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pretend import pretended_gpu, to_gpu
 from torch import Tensor
 
 from lipdp_lightning.kernels.multilinear import key_table, multilinear_hash
-from lipdp_lightning.privacy.keyed_digest import KeyedDigest
+from lipdp_lightning.privacy.digests import KeyedDigest
 
 KEY = bytes(range(32))
 

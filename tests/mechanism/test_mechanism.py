@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from lipdp_lightning.bounds.certifier import Certifier
 from lipdp_lightning.mechanism.allocation import sum_margin
 from lipdp_lightning.mechanism.noise import Place, StepNoise
-from lipdp_lightning.mechanism.radius import Radius
+from lipdp_lightning.mechanism.radii import Radius
 from lipdp_lightning.mechanism.step import Mechanism
 
 CLASSES = 5

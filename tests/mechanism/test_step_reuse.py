@@ -14,7 +14,7 @@ from lipdp_lightning.bounds.identity import NetworkIdentity
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.norms import follow
 from lipdp_lightning.norms.follow import Follower
-from lipdp_lightning.privacy.keyed_digest import PendingDigest
+from lipdp_lightning.privacy.digests import PendingDigest
 
 
 def harness(kind: type[Mechanism] = Mechanism, **options: object) -> Harness:

@@ -1,19 +1,48 @@
-"""Digests of a network's state under a secret key, fast enough to be taken several times in every step."""
+"""Digests that name the state of a network, and digests under a secret key, of which each step takes several."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
 from ..kernels.multilinear import key_table, multilinear_hash
-from .keys import bytes_of, derive_key, encode_bytes, header_of
+from .keys import derive_key, encode_bytes
 
 _SHORT = 1 << 14  # tensors with fewer bytes are hashed directly
 _AUTHENTICATED = 1 << 30  # bytes of one authentication code, which must be fewer than 2^31
+
+
+def state_digest(tensors: Mapping[str, Tensor], *context: bytes) -> bytes:
+    """Returns 32 bytes that name the state a step starts from: names, dtypes, shapes and all bits of tensors.
+
+    As part of the noise key it makes an exact replay of a step repeat its noise (the same release again,
+    which costs nothing), and any other continuation draw fresh noise. `context` carries everything else that
+    the released sum depends on: plan digest, data fingerprint, world size, code version,
+    numeric_environment(). The hash is SHA-256, since current processors compute it faster than blake2b.
+    """
+    digest = hashlib.sha256()
+    for item in context:
+        digest.update(encode_bytes(b"c", item))
+    digest.update(_header(tensors))
+    for data in [_bytes_of(tensor) for tensor in tensors.values()]:
+        digest.update(data)
+    return digest.digest()
+
+
+def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    """Returns names, dtypes and shapes of tensors, which determine how many bytes follow for each of them."""
+    described = [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
+    return encode_bytes(b"n", repr(described).encode())
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Returns the bytes of a tensor as they are in memory, since numpy lacks bf16, and -0.0 differs from 0.0."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
+    return plain.view(-1).view(torch.uint8).numpy().data
 
 
 class PendingDigest:
@@ -65,7 +94,7 @@ class KeyedDigest:
     def begin(self, tensors: Mapping[str, Tensor]) -> PendingDigest:
         """Begins a digest of the tensors as they are now; the host does not wait for a device.
 
-        The headers of a device's tensors come before their bits, so that two states with the same headers are hashed as
+        The header of a device's tensors comes before their bits, so that two states with the same header are hashed as
         words of the same length.
         """
         lying: dict[torch.device, dict[str, Tensor]] = {}
@@ -73,20 +102,22 @@ class KeyedDigest:
             lying.setdefault(tensor.device, {})[name] = tensor
         parts: list[bytes | memoryview | Tensor] = []
         for device, own in lying.items():
-            parts.append(encode_bytes(b"d", str(device).encode()))
-            parts += [header_of(name, tensor) for name, tensor in own.items()]
-            parts += self._codes(own.values()) if device.type == "cpu" else [self._hash_on(device, list(own.values()))]
+            parts.append(f"{device} ".encode() + _header(own))
+            bits = list(own.values())
+            parts += self._codes(bits) if device.type == "cpu" else [self._hash_on(device, bits)]
         return PendingDigest(parts)
 
-    def _codes(self, tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
-        """Yields the bytes of short tensors, and the codes of the parts of large ones, each under its own nonce."""
-        for number, data in enumerate(map(bytes_of, tensors)):
+    def _codes(self, tensors: Sequence[Tensor]) -> list[bytes | memoryview]:
+        """Returns the bytes of short tensors, and the codes of the parts of large ones, each under its own nonce."""
+        codes: list[bytes | memoryview] = []
+        for number, data in enumerate([_bytes_of(tensor) for tensor in tensors]):
             if len(data) < _SHORT:
-                yield data
+                codes.append(data)
                 continue
             for part, start in enumerate(range(0, len(data), _AUTHENTICATED)):
                 nonce = number.to_bytes(6, "big") + part.to_bytes(6, "big")
-                yield self._code.encrypt(nonce, b"", data[start : start + _AUTHENTICATED])
+                codes.append(self._code.encrypt(nonce, b"", data[start : start + _AUTHENTICATED]))
+        return codes
 
     def _hash_on(self, device: torch.device, tensors: Sequence[Tensor]) -> Tensor:
         if device not in self._tables:
