@@ -545,7 +545,7 @@ def walk_in_a_trainer(directory: Path) -> list[tuple[str, list[str]]]:
     layers = [nn.Linear(a, b) for a, b in itertools.pairwise((6, 16, 16, 16, 3))]
     network = nn.Sequential(*[part for layer in layers for part in (layer, MaxMin())][:-1])
     plan = small_runs.make_plan(expected_batch_size=6, steps=30, allocation="optimal")
-    traced = Traced(4)  # in the middle of an epoch, and no step at which epsilon is worked out anew
+    traced = Traced(5)  # in the middle of an epoch, and no step at which epsilon is worked out anew
     try:
         small_runs.fit(
             plan, PrivacyAccountant(), traced, module=small_runs.make_module(network=network), directory=directory

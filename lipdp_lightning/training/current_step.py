@@ -103,7 +103,10 @@ class PartialSums:
         self._released: list[tuple[Tensor | None, int]] = [(None, 0)] * len(self._parameters)
 
     def check_none(self) -> None:
-        """Raises ValueError if a backward pass would add to a gradient that is neither released nor zero."""
+        """Raises ValueError if a backward pass would add to a gradient that is neither released nor zero.
+
+        Released gradients are forgotten, so that a pass whose optimizer has set them to None does not hold them twice.
+        """
         for parameter, (released, version) in zip(self._parameters, self._released, strict=True):
             gradient = parameter.grad
             if gradient is None or (gradient is released and gradient._version == version):
@@ -113,6 +116,7 @@ class PartialSums:
                     "a gradient was there before the step's own backward pass, and its bound does not cover two. "
                     "HINT: call no backward() in a hook; torch.autograd.grad leaves gradients alone."
                 )
+        self._released = [(None, 0)] * len(self._parameters)
 
     def remember(self) -> None:
         """Remembers the present gradients as released ones."""

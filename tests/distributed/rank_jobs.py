@@ -32,7 +32,7 @@ from lipdp_lightning.callbacks import (
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.layers.contribution import Contribution
 from lipdp_lightning.mechanism.step import Mechanism
-from lipdp_lightning.privacy.keyed_digest import PendingDigest
+from lipdp_lightning.privacy.digests import PendingDigest
 from lipdp_lightning.privacy.sampling import poisson_sample
 from lipdp_lightning.training import PrivateModule, PrivateStrategy
 from lipdp_lightning.training.run_directory import RunDirectory
