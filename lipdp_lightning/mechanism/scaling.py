@@ -67,6 +67,7 @@ class Scaling:
     name = "worst_case"
     certified = True
     notes_uses = True  # whether layers report their uses, which are compared with the certificate's
+    sums_in_grad = True  # whether the backward pass leaves the whole sum in ``grad``
     joint = False  # whether the groups meet one condition together, and not each its own
     partial_sums = 0.0  # how far sums over positions may exceed an example's contribution, in sensitivities
 
