@@ -149,7 +149,7 @@ class Mechanism:
 
     @property
     def may_overlap(self) -> bool:
-        """Whether the noise is known before the step's last backward pass, which leaves all sums in ``grad``.
+        """Tells whether the noise is known before the step's last backward pass, which leaves all sums in ``grad``.
 
         In a sealed step, the noise is keyed by the sums of all processes.
         """
