@@ -8,7 +8,8 @@ the input, whichever is smaller, are multiplied by c: no per-sample gradient exi
 formed in pieces, which are added in float64. Products of float32 are added in float32, so that every addition rounds by
 a share of the partial sum beneath it; over thousands of equal rows with hundreds of positions, these roundings move a
 sum by several percent of one example's bound. ``mechanism.allocation.sum_margin`` says what is left of that with pieces
-of ``TERMS_OF_A_PIECE`` terms, and pays for it.
+of ``TERMS_OF_A_PIECE`` terms, and pays for it. Factors in bfloat16 are summed on a GPU by a kernel that adds 64 terms
+in float32, and these sums in float64 (``kernels/gpu.py``).
 
 The squared norm of g_i is computed in the way that takes fewer multiplications:
 
@@ -42,6 +43,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.arithmetic import products_on_tensor_cores
+from ..kernels.loops import gpu_kernels
 
 TERMS_OF_A_PIECE = 1 << 14  # rows times positions that one product in float32 adds up, unless one row has more
 LARGEST_CANCELLATION = 64.0
@@ -188,9 +190,17 @@ def weighted_gradients(
         tensor_cores: Whether a GPU may round the factors of the product to the 11 bits of TF32, for which the margin of
             the sum has to pay (``mechanism.allocation.sum_margin``).
     """
+    kernels = gpu_kernels(inputs.device) if tensor_cores and factor is None else None
+    grad_weight = grad_bias = None
+    if kernels is not None and kernels.can_sum(cotangent, inputs, options):
+        if trains[0]:
+            grad_weight = kernels.weight_gradient(cotangent, inputs, weight.shape, options).to(weight.dtype)
+        if trains[1]:
+            others = [d for d in range(cotangent.dim()) if d != (cotangent.dim() - 1 if options is None else 1)]
+            grad_bias = cotangent.sum(others, dtype=weight.dtype)
+        return grad_weight, grad_bias
     full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
     left, right = _weigh(full, x, factor)
-    grad_weight = grad_bias = None
     if trains[0]:
         with products_on_tensor_cores(tensor_cores):
             grad_weight = _sum_of_pieces(left, right, weight, options)

@@ -151,6 +151,7 @@ class _Measured(Tracked):
     """
 
     partial_sums = 2 * LARGEST_CANCELLATION
+    sums_in_grad = False  # layers hand their contributions over, which are weighed after the pass
 
     def __init__(self, budget: NoiseBudget, radii: Radii, floor: float) -> None:
         super().__init__(budget, radii)

@@ -32,7 +32,7 @@ STRATEGY_METHODS = (
     "training_step", "backward", "optimizer_step", "batch_to_device", "numbered", "step_key", "dropout_key",
     "_take_step", "_next_batch", "_finish",  # of the Engine
     "_begin_pass", "_end_pass", "_begin_step", "_release", "_draw", "_seal", "_put_on_record", "_make_mechanism",
-    "_all_reduce", "_gather",
+    "_all_reduce", "_begin_all_reduce", "_backward_pass", "_gather",
 )  # fmt: skip
 DATA_METHODS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "transform_batch")
 _OWN = MappingProxyType({name: getattr(PrivateModule, name, None) for name in FIXED_METHODS})
