@@ -144,6 +144,10 @@ class Mechanism:
         self.scaling.begin_pass(rows)
         self._drawn += drawn
 
+    def run(self, x: Tensor) -> Tensor:
+        """Returns the output of the certified graph, in place of the network's own forward pass."""
+        return self._certifier.run(x)
+
     @torch.no_grad()
     def privatize_(self, step: int, reduce: Reduce | None = None, seal: Seal | None = None) -> None:
         """Replaces every gradient by its release, (sum over processes + noise on the public grid) / (q N), in place.
