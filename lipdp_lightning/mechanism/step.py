@@ -179,6 +179,10 @@ class Mechanism:
         self._overlap = Overlap(deviations, 1 / self.views, self._noise_of(step), begin_sum, complete)
         return self._overlap
 
+    def run(self, x: Tensor) -> Tensor:
+        """Returns the output of the certified graph, in place of the network's own forward pass."""
+        return self._certifier.run(x)
+
     @torch.no_grad()
     def privatize_(self, step: int, reduce: Reduce | None = None, seal: Seal | None = None) -> None:
         """Replaces every gradient by its release, (sum over processes + noise on the public grid) / (q N), in place.

@@ -14,8 +14,8 @@ from torch import nn
 from lipdp_lightning.bounds.certifier import Certifier
 from lipdp_lightning.kernels.arithmetic import arithmetic_problems, require_exact_arithmetic
 from lipdp_lightning.layers import contribution, make_private, scaled
+from lipdp_lightning.layers.contribution import weighted_gradients
 from lipdp_lightning.layers.scaled import reports_of
-from lipdp_lightning.layers.scaled_functions import weighted_gradients
 from lipdp_lightning.mechanism.allocation import sum_margin
 from lipdp_lightning.mechanism.step import Mechanism
 
