@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="entries to reproduce; --list shows the names")
-    parser.add_argument("--list", action="store_true", help="list names, sources and expected times")
+    parser.add_argument(
+        "--list", action="store_true", help="list the entries, and for each paper its items with their states"
+    )
     parser.add_argument(
         "--out", metavar="DIR", help="directory for the results (default runs/reproduce, or runs/reproduce-quick)"
     )
@@ -38,7 +40,10 @@ def run(args: argparse.Namespace) -> int:
     from ..studies.reproduce.entry_run import check_data
 
     if args.list:
+        from ..studies.reproduce.paper_items import listing, paper_items
+
         _list(catalogue())
+        _tell("\n".join(listing(paper_items())))
         return 0
     problems = []
     if not args.names:
