@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="J", help="worker processes, one thread each (default 1)"
     )
+    parser.add_argument("--into", metavar="PAGE", help="a page whose quotation of the entries is written anew")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,9 +68,10 @@ def _make(chosen: Sequence[Listed], args: argparse.Namespace) -> int:
 
     failed = 0
     out = args.out or f"runs/reproduce{'-quick' * args.quick}"
+    into = Path(args.into) if args.into else None
     for listed in chosen:
         try:
-            made = reproduce(listed, out, Options(args.quick, args.seeds), args.jobs, _tell)
+            made = reproduce(listed, out, Options(args.quick, args.seeds), args.jobs, _tell, into)
         except KeyboardInterrupt:
             sys.stderr.write(f"lipdp reproduce: interrupted. HINT: the same command continues {listed.entry.name}.\n")
             return 130
