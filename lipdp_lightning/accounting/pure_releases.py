@@ -91,29 +91,3 @@ def _distribution(entry: LedgerEntry, sensitivity: float, step: float) -> Any:
     else:
         one = privacy_loss_distribution.from_gaussian_mechanism(entry.noise_multiplier, sensitivity, **options)
     return one if entry.count == 1 else one.self_compose(entry.count)
-
-
-def laplace_multiplier(epsilon: float, delta: float, count: int = 1, sample_rate: float = 1.0) -> float:
-    """Returns the least Laplace multiplier, to 0.1 %, of `count` releases that are (epsilon, delta)-DP for add/remove.
-
-    At delta 0, which needs every example in every release, it is count / epsilon.
-    """
-    if delta == 0 and sample_rate == 1:
-        return count / epsilon
-    from lipdp_lightning.accounting.accountants import epsilon_of
-
-    name = LAPLACE if sample_rate == 1 else SUBSAMPLED_LAPLACE
-
-    def met(multiplier: float) -> bool:
-        return epsilon_of("pld", [LedgerEntry(name, multiplier, sample_rate, count)], delta).epsilon <= epsilon
-
-    high = 1.0
-    while not met(high):
-        high *= 2
-    low = high / 2
-    while met(low):
-        low, high = low / 2, low
-    while high > low * 1.001:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if met(middle) else (middle, high)
-    return high

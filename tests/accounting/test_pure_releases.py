@@ -10,7 +10,7 @@ import pytest
 from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.accounting.events import CHOICE, LAPLACE, SUBSAMPLED_GAUSSIAN, SUBSAMPLED_LAPLACE, LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import collect
-from lipdp_lightning.accounting.pure_releases import MixedCurve, join_laplace_multipliers, laplace_multiplier
+from lipdp_lightning.accounting.pure_releases import MixedCurve, join_laplace_multipliers
 
 
 def density(points: np.ndarray, shift: float, scale: float) -> np.ndarray:
@@ -105,12 +105,3 @@ def test_laplace_entries_are_never_counted_as_gaussian_ones() -> None:
     with pytest.raises(AssertionError, match="not Gaussian"):
         collect([entry(1.0)])
     assert epsilon_of("pld", [entry(0.0)], 1e-5).epsilon == math.inf
-
-
-@pytest.mark.slow
-def test_the_multiplier_meets_its_epsilon() -> None:
-    assert laplace_multiplier(0.5, 0.0, 4) == 8.0
-    for delta, count, rate in ((1e-5, 100, 1.0), (1e-5, 100, 0.1)):
-        found = laplace_multiplier(1.0, delta, count, rate)
-        assert epsilon_of("pld", [entry(found, rate, count)], delta).epsilon <= 1.0
-        assert epsilon_of("pld", [entry(found * 0.99, rate, count)], delta).epsilon > 1.0

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.accounting.events import LAPLACE, SUBSAMPLED_LAPLACE, LedgerEntry
 from lipdp_lightning.curves.discrete_noise import NoiseSource, discrete_laplace, exact_scale
 from lipdp_lightning.studies.pure.absolute_sums import AbsoluteBound
@@ -73,3 +74,27 @@ def laplace_entry(multiplier: float, sample_rate: float, steps: int, label: str 
     """Returns the ledger's entry of releases with scales of `laplace_scales`."""
     name = LAPLACE if sample_rate == 1 else SUBSAMPLED_LAPLACE
     return LedgerEntry(name, multiplier, sample_rate, steps, label)
+
+
+def laplace_multiplier(epsilon: float, delta: float, count: int = 1, sample_rate: float = 1.0) -> float:
+    """Returns the least Laplace multiplier, to 0.1 %, of `count` releases that are (epsilon, delta)-DP for add/remove.
+
+    At delta 0, which needs every example in every release, it is count / epsilon.
+    """
+    if delta == 0 and sample_rate == 1:
+        return count / epsilon
+    name = LAPLACE if sample_rate == 1 else SUBSAMPLED_LAPLACE
+
+    def met(multiplier: float) -> bool:
+        return epsilon_of("pld", [LedgerEntry(name, multiplier, sample_rate, count)], delta).epsilon <= epsilon
+
+    high = 1.0
+    while not met(high):
+        high *= 2
+    low = high / 2
+    while met(low):
+        low, high = low / 2, low
+    while high > low * 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if met(middle) else (middle, high)
+    return high

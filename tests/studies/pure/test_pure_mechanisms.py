@@ -13,7 +13,13 @@ from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.curves.discrete_noise import NoiseSource, permute_and_flip
 from lipdp_lightning.studies.pure.absolute_sums import AbsoluteBound, Sizes
 from lipdp_lightning.studies.pure.choices import choice_entry, choose, exponential_mechanism, frank_wolfe
-from lipdp_lightning.studies.pure.laplace_noise import grid_steps, laplace_entry, laplace_release, laplace_scales
+from lipdp_lightning.studies.pure.laplace_noise import (
+    grid_steps,
+    laplace_entry,
+    laplace_multiplier,
+    laplace_release,
+    laplace_scales,
+)
 
 BOUNDS = [AbsoluteBound("first", 2, Sizes(3.0, 1.0)), AbsoluteBound("second", 1, Sizes(0.5, 0.5))]
 
@@ -127,3 +133,12 @@ def test_frank_wolfe_finds_the_few_coordinates_that_matter_and_stays_in_the_ball
     assert epsilon_of("pld", ledger, 1e-3).epsilon < 2.2
     with pytest.raises(ValueError, match="HINT"):
         choose([1.0], 0.0, 1.0, source(6))
+
+
+@pytest.mark.slow
+def test_the_multiplier_meets_its_epsilon() -> None:
+    assert laplace_multiplier(0.5, 0.0, 4) == 8.0
+    for delta, count, rate in ((1e-5, 100, 1.0), (1e-5, 100, 0.1)):
+        found = laplace_multiplier(1.0, delta, count, rate)
+        assert epsilon_of("pld", [laplace_entry(found, rate, count)], delta).epsilon <= 1.0
+        assert epsilon_of("pld", [laplace_entry(found * 0.99, rate, count)], delta).epsilon > 1.0
