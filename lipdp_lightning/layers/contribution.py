@@ -81,7 +81,7 @@ class Contribution:
             views: The number of consecutive rows that are views of one example; g_i is the mean over them.
         """
         with torch.autocast(self.weight.device.type, enabled=False):
-            found = [self._norms(x, d) for x, d in self._parts(views)]
+            found = [self._norms(x, d, views) for x, d in self._parts(views)]
         return torch.cat(found) / views if found else self.weight.new_zeros(0)
 
     def gradients(self, factor: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -93,12 +93,11 @@ class Contribution:
             return weighted_gradients(inputs, cotangent, self.weight, factor, self.trains, self.options)
 
     def _parts(self, views: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields patches and cotangents of a few examples: (examples, groups, entries or outputs, positions)."""
+        """Yields patches and cotangents of a few examples: (rows, groups, entries or outputs, positions)."""
         inputs, cotangent = self.inputs.to(self.weight.dtype), self.cotangent.to(self.weight.dtype)
         rows = views * max(1, LARGEST_INTERMEDIATE // max(1, self._intermediate(views)))
         for first in range(0, self.rows, rows):
-            x, d = self._unfolded(inputs[first : first + rows], cotangent[first : first + rows])
-            yield _side_by_side(x, views), _side_by_side(d, views)
+            yield self._unfolded(inputs[first : first + rows], cotangent[first : first + rows])
 
     def _intermediate(self, views: int) -> int:
         outputs, entries = self.weight.shape[0], math.prod(self.weight.shape[1:])
@@ -114,24 +113,25 @@ class Contribution:
         patches = _patches(x, tuple(self.weight.shape[2:]), stride, padding, dilation)
         return torch.unflatten(patches, 1, (groups, -1)), torch.unflatten(d.flatten(2), 1, (groups, -1))
 
-    def _norms(self, x: Tensor, d: Tensor) -> Tensor:
+    def _norms(self, x: Tensor, d: Tensor, views: int) -> Tensor:
         with_weight, with_bias = self.trains
-        entries, outputs, positions = x.shape[2], d.shape[2], x.shape[3]
+        entries, outputs, positions = x.shape[2], d.shape[2], x.shape[3] * views
         terms = entries + outputs + 2 * positions + x.shape[1] + 4
         assert terms < _TERMS, "the rounding of sums this long is not bounded"
-        sizes = _row_norms(x).square() * with_weight + positions * with_bias
-        envelope = (_row_norms(d).square() * sizes).sum(1).sqrt()
-        bias = d.sum(3).square().sum(2).sum(1) if with_bias else 0.0
+        sizes = _over_views(_row_norms(x).square(), views) * with_weight + positions * with_bias
+        envelope = (_over_views(_row_norms(d).square(), views) * sizes).sum(1).sqrt()
+        bias = _over_views(d.sum(3), views).square().sum(2).sum(1) if with_bias else 0.0
         if not with_weight:
             return _above(bias + torch.zeros_like(envelope), envelope, terms)
         if positions == 1:
             product = (_row_norms(x) * _row_norms(d)).square().sum(1)
         elif positions * (entries + outputs) < entries * outputs:
+            x, d = _side_by_side(x, views), _side_by_side(d, views)
             grams = torch.matmul(d.mT, d) * torch.matmul(x.mT, x)
             rounding = terms * _ROUNDING * envelope.square()
             product = grams.sum(3).sum(2).sum(1).clamp_min(0.0) + rounding
         else:
-            product = _row_norms(torch.matmul(d, x.mT)).square().sum(1)
+            product = _row_norms(_over_views(torch.matmul(d, x.mT), views)).square().sum(1)
         return _above(product + bias, envelope, terms)
 
 
@@ -147,6 +147,11 @@ def _patches(
     strides += [n * jump for n, jump in zip(inner, stride, strict=True)]
     windows = padded.as_strided((*padded.shape[:2], *kernel, *positions), (*padded.stride()[:2], *strides))
     return windows.reshape(len(x), x.shape[1] * math.prod(kernel), math.prod(positions))
+
+
+def _over_views(values: Tensor, views: int) -> Tensor:
+    """Returns the sums over the rows that are views of one example."""
+    return values if views == 1 else torch.unflatten(values, 0, (-1, views)).sum(1)
 
 
 def _side_by_side(parts: Tensor, views: int) -> Tensor:
