@@ -297,6 +297,13 @@ def test_wrong_commands_do_not(words: list[str], monkeypatch: pytest.MonkeyPatch
         parse_command(words, monkeypatch)
 
 
+def test_readme_is_short_and_says_how_to_test() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150 and "```bash\nmake test\n```" in text
+    first_screen = "\n".join(text.splitlines()[:45])
+    assert all(part in first_screen for part in ("privatize(", "**What it does.**", "**What it is not.**"))
+
+
 def test_every_command_is_in_readme_and_every_target_in_the_makefile() -> None:
     shown = {param.values[0][0] for param in command_lines("lipdp")}
     assert shown == set(COMMANDS)
