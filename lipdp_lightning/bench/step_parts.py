@@ -23,7 +23,7 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("forward and backward", "lipdp_lightning.training.strategy", "PrivateStrategy.backward"),
     ("certificate", "lipdp_lightning.mechanism.step", "Mechanism.begin_step"),
     ("scaling", "lipdp_lightning.layers.scaled", "ScaledLayer._factor"),
-    ("scaling", "lipdp_lightning.layers.scaled_functions", "_weigh"),
+    ("scaling", "lipdp_lightning.layers.contribution", "_weigh"),
     ("scaling", "lipdp_lightning.training.module", "scale_cotangent"),
     ("scaling", "lipdp_lightning.mechanism.scaling", "Joint.example_factor"),
     ("scaling", "lipdp_lightning.mechanism.radii", "_Measured._settle"),

@@ -91,8 +91,9 @@ def state_of_memory(tensor: Tensor) -> tuple[int, int]:
 class Fused:
     """A definition in torch's operations, which a GPU runs in one pass over memory, or in few.
 
-    On other devices, and from then on where the compiler fails, the definition runs as it is written. Gradients do not
-    flow through it: it is for the two directions of an ``autograd.Function``, each of which has a definition.
+    On other devices, under another compiler, and from then on where the compiler fails, the definition runs as it is
+    written. Gradients do not flow through it: it is for norms, and for the two directions of an ``autograd.Function``,
+    each of which has a definition.
 
     Args:
         definition: A function whose first argument is a tensor.
@@ -104,7 +105,7 @@ class Fused:
         self._failed = False
 
     def __call__(self, x: Tensor, *more: Any) -> Any:
-        if not x.is_cuda or self._failed:
+        if not x.is_cuda or self._failed or is_traced():
             return self._definition(x, *more)
         try:
             if self._compiled is None:  # for all sizes at once: those of Poisson samples differ from step to step

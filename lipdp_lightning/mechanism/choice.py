@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..bounds.certificate import Certificate
-from ..layers.exact_norms import LARGEST_CANCELLATION
+from ..layers.contribution import LARGEST_CANCELLATION
 from ..layers.scaled import GradientScaler
 from ..privacy.plan import PrivacyPlan
 from ..privacy.plan_parts import (

@@ -2,7 +2,7 @@
 
 ``Radius`` goes by the norms of the inputs that a layer has seen. ``Exact`` and ``ExactLayerwise`` go by the exact norm
 of each example's gradient. This is what DP-SGD does, at its cost in bias, but computed from layers' inputs and
-cotangents (layers/exact_norms.py), so that no gradient per example is kept. The certificate still takes part: it caps
+cotangents (layers/contribution.py), so that no gradient per example is kept. The certificate still takes part: it caps
 what is covered by noise wherever it is below the radius, keeps examples apart, and bounds what cannot be measured.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate, GroupBound
-from ..layers.exact_norms import LARGEST_CANCELLATION, Contribution
+from ..layers.contribution import LARGEST_CANCELLATION, Contribution
 from ..layers.scaled import GradientKeeper, GradientScaler, ScaledLayer, hands_over
 from .allocation import NoiseBudget
 from .scaling import SMALLEST, JointCondition, Scaling, StepNumbers, scaled_layers
@@ -151,6 +151,7 @@ class _Measured(Tracked):
     """
 
     partial_sums = 2 * LARGEST_CANCELLATION
+    sums_in_grad = False  # layers hand their contributions over, which are weighed after the pass
 
     def __init__(self, budget: NoiseBudget, radii: Radii, floor: float) -> None:
         super().__init__(budget, radii)

@@ -29,6 +29,7 @@ from ..privacy.plan import PrivacyPlan
 from .changes import changed_network, changed_weights, trained_otherwise
 from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, owners_of, release_
+from .overlap import BeginSum, Overlap
 from .projection import Projector
 from .scaling import Scaling, StepNumbers
 
@@ -99,6 +100,7 @@ class Mechanism:
         self._tracked: dict[str, float] = {}
         self._agreed: bytes | None = None
         self._numbers: StepNumbers | None = None  # those of the step that is under way
+        self._overlap: Overlap | None = None
         self._drawn = 0
         self.numbers()  # shares that fit no group are refused here and not in the first step
 
@@ -123,6 +125,7 @@ class Mechanism:
         if self._switches:
             self._switch(step)
         self._step, self._drawn, self._sealed, self._agreed = step, 0, sealed, None
+        self._overlap = None
         self._tracked = dict(self.scaling.state())
         self._numbers = self.scaling.numbers(self.certificate)
         self.scaling.begin(self._numbers)
@@ -146,6 +149,40 @@ class Mechanism:
         self.scaling.begin_pass(rows)
         self._drawn += drawn
 
+    @property
+    def may_overlap(self) -> bool:
+        """Tells whether the noise is known before the step's last backward pass, which leaves all sums in ``grad``.
+
+        In a sealed step, the noise is keyed by the sums of all processes.
+        """
+        shared = self.place.world_size > 1 and self.place.mode == "distributed"
+        return shared and not self._sealed and self.scaling.sums_in_grad
+
+    def overlap(
+        self, step: int, begin_sum: BeginSum, complete: Callable[[nn.Parameter], None], seal: Seal | None = None
+    ) -> Overlap:
+        """Returns the context of the step's last backward pass, whose sums are released while it runs.
+
+        Args:
+            step: that ``begin_step`` began.
+            begin_sum: begins to sum a float64 tensor over processes.
+            complete: adds to a parameter's ``grad`` what earlier micro-batches have left of its sum.
+            seal: as for ``privatize_``, which ends the step.
+        """
+        assert self._step == step and self._numbers is not None and self.may_overlap
+        self._check_unchanged("between forward and backward")
+        if seal is not None:
+            self._agreed = seal(self.digest)
+        numbers = self._numbers
+        groups = zip(numbers.certificate.groups, self._parameters, strict=True)
+        deviations = {p: numbers.deviations[group.name] for group, own in groups for p in own}
+        self._overlap = Overlap(deviations, 1 / self.views, self._noise_of(step), begin_sum, complete)
+        return self._overlap
+
+    def run(self, x: Tensor) -> Tensor:
+        """Returns the output of the certified graph, in place of the network's own forward pass."""
+        return self._certifier.run(x)
+
     @torch.no_grad()
     def privatize_(self, step: int, reduce: Reduce | None = None, seal: Seal | None = None) -> None:
         """Replaces every gradient by its release, (sum over processes + noise on the public grid) / (q N), in place.
@@ -162,15 +199,20 @@ class Mechanism:
         """
         assert self._step == step and self._numbers is not None, f"privatize_({step}) without begin_step({step})"
         assert seal is not None or not self._sealed, "a step that is to be sealed needs a seal"
-        numbers = self._numbers
+        numbers, (overlap, self._overlap) = self._numbers, (self._overlap, None)
+        if overlap is not None:
+            overlap.check()
         sums = self._sums(numbers)
         # once more to the last bit: a write through .data changes no version
         pending = [self._weights, self._digest.begin(self._state)]
         before, after, *contribution = digests_of([*pending, self._contribution(sums)] if self._sealed else pending)
         self._check_unchanged("between forward and privatize_", before == after)
-        if seal is not None:
-            self._agreed = seal(digest_of(self.digest, *contribution) if self._sealed else self.digest)
-        self._release(sums, self._noise_of(step), reduce)
+        if overlap is not None:
+            overlap.finish(sums)
+        else:
+            if seal is not None:
+                self._agreed = seal(digest_of(self.digest, *contribution) if self._sealed else self.digest)
+            self._release(sums, self._noise_of(step), reduce)
         self._learn(numbers, sums[-1].values)
         for parameter, owner in self.owners.items():
             if owner != self.place.rank:  # its sum was not released here, and its owner updates it

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate, UseBound
 from ..bounds.certifier import CertificationError, Certifier
-from ..bounds.checks import LARGEST_BOUND
+from ..bounds.rounding import LARGEST_BOUND
 from ..layers import ScaledLayer
 from ..layers.scaled import hands_over
 from ..norms.operators import NormSource, Operator
