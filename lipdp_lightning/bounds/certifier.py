@@ -45,7 +45,6 @@ class _Step:
         node: The node.
         rule: Its rule; None for the input and for a member of a tuple.
         reads: The nodes in its argument slots that depend on the example.
-        shapes: The shape of one example of each of its outputs.
         operation: The description of the node that its rule receives.
         path: The path of its module; empty if that is the model itself.
         scalable: Whether its module can measure and scale its gradient by example.
@@ -55,7 +54,6 @@ class _Step:
     node: fx.Node
     rule: Rule | None
     reads: tuple[fx.Node, ...]
-    shapes: tuple[tuple[int, ...], ...]
     operation: Operation
     path: str
     scalable: bool
@@ -174,7 +172,7 @@ class Certifier:
                 reason = f"{step.operation.name}: {found.reason}"
                 problems.append(Problem(node_path(step.node), reason, found.hint))
                 nothing = (0.0,) * len(step.reads)
-                bounds[step.node] = Bound(0.0, nothing, parts=(0.0,) * len(step.shapes), slots=nothing)
+                bounds[step.node] = Bound(0.0, nothing, parts=(0.0,) * len(step.operation.output_shapes), slots=nothing)
         _refuse(problems)
         return self._assemble(bounds, self._walk.run(bounds, self._at_output, self._caps))
 
@@ -223,7 +221,8 @@ class Certifier:
             if bound.uses or not trained.isdisjoint(step.reads):
                 trained.add(node)  # no cotangent is computed for nodes before the first parameter
             problems += range_problems(node, bound.norm, received if node in trained else 0.0)
-            nodes.append(NodeBound(node.name, step.operation.name, bound.norm, slots, received, step.shapes[0]))
+            of = step.operation
+            nodes.append(NodeBound(node.name, of.name, bound.norm, slots, received, of.output_shape))
             for use in bound.uses:
                 reads = bounds[step.reads[0]].norm if step.reads else 0.0
                 lipschitz, factor = slots[0] if slots else 0.0, use.gradient_factor
@@ -323,7 +322,7 @@ def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: 
         operation = Operation(operation_name(node), module, shapes[0], norms, shapes, names)
         path = "" if module is None or module is model else str(node.target)
         scalable = bool(getattr(module, "scales_gradient", False))
-        steps.append(_Step(node, rule, reads, shapes, operation, path, scalable, _trained(node, module, model)))
+        steps.append(_Step(node, rule, reads, operation, path, scalable, _trained(node, module, model)))
     _refuse(problems)
     return steps
 

@@ -50,9 +50,7 @@ def as_float64(weight: Tensor, name: str = "weight") -> Tensor:
         )
     device = weight.device if weight.device.type != "mps" else torch.device("cpu")  # MPS has no float64
     matrix = weight.detach().to(device=device, dtype=torch.float64)
-    if not math.isfinite(float(matrix.sum())) and not bool(
-        matrix.isfinite().all()
-    ):  # of a finite sum, all are
+    if not math.isfinite(float(matrix.sum())) and not bool(matrix.isfinite().all()):  # of a finite sum, all are
         raise ValueError(
             f"{name} contains a NaN or infinite entry: no finite bound on its norm exists, so no noise scale "
             "can make a step with it private.\n"
