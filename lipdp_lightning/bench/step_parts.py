@@ -26,7 +26,7 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("scaling", "lipdp_lightning.layers.contribution", "_weigh"),
     ("scaling", "lipdp_lightning.training.module", "scale_cotangent"),
     ("scaling", "lipdp_lightning.mechanism.scaling", "Joint.example_factor"),
-    ("scaling", "lipdp_lightning.mechanism.exact", "_Measured._settle"),
+    ("scaling", "lipdp_lightning.mechanism.radii", "_Measured._settle"),
     ("scaling", "lipdp_lightning.training.module", "ClippedLoss.per_example"),
     ("noise", "lipdp_lightning.mechanism.step", "KeyedDigest.of"),
     ("noise", "lipdp_lightning.mechanism.step", "state_digest"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsBytes
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from ..norms.operators import NormSource
 from . import rules
@@ -140,6 +140,8 @@ class Certifier:
         self._caps = _caps(self._steps, self._cotangent_caps, self._margin)
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
+        inner = [module for module in model.modules() if not is_leaf(module)]
+        self._looking = [hooks for module in inner for hooks in (module._forward_hooks, module._forward_pre_hooks)]
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -150,6 +152,22 @@ class Certifier:
         """Traces the network anew, and takes a new ``identity``, if it differs from the network that was traced."""
         if self.identity.differences():
             self._take_up()
+
+    def run(self, x: Tensor) -> Tensor:
+        """Returns the network's output as the graph computes it, which is what bounds are for.
+
+        A private step calls this and not the network. The graph calls the layers; the network's own forward, which
+        could find out that it is no longer traced, does not run. A network that its own ``compile()`` has compiled is
+        called itself.
+        """
+        if self._model._compiled_call_impl is not None:
+            called: Tensor = self._model(x)
+            return called
+        if any(self._looking):  # trusted hooks of modules that the graph does not call
+            with torch.no_grad():
+                self._model(x)
+        output: Tensor = self._graph.forward(x)
+        return output
 
     def certify(self, state: SupportsBytes = b"") -> Certificate:
         """Returns bounds for the network and its weights as they are now.

@@ -8,7 +8,8 @@ the input, whichever is smaller, are multiplied by c: no per-sample gradient exi
 formed in pieces, which are added in float64. Products of float32 are added in float32, so that every addition rounds by
 a share of the partial sum beneath it; over thousands of equal rows with hundreds of positions, these roundings move a
 sum by several percent of one example's bound. ``mechanism.allocation.sum_margin`` says what is left of that with pieces
-of ``TERMS_OF_A_PIECE`` terms, and pays for it.
+of ``TERMS_OF_A_PIECE`` terms, and pays for it. Factors in bfloat16 are summed on a GPU by a kernel that adds 64 terms
+in float32, and these sums in float64 (``kernels/gpu.py``).
 
 The squared norm of g_i is computed in the way that takes fewer multiplications:
 
@@ -42,6 +43,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.arithmetic import products_on_tensor_cores
+from ..kernels.loops import gpu_kernels
 
 TERMS_OF_A_PIECE = 1 << 14  # rows times positions that one product in float32 adds up, unless one row has more
 LARGEST_CANCELLATION = 64.0
@@ -79,7 +81,7 @@ class Contribution:
             views: The number of consecutive rows that are views of one example; g_i is the mean over them.
         """
         with torch.autocast(self.weight.device.type, enabled=False):
-            found = [self._norms(x, d) for x, d in self._parts(views)]
+            found = [self._norms(x, d, views) for x, d in self._parts(views)]
         return torch.cat(found) / views if found else self.weight.new_zeros(0)
 
     def gradients(self, factor: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -91,12 +93,11 @@ class Contribution:
             return weighted_gradients(inputs, cotangent, self.weight, factor, self.trains, self.options)
 
     def _parts(self, views: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields patches and cotangents of a few examples: (examples, groups, entries or outputs, positions)."""
+        """Yields patches and cotangents of a few examples: (rows, groups, entries or outputs, positions)."""
         inputs, cotangent = self.inputs.to(self.weight.dtype), self.cotangent.to(self.weight.dtype)
         rows = views * max(1, LARGEST_INTERMEDIATE // max(1, self._intermediate(views)))
         for first in range(0, self.rows, rows):
-            x, d = self._unfolded(inputs[first : first + rows], cotangent[first : first + rows])
-            yield _side_by_side(x, views), _side_by_side(d, views)
+            yield self._unfolded(inputs[first : first + rows], cotangent[first : first + rows])
 
     def _intermediate(self, views: int) -> int:
         outputs, entries = self.weight.shape[0], math.prod(self.weight.shape[1:])
@@ -112,24 +113,25 @@ class Contribution:
         patches = _patches(x, tuple(self.weight.shape[2:]), stride, padding, dilation)
         return torch.unflatten(patches, 1, (groups, -1)), torch.unflatten(d.flatten(2), 1, (groups, -1))
 
-    def _norms(self, x: Tensor, d: Tensor) -> Tensor:
+    def _norms(self, x: Tensor, d: Tensor, views: int) -> Tensor:
         with_weight, with_bias = self.trains
-        entries, outputs, positions = x.shape[2], d.shape[2], x.shape[3]
+        entries, outputs, positions = x.shape[2], d.shape[2], x.shape[3] * views
         terms = entries + outputs + 2 * positions + x.shape[1] + 4
         assert terms < _TERMS, "the rounding of sums this long is not bounded"
-        sizes = _row_norms(x).square() * with_weight + positions * with_bias
-        envelope = (_row_norms(d).square() * sizes).sum(1).sqrt()
-        bias = d.sum(3).square().sum(2).sum(1) if with_bias else 0.0
+        sizes = _over_views(_row_norms(x).square(), views) * with_weight + positions * with_bias
+        envelope = (_over_views(_row_norms(d).square(), views) * sizes).sum(1).sqrt()
+        bias = _over_views(d.sum(3), views).square().sum(2).sum(1) if with_bias else 0.0
         if not with_weight:
             return _above(bias + torch.zeros_like(envelope), envelope, terms)
         if positions == 1:
             product = (_row_norms(x) * _row_norms(d)).square().sum(1)
         elif positions * (entries + outputs) < entries * outputs:
+            x, d = _side_by_side(x, views), _side_by_side(d, views)
             grams = torch.matmul(d.mT, d) * torch.matmul(x.mT, x)
             rounding = terms * _ROUNDING * envelope.square()
             product = grams.sum(3).sum(2).sum(1).clamp_min(0.0) + rounding
         else:
-            product = _row_norms(torch.matmul(d, x.mT)).square().sum(1)
+            product = _row_norms(_over_views(torch.matmul(d, x.mT), views)).square().sum(1)
         return _above(product + bias, envelope, terms)
 
 
@@ -145,6 +147,11 @@ def _patches(
     strides += [n * jump for n, jump in zip(inner, stride, strict=True)]
     windows = padded.as_strided((*padded.shape[:2], *kernel, *positions), (*padded.stride()[:2], *strides))
     return windows.reshape(len(x), x.shape[1] * math.prod(kernel), math.prod(positions))
+
+
+def _over_views(values: Tensor, views: int) -> Tensor:
+    """Returns the sums over the rows that are views of one example."""
+    return values if views == 1 else torch.unflatten(values, 0, (-1, views)).sum(1)
 
 
 def _side_by_side(parts: Tensor, views: int) -> Tensor:
@@ -188,9 +195,17 @@ def weighted_gradients(
         tensor_cores: Whether a GPU may round the factors of the product to the 11 bits of TF32, for which the margin of
             the sum has to pay (``mechanism.allocation.sum_margin``).
     """
+    kernels = gpu_kernels(inputs.device) if tensor_cores and factor is None else None
+    grad_weight = grad_bias = None
+    if kernels is not None and kernels.can_sum(cotangent, inputs, options):
+        if trains[0]:
+            grad_weight = kernels.weight_gradient(cotangent, inputs, weight.shape, options).to(weight.dtype)
+        if trains[1]:
+            others = [d for d in range(cotangent.dim()) if d != (cotangent.dim() - 1 if options is None else 1)]
+            grad_bias = cotangent.sum(others, dtype=weight.dtype)
+        return grad_weight, grad_bias
     full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
     left, right = _weigh(full, x, factor)
-    grad_weight = grad_bias = None
     if trains[0]:
         with products_on_tensor_cores(tensor_cores):
             grad_weight = _sum_of_pieces(left, right, weight, options)

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..privacy.plan import PrivacyPlan
-from ..privacy.plan_parts import CustomShares, Shares, Unsettled
-from .custom_shares import shares_of
+from ..privacy.plan_parts import CustomShares, Shares, Unsettled, shares_of
 
 Allocation = Literal["equal", "global", "optimal", "custom"]
 

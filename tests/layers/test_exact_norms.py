@@ -79,9 +79,9 @@ class HalfThePositions(Contribution):
 
 
 class WithoutBias(Contribution):
-    def _norms(self, x: Tensor, d: Tensor) -> Tensor:
+    def _norms(self, x: Tensor, d: Tensor, views: int) -> Tensor:
         self.trains = (True, False)
-        return super()._norms(x, d)
+        return super()._norms(x, d, views)
 
 
 @pytest.mark.parametrize("kind", [Contribution, HalfThePositions, WithoutBias])
