@@ -134,7 +134,7 @@ class Certifier:
         reasons = [] if is_leaf(model) else rehearse(model, self._graph, self._input_shape, is_leaf)
         self._hidden = [Problem(type(model).__name__, reason, _STEADY) for reason in reasons]
         try:
-            self._at_output = self.loss.lipschitz(self._output.meta["shape"]) * self._margin
+            self.loss.lipschitz(self._output.meta["shape"])
         except ValueError as error:
             raise CertificationError([_loss_problem(error)]) from error
         self._caps = _caps(self._steps, self._cotangent_caps, self._margin)
@@ -192,7 +192,8 @@ class Certifier:
                 nothing = (0.0,) * len(step.reads)
                 bounds[step.node] = Bound(0.0, nothing, parts=(0.0,) * len(step.operation.output_shapes), slots=nothing)
         _refuse(problems)
-        return self._assemble(bounds, self._walk.run(bounds, self._at_output, self._caps))
+        at_output = self.loss.lipschitz(self._output.meta["shape"]) * self._margin
+        return self._assemble(bounds, self._walk.run(bounds, at_output, self._caps), at_output)
 
     def _forward(self, step: _Step, bounds: dict[fx.Node, Bound]) -> Bound:
         if step.rule is None:
@@ -229,7 +230,7 @@ class Certifier:
             bound.quadrature, bound.cotangent_cap * margin, tuple([part * margin for part in bound.parts]), rounded,
         )  # fmt: skip
 
-    def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float]) -> Certificate:
+    def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float) -> Certificate:
         nodes, uses = [], []
         problems: list[Problem] = []
         trained: set[fx.Node] = set()
@@ -248,7 +249,7 @@ class Certifier:
                 uses.append((use.parameters, of_use))
         groups = grouped(uses, self._parameters)
         _refuse(problems or _unbounded(groups, self._parameters))
-        return Certificate(tuple(nodes), groups, self._at_output, self.input_bound, self._output.name)
+        return Certificate(tuple(nodes), groups, at_output, self.input_bound, self._output.name)
 
 
 def certify(
