@@ -24,7 +24,7 @@ from lipdp_lightning.bounds import graph, identity
 from lipdp_lightning.kernels import loops
 from lipdp_lightning.kernels.multilinear import row_sums_by_torch
 from lipdp_lightning.kernels.normals import normals
-from lipdp_lightning.layers import scaled_functions
+from lipdp_lightning.layers import contribution
 from lipdp_lightning.layers.input import bounded_by_torch
 
 DEVICE = torch.device("cuda", 0)
@@ -273,7 +273,7 @@ def _weight_gradient(cotangent: Any, inputs: Any, shape: Any, options: Any) -> T
     counts.launches += 2
     weight = torch.zeros(*shape, dtype=torch.float64)
     given = inputs.inner.double(), cotangent.inner.double()
-    exact, _ = scaled_functions.weighted_gradients(*given, weight, None, (True, False), options)
+    exact, _ = contribution.weighted_gradients(*given, weight, None, (True, False), options)
     assert exact is not None
     return OnGpu(exact)
 
