@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from typing import Any
 
@@ -94,16 +93,16 @@ def test_a_signal_is_the_norm_of_the_mean_gradient_over_that_of_the_noise() -> N
     network = Linear(SHAPE, 10, zero_init=False)
     module = module_of(network, lr=1e-12)
     plan = plan_of(module, scaling="worst_case", max_norm=None)
-    size = Size(6, 30)
+    size = Size(6, 100)
     rows = made_up_rows(SHAPE, "classification", 10, 1.0, 400, seed=3)
     found = PublicTraining(module, plan, SHAPE).run(rows, size)
     x, y = rows.x[: 400 - 100], rows.y[: 400 - 100]
     gradients = []
-    for step in range(size.steps):
-        taken = torch.arange(step * 30, (step + 1) * 30) % len(x)
+    for half in range(2 * size.steps):
+        taken = torch.arange(half * 50, (half + 1) * 50) % len(x)
         loss = nn.functional.cross_entropy(network(x[taken]), y[taken])
         gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, network.parameters())]).double())
-    products = [float(a @ b) for a, b in itertools.pairwise(gradients)]
+    products = [float(a @ b) for a, b in zip(gradients[::2], gradients[1::2], strict=True)]
     signal = math.sqrt(sum(products) / len(products))
     # one layer with a bias, inputs of norm 1: its gradient is at most sqrt(2) * sqrt(2)
     noise = plan.noise_multiplier * 2.0 * math.sqrt(650) / 360
