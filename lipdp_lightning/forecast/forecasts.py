@@ -18,6 +18,9 @@ LARGEST_OPERATIONS = 2e12
 ENOUGH_SIGNAL = 0.25
 """The signal over the noise of the run in the median layer from which on it is expected to learn after few steps."""
 
+CLOSE = 0.1
+"""The relative distance from the score that is needed within which the score of few rows says nothing."""
+
 EXPLAINED = 0.1
 """The share of the variance that a regression has to explain."""
 
@@ -58,11 +61,15 @@ class Forecast:
 
     @property
     def learns(self) -> bool:
-        """Returns whether the run is expected to learn, from the score, or after few steps from the signal alone.
+        """Returns whether the run is expected to learn, from the score, or where that says little from the signal.
 
-        The head of a deep network has a signal even if nothing of the input reaches it, so the median layer decides.
+        It says little if it is close to what is needed, and if it is low after few steps. The head of a deep network
+        has a signal even if nothing of the input reaches it, so the median layer decides then.
         """
-        return self.outcome.score >= self.needed or (self.short and self.typical.over_run >= ENOUGH_SIGNAL)
+        score, needed = self.outcome.score, self.needed
+        if abs(score - needed) <= CLOSE * needed or (self.short and score < needed):
+            return self.typical.over_run >= ENOUGH_SIGNAL
+        return score >= needed
 
     @property
     def weakest(self) -> LayerSignal:
@@ -92,9 +99,10 @@ class Forecast:
         result = f"{size} end at {score} {outcome.score:.2f}, where chance is {outcome.chance:.2f}"
         if self.learns and outcome.score < self.needed:
             middle = self.typical
+            why = "the network is too large to try more, and" if self.short else "the score is close:"
             return (
                 f"this run is expected to learn, by its signal alone: in the median layer, {middle.name}, it is "
-                f"{middle.over_run:.2g} of the noise over the run; the network is too large to try more, and {result}"
+                f"{middle.over_run:.2g} of the noise over the run; {why} {result}"
             )
         if self.learns:
             return f"this run is expected to learn: {result}"
