@@ -213,7 +213,7 @@ def train(
 
 
 def _arm(method: str, steps: int, batch: int, path: Path, turns: Turns, own: int, options: dict[str, Any]) -> None:
-    """Is the process of one method."""
+    """Runs as the process of one method."""
 
     def note(step: int, cpu: float, rows: int, accuracy: float, averaged: float) -> None:
         with path.open("a", encoding="utf-8", newline="") as file:
