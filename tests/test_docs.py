@@ -33,7 +33,7 @@ from lipdp_lightning.studies.reproduce import Options, Output
 from lipdp_lightning.studies.reproduce.entry import checked_cells, checked_result
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMESPACE = "documentation_example"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -86,7 +86,9 @@ def test_no_page_with_code_is_left_out() -> None:
         "CONTRIBUTING.md",
         "docs/baselines.md",  # in tests/clipping/test_baseline_docs.py
         "docs/bring_your_own_data.md",  # in tests/data_modules/test_data_own.py
+        "docs/coming_from_opacus.md",
         "docs/convert.md",
+        "docs/kit.md",
         "docs/parties.md",
         "docs/reproduce.md",
         "docs/your_project.md",
@@ -123,13 +125,53 @@ def test_a_project_of_its_own_page_becomes_private(example: types.ModuleType, tm
     assert (tmp_path / "runs/loop/report.html").is_file()
 
 
+def test_our_side_of_coming_from_opacus_runs(example: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    run_python(ROOT / "docs/coming_from_opacus.md", example)
+    assert example.step.number == example.plan.steps - 1 and 0 < example.step.epsilon <= 3
+    assert all("down" in name or "up" in name for name, p in example.adapted.named_parameters() if p.requires_grad)
+    assert "BatchNorm2d): normalises each example" in capsys.readouterr().out
+
+
+def test_opacus_side_of_coming_from_opacus_names_what_opacus_has() -> None:
+    opacus = pytest.importorskip("opacus")
+    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
+    from opacus.validators import ModuleValidator
+
+    engine = opacus.PrivacyEngine
+    known = {
+        "PrivacyEngine": engine,
+        "BatchMemoryManager": BatchMemoryManager,
+        "ModuleValidator.fix": ModuleValidator.fix,
+    }
+    known |= {f"engine.{name}": getattr(engine, name) for name in dir(engine) if not name.startswith("_")}
+    known["DifferentiallyPrivateDistributedDataParallel"] = DifferentiallyPrivateDistributedDataParallel
+    called = 0
+    for _, text in blocks(ROOT / "docs/coming_from_opacus.md", "py"):
+        for call in [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]:
+            if function := known.get(ast.unparse(call.func)):
+                accepted = inspect.signature(function).parameters
+                flexible = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+                names = {keyword.arg for keyword in call.keywords}
+                assert flexible or names <= set(accepted), ast.unparse(call)
+                called += 1
+    assert called >= 8
+
+
 def test_the_python_examples_of_contributing_run(example: types.ModuleType) -> None:
     run_python(ROOT / "CONTRIBUTING.md", example)
     assert len(example.watcher.norms) == example.plan.steps
 
 
-def test_the_python_example_of_readme_writes_a_report(example: types.ModuleType, tmp_path: Path) -> None:
+def test_the_python_example_of_readme_trains(example: types.ModuleType) -> None:
     run_python(ROOT / "README.md", example)
+    assert example.data.dataset_size == 1000
+    before, after = example.Classifier().model, example.model.network
+    assert before.state_dict().keys() == after.state_dict().keys()
+
+
+def test_the_parts_by_hand_write_a_report(example: types.ModuleType, tmp_path: Path) -> None:
+    run_python(ROOT / "docs/kit.md", example)
     assert (tmp_path / "runs/api/report.html").is_file()
     assert 0 < example.plan.noise_multiplier < 20
 
@@ -393,9 +435,9 @@ def test_every_station_of_the_core_has_a_claim_code_and_tests(title: str) -> Non
 
 def test_the_stations_of_the_core_are_numbered() -> None:
     assert [int(title.partition(".")[0]) for title in stations()] == list(range(1, 14))
-    assert [title[0] for title in appendices()] == list("ABCDEF")
+    assert [title[0] for title in appendices()] == list("ABCDEFG")
     asked_for = set(re.findall(r"\b[Aa]ppendix ([A-Z])\b", "".join(stations().values())))
-    assert asked_for == set("ABCDEF"), "an appendix that no station rests on, or one that is not there"
+    assert asked_for == set("ABCDEFG"), "an appendix that no station rests on, or one that is not there"
 
 
 def test_a_function_and_a_test_that_do_not_exist_are_found() -> None:
@@ -503,7 +545,7 @@ def walk_in_a_trainer(directory: Path) -> list[tuple[str, list[str]]]:
     layers = [nn.Linear(a, b) for a, b in itertools.pairwise((6, 16, 16, 16, 3))]
     network = nn.Sequential(*[part for layer in layers for part in (layer, MaxMin())][:-1])
     plan = small_runs.make_plan(expected_batch_size=6, steps=30, allocation="optimal")
-    traced = Traced(4)  # in the middle of an epoch, and no step at which epsilon is worked out anew
+    traced = Traced(5)  # in the middle of an epoch, and no step at which epsilon is worked out anew
     try:
         small_runs.fit(
             plan, PrivacyAccountant(), traced, module=small_runs.make_module(network=network), directory=directory

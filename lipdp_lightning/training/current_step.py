@@ -99,11 +99,15 @@ class PartialSums:
 
     def __init__(self, module: nn.Module) -> None:
         self._parameters = list(module.parameters())
+        self._places = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         self._sums: dict[int, Tensor] = {}
         self._released: list[tuple[Tensor | None, int]] = [(None, 0)] * len(self._parameters)
 
     def check_none(self) -> None:
-        """Raises ValueError if a backward pass would add to a gradient that is neither released nor zero."""
+        """Raises ValueError if a backward pass would add to a gradient that is neither released nor zero.
+
+        Released gradients are forgotten, so that a pass whose optimizer has set them to None does not hold them twice.
+        """
         for parameter, (released, version) in zip(self._parameters, self._released, strict=True):
             gradient = parameter.grad
             if gradient is None or (gradient is released and gradient._version == version):
@@ -113,6 +117,7 @@ class PartialSums:
                     "a gradient was there before the step's own backward pass, and its bound does not cover two. "
                     "HINT: call no backward() in a hook; torch.autograd.grad leaves gradients alone."
                 )
+        self._released = [(None, 0)] * len(self._parameters)
 
     def remember(self) -> None:
         """Remembers the present gradients as released ones."""
@@ -126,6 +131,12 @@ class PartialSums:
                 before = self._sums.get(index)
                 self._sums[index] = parameter.grad.double() if before is None else before.add_(parameter.grad)
                 parameter.grad = None
+
+    def complete(self, parameter: nn.Parameter) -> None:
+        """Adds the sum over earlier micro-batches to the gradient that the last one has left."""
+        before = self._sums.pop(self._places[id(parameter)], None)
+        if before is not None and parameter.grad is not None:
+            parameter.grad = before.add_(parameter.grad).to(parameter.dtype)
 
     def put_back(self) -> None:
         """Puts the sum over all micro-batches into ``grad``, which still holds the last of them."""
@@ -175,6 +186,14 @@ class CurrentStep:
     def check_gradients(self) -> None:
         """Raises ValueError if a backward pass would add to a gradient that is neither released nor zero."""
         self._sums.check_none()
+
+    def is_last(self, micro_batches: int) -> bool:
+        """Returns whether the micro-batch that is under way is the last of so many."""
+        return self._step is not None and self._step.micro_batches + 1 == micro_batches
+
+    def complete(self, parameter: nn.Parameter) -> None:
+        """Adds to a parameter's gradient what earlier micro-batches have left of the step's sum."""
+        self._sums.complete(parameter)
 
     def add(self, micro_batches: int) -> bool:
         """Adds a micro-batch's gradients; returns whether the sum is complete and in ``grad``.

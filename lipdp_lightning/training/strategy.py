@@ -203,7 +203,8 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         loss = self.precision_plugin.pre_backward(closure_loss, module)
         _check_same_loss(loss, closure_loss, before)
         self._current.check_gradients()
-        self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
+        with self._backward_pass():
+            self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
         self._end_pass()
         loss = self.precision_plugin.post_backward(loss, module)
         self.post_backward(loss)

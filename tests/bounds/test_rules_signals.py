@@ -11,7 +11,7 @@ from rule_checks import SLACK, Forward, bounds_of, jacobian_norm, largest_output
 from torch import nn
 
 from lipdp_lightning.bounds import CertificationError, certify
-from lipdp_lightning.bounds.rules import signals
+from lipdp_lightning.bounds.rules import activations, signals
 
 VECTOR, IMAGE = (4,), (2, 5, 4)
 INDEX = torch.tensor([3, 0, 3, 3])
@@ -82,7 +82,7 @@ def test_linear_maps_attain_their_constant(name):
     assert largest_output(model, shape, 1.5, steps=20) <= norm * SLACK
 
 
-@pytest.mark.parametrize(("function", "slope"), [(torch.sin, 1.0), (torch.cos, 1.0), (torch.erf, signals.ERF)])
+@pytest.mark.parametrize(("function", "slope"), [(torch.sin, 1.0), (torch.cos, 1.0), (torch.erf, activations.ERF)])
 def test_waves(function, slope):
     model = Forward(lambda m, x: function(x))
     for radius in (0.05, 1.0, 4.0, 40.0):
@@ -96,7 +96,7 @@ def test_waves(function, slope):
 
 def test_a_cosine_is_not_bounded_by_its_input():
     assert largest_output(Forward(lambda m, x: x.cos()), (5,), 0.05) > 0.05 * 10
-    assert 2 / math.sqrt(math.pi) <= signals.ERF < 2 / math.sqrt(math.pi) * (1 + 1e-6)
+    assert 2 / math.sqrt(math.pi) <= activations.ERF < 2 / math.sqrt(math.pi) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("largest", [torch.maximum, torch.minimum])

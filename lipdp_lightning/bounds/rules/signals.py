@@ -1,4 +1,4 @@
-"""Rules of waves, extremes, running sums, upsampling, and contractions with a constant."""
+"""Rules of PReLU, extremes of two, running sums, logsumexp, upsampling, and contractions with a constant."""
 
 from __future__ import annotations
 
@@ -16,26 +16,6 @@ from ..registry import module_rule_of, rule
 from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value, full_precision, public_number
 from .pooling import LARGEST_MATRIX, MARGIN
 from .structure import Operand, _real, add, rounded_sum
-
-ERF = 1.128380  # 2 / sqrt(pi), the slope at zero, rounded up
-
-
-@rule(torch.sin, torch.sin_, "sin", "sin_")
-def sine(op: Operation, x: Value) -> Bound:
-    """Bounds the sine, whose slope is a cosine; sin(0) = 0, and no entry exceeds 1."""
-    return Bound(min(x.norm, math.sqrt(x.numel)), 1.0)
-
-
-@rule(torch.cos, torch.cos_, "cos", "cos_")
-def cosine(op: Operation, x: Value) -> Bound:
-    """Bounds the cosine, whose slope is a sine; cos(0) = 1, which no entry exceeds."""
-    return Bound(math.sqrt(x.numel), 1.0)
-
-
-@rule(torch.erf, torch.erf_, "erf", "erf_")
-def error_function(op: Operation, x: Value) -> Bound:
-    """Bounds the error function, whose slope 2 exp(-x^2) / sqrt(pi) is largest at zero."""
-    return Bound(min(ERF * x.norm, math.sqrt(x.numel)), ERF)
 
 
 @rule(torch.prelu, F.prelu, "prelu")

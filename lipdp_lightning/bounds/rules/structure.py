@@ -247,17 +247,11 @@ def permute(op: Operation, x: Value, *order: Any, dims: Any = ()) -> Bound:
     return Bound(x.norm, 1.0)
 
 
-@rule("transpose", torch.transpose, "swapaxes", torch.swapaxes)
-def transpose(op: Operation, x: Value, dim0: int, dim1: int) -> Bound:
-    for dim in (dim0, dim1):
-        op.inner_dims(dim, len(x.shape))
-    return Bound(x.norm, 1.0)
-
-
-@rule("movedim", torch.movedim, "moveaxis", torch.moveaxis)
-def movedim(op: Operation, x: Value, source: Any, destination: Any) -> Bound:
-    for dims in (source, destination):
-        op.inner_dims(dims, len(x.shape))
+@rule("transpose", torch.transpose, "swapaxes", torch.swapaxes, "movedim", torch.movedim, "moveaxis", torch.moveaxis)
+def move(op: Operation, x: Value, *dims: Any, **named: Any) -> Bound:
+    """Bounds an exchange or a move of dimensions."""
+    for moved in (*dims, *named.values()):
+        op.inner_dims(moved, len(x.shape))
     return Bound(x.norm, 1.0)
 
 

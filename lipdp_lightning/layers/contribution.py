@@ -1,7 +1,17 @@
-"""Exact norms of each example's gradient in one layer, and the gradients' weighted sum, without storing the gradients.
+"""Each example's gradient in one use of a layer: its exact norm, and the weighted sum, without storing the gradients.
 
 One use of a layer adds g_i = sum_p d_ip (x_ip, 1)^T for example i, over output positions p, with patches x_ip and
-cotangents d_ip. Its squared norm is computed in the way that takes fewer multiplications:
+cotangents d_ip.
+
+The gradient of the weight is sum_i c_i g_i. It is computed as one product in which the rows of the cotangent or of
+the input, whichever is smaller, are multiplied by c: no per-sample gradient exists at any time. Sums over many rows are
+formed in pieces, which are added in float64. Products of float32 are added in float32, so that every addition rounds by
+a share of the partial sum beneath it; over thousands of equal rows with hundreds of positions, these roundings move a
+sum by several percent of one example's bound. ``mechanism.allocation.sum_margin`` says what is left of that with pieces
+of ``TERMS_OF_A_PIECE`` terms, and pays for it. Factors in bfloat16 are summed on a GPU by a kernel that adds 64 terms
+in float32, and these sums in float64 (``kernels/gpu.py``).
+
+The squared norm of g_i is computed in the way that takes fewer multiplications:
 
     the product    ||sum_p d_p x_p^T||_F^2, formed for a few examples at a time and dropped;
     Gram matrices  sum_{p,q} <d_p, d_q> <x_p, x_q>.
@@ -32,8 +42,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .scaled_functions import weighted_gradients
+from ..kernels.arithmetic import products_on_tensor_cores
+from ..kernels.loops import gpu_kernels
 
+TERMS_OF_A_PIECE = 1 << 14  # rows times positions that one product in float32 adds up, unless one row has more
 LARGEST_CANCELLATION = 64.0
 LARGEST_INTERMEDIATE = 2**22  # numbers held for one group of examples; it affects speed and memory alone
 _ROUNDING = 2.0**-23  # u'
@@ -162,3 +174,93 @@ def _above(square: Tensor, envelope: Tensor, terms: int) -> Tensor:
 
 def _only(rows: Tensor, values: Tensor) -> Tensor:
     return torch.where(rows.reshape(-1, *(1,) * (values.dim() - 1)), values, torch.zeros_like(values))
+
+
+# ---- the weighted sum
+
+
+def weighted_gradients(
+    inputs: Tensor, cotangent: Tensor, weight: Tensor, factor: Tensor | None, trains: tuple[bool, bool],
+    options: tuple[Any, ...] | None, tensor_cores: bool = False,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Returns sum_i c_i g_i for the weight and the bias, or None for one that is not trained.
+
+    Args:
+        inputs: The layer's inputs.
+        cotangent: The cotangent at its output.
+        weight: Its weight.
+        factor: The factors c_i; None stands for 1.
+        trains: Whether the weight and the bias are trained.
+        options: Stride, padding, dilation and groups of a convolution; None for a linear layer.
+        tensor_cores: Whether a GPU may round the factors of the product to the 11 bits of TF32, for which the margin of
+            the sum has to pay (``mechanism.allocation.sum_margin``).
+    """
+    kernels = gpu_kernels(inputs.device) if tensor_cores and factor is None else None
+    grad_weight = grad_bias = None
+    if kernels is not None and kernels.can_sum(cotangent, inputs, options):
+        if trains[0]:
+            grad_weight = kernels.weight_gradient(cotangent, inputs, weight.shape, options).to(weight.dtype)
+        if trains[1]:
+            others = [d for d in range(cotangent.dim()) if d != (cotangent.dim() - 1 if options is None else 1)]
+            grad_bias = cotangent.sum(others, dtype=weight.dtype)
+        return grad_weight, grad_bias
+    full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
+    left, right = _weigh(full, x, factor)
+    if trains[0]:
+        with products_on_tensor_cores(tensor_cores):
+            grad_weight = _sum_of_pieces(left, right, weight, options)
+    if trains[1]:
+        grad_bias = _weighted_bias(full, left, factor, channel=-1 if options is None else 1)
+    return grad_weight, grad_bias
+
+
+def _rows(factor: Tensor, like: Tensor) -> Tensor:
+    return factor.to(like.dtype).reshape(-1, *(1,) * (like.dim() - 1))
+
+
+def _weigh(cotangent: Tensor, inputs: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns cotangent and input; the smaller one of them is multiplied by the factor."""
+    if factor is None:
+        return cotangent, inputs
+    if cotangent.numel() <= inputs.numel():
+        return cotangent * _rows(factor, cotangent), inputs
+    return cotangent, inputs * _rows(factor, inputs)
+
+
+def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: int) -> Tensor:
+    """Returns sum_i c_i sum_p d_ip; if the cotangent was weighed, its rows are reused."""
+    others = [d for d in range(full.dim()) if d != channel % full.dim()]
+    if left is not full or factor is None:
+        return left.sum(others)
+    per_example = full.sum(others[1:]) if len(others) > 1 else full
+    return factor.to(full.dtype) @ per_example
+
+
+def _sum_of_pieces(left: Tensor, right: Tensor, weight: Tensor, options: tuple[Any, ...] | None) -> Tensor:
+    """Returns the sum over rows and positions of left times right, of a few rows at a time."""
+    rows, features = left.shape[0], left.shape[-1 if options is None else 1]
+    some = max(1, TERMS_OF_A_PIECE * features // max(1, left[:1].numel()))
+    if rows <= some:
+        return _product(left, right, weight, options)
+    total = torch.zeros_like(weight, dtype=torch.float64)
+    for part, other in zip(left.split(some), right.split(some), strict=True):
+        total += _product(part, other, weight, options)
+    return total.to(weight.dtype)
+
+
+def _product(left: Tensor, right: Tensor, weight: Tensor, options: tuple[Any, ...] | None) -> Tensor:
+    if options is None:
+        return left.reshape(-1, left.shape[-1]).t() @ right.reshape(-1, right.shape[-1])
+    return conv_gradient(left, right, weight, options, which=1)
+
+
+def conv_gradient(cotangent: Tensor, inputs: Tensor, weight: Tensor, options: tuple[Any, ...], which: int) -> Tensor:
+    """Returns the sum over rows of the gradient of a convolution's weight (1), or the gradient of its input (0)."""
+    stride, padding, dilation, groups = options
+    if inputs.shape[0] == 0:
+        return torch.zeros_like(weight if which else inputs)
+    x, mask, no_output_padding = inputs.to(cotangent.dtype), [which == 0, which == 1, False], [0] * (weight.dim() - 2)
+    gradients = torch.ops.aten.convolution_backward(
+        cotangent, x, weight, None, stride, padding, dilation, False, no_output_padding, groups, mask
+    )
+    return gradients[which]
