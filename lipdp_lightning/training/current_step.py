@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import is_
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from .module import PrivateModule
 _ATTRIBUTES = ("rows_to_multiple_of", "log_nonprivate", "loss")
 _MODULES = ("network", "bounded_input")
 _STRATEGY = ("mechanism", "clipper", "views", "plan")
+_own_attributes, _own_modules, _of_strategy = itemgetter(*_ATTRIBUTES), itemgetter(*_MODULES), attrgetter(*_STRATEGY)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class StepIdentity:
             (data, model_checks.DATA_METHODS, "the data module's"),
         )
         self._methods = tuple((thing, name) for thing, names, _ in named for name in names)
+        # of each object: its own attributes, the names of methods, and what reads these from its class
+        self._classes = [
+            (vars(thing), names, type(thing), attrgetter(*(n for n in names if hasattr(type(thing), n))))
+            for thing, names, _ in named
+        ]
         self._labels = (
             *(f"{whose} {name}" for _, names, whose in named for name in names),
             *(f"the module's {name}" for name in (*_ATTRIBUTES, *_MODULES)),
@@ -55,23 +62,36 @@ class StepIdentity:
         )  # fmt: skip
         self._parts = NetworkIdentity.of(module.bounded_input)  # what the loss holds is in the mechanism's identity
         self._kept = self._now()
+        self._of_classes = list(chain.from_iterable(self._in_classes()))
+
+    def _in_classes(self) -> list[tuple[Any, ...]]:
+        return [read(kind) for _, _, kind, read in self._classes]
+
+    def _objects(self) -> tuple[Any, ...]:
+        module, strategy = self._module, self._strategy
+        own, accumulated = vars(module), module.trainer.accumulate_grad_batches
+        of_module = (*_own_attributes(own), *_own_modules(own["_modules"]))
+        return (*of_module, *_of_strategy(strategy), type(module), type(strategy), accumulated)
 
     def _now(self) -> list[Any]:
-        module, strategy = self._module, self._strategy
-        own, parts = vars(module), vars(module)["_modules"]
         return [
             *[vars(t)[n] if n in vars(t) else getattr(type(t), n, None) for t, n in self._methods],
-            *[own.get(name) for name in _ATTRIBUTES],
-            *[parts.get(name) for name in _MODULES],
-            *[getattr(strategy, name) for name in _STRATEGY],
-            type(module), type(strategy), module.trainer.accumulate_grad_batches,
-        ]  # fmt: skip
+            *self._objects(),
+        ]
+
+    def _same(self) -> bool:
+        """Returns whether nothing has changed; an object with a method of its own needs the longer comparison."""
+        return (
+            all([own.keys().isdisjoint(names) for own, names, _, _ in self._classes])
+            and all(map(is_, chain.from_iterable(self._in_classes()), self._of_classes))
+            and all(map(is_, self._objects(), self._kept[len(self._methods) :]))
+        )
 
     def differences(self) -> list[str]:
         """Returns a text for every change since set-up."""
-        now = self._now()
-        if all(map(is_, now, self._kept)):
+        if self._same():
             return self._parts.differences()
+        now = self._now()
         changed = [
             f"{label} is another than it was"
             for label, a, b in zip(self._labels, now, self._kept, strict=True)
