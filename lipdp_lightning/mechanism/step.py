@@ -17,6 +17,7 @@ from typing import SupportsBytes
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
@@ -91,6 +92,9 @@ class Mechanism:
         self._follower = certifier.norms
         self._projector = Projector(self._follower, plan, self.certificate, named)
         self._certified_versions: list[int] = []
+        self._attached = (
+            0  # torch numbers all hooks on modules, tensors and nodes; this many were there at the certificate
+        )
         self._step: int | None = None
         self._sealed, self._weights = False, PendingDigest([b""])
         self._left: tuple[PendingDigest, list[int]] | None = None  # on a GPU, digest and versions after the projection
@@ -279,7 +283,7 @@ class Mechanism:
             self._check_trained(certificate)
             self._check_identity()
         self.certificate = certificate
-        self._certified_versions = self._watched.versions()
+        self._certified_versions, self._attached = self._watched.versions(), RemovableHandle.next_id
         return self.certificate
 
     def _switch(self, step: int) -> None:
@@ -306,6 +310,8 @@ class Mechanism:
     def _check_unchanged(self, when: str, same_bits: bool = True) -> None:
         """Refuses any change between the certificate and the release, of the weights too."""
         self._check_identity()
+        if RemovableHandle.next_id != self._attached:  # autograd's nodes do not show their hooks to Python
+            raise changed_network(["a hook was attached within a step"])
         if self._certified_versions != self._watched.versions() or not same_bits:
             raise changed_weights(when)
 
