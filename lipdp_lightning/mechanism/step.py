@@ -17,6 +17,7 @@ from typing import SupportsBytes
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
@@ -93,6 +94,8 @@ class Mechanism:
         self._follower = certifier.norms
         self._projector = Projector(self._follower, plan, self.certificate, named)
         self._certified_versions: list[tuple[int, int]] = []
+        # torch numbers all hooks on modules, tensors and nodes; this many were there at the certificate
+        self._attached = 0
         self._step: int | None = None
         self._sealed, self._weights = False, PendingDigest([b""])
         # on a GPU, digest and versions after the projection
@@ -202,6 +205,7 @@ class Mechanism:
         numbers, (overlap, self._overlap) = self._numbers, (self._overlap, None)
         if overlap is not None:
             overlap.check()
+            self._attached += overlap.hooks
         sums = self._sums(numbers)
         # once more to the last bit: a write through .data changes no version
         pending = [self._weights, self._digest.begin(self._state)]
@@ -316,7 +320,7 @@ class Mechanism:
             self._check_trained(certificate)
             self._check_identity()
         self.certificate = certificate
-        self._certified_versions = self._versions()
+        self._certified_versions, self._attached = self._versions(), RemovableHandle.next_id
         return self.certificate
 
     def _switch(self, step: int) -> None:
@@ -343,6 +347,8 @@ class Mechanism:
     def _check_unchanged(self, when: str, same_bits: bool = True) -> None:
         """Refuses any change between the certificate and the release, of the weights too."""
         self._check_identity()
+        if RemovableHandle.next_id != self._attached:  # autograd's nodes do not show their hooks to Python
+            raise changed_network(["a hook was attached within a step"])
         if self._certified_versions != self._versions() or not same_bits:
             raise changed_weights(when)
 
