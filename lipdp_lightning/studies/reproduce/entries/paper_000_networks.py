@@ -105,12 +105,13 @@ def finish(rows: Rows, out: Output) -> str:
 
     figure, axes = new_figure("Accuracy on the test images of MNIST", height=4.5)
     places = [(network, groups) for network in NETWORKS for groups in _normalised(network)]
-    for height, arm in enumerate(ARMS):
-        for index, (network, groups) in enumerate(places):
+    for index, (network, groups) in enumerate(places):
+        label: str | None = f"{network}{', normalised' if groups else ''}"
+        for height, arm in enumerate(ARMS):
             mean = _mean(rows, network=network, groups=groups, arm=arm)
             if mean is not None:
-                label = f"{network}{', normalised' if groups else ''}" if height == 0 else None
                 axes.plot([mean], [height], "os^Dv<>"[index], color=f"C{index}", fillstyle="none", label=label)
+                label = None
     axes.set_yticks(range(len(ARMS)), list(ARMS), fontsize=7)
     label_axes(axes, "accuracy", "")
     axes.legend(fontsize=7)
