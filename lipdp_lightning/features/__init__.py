@@ -11,5 +11,6 @@ from .timm_backbone import TimmFeatures
 from .whitened import Whitened
 
 __all__ = [
-    "Deskewed", "FeatureExtractor", "Gabor", "MirroredScattering", "OuterProducts", "Patches", "Scattering", "TimmFeatures", "Whitened",
+    "Deskewed", "FeatureExtractor", "Gabor", "MirroredScattering", "OuterProducts", "Patches", "Scattering",
+    "TimmFeatures", "Whitened",
 ]  # fmt: skip
