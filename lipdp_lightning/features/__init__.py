@@ -4,11 +4,13 @@ from .deskewed import Deskewed
 from .extractor import FeatureExtractor
 from .gabor import Gabor
 from .mirrored import MirroredScattering
+from .outer_products import OuterProducts
 from .patches import Patches
 from .scattering import Scattering
 from .timm_backbone import TimmFeatures
 from .whitened import Whitened
 
 __all__ = [
-    "Deskewed", "FeatureExtractor", "Gabor", "MirroredScattering", "Patches", "Scattering", "TimmFeatures", "Whitened",
+    "Deskewed", "FeatureExtractor", "Gabor", "MirroredScattering", "OuterProducts", "Patches", "Scattering",
+    "TimmFeatures", "Whitened",
 ]  # fmt: skip

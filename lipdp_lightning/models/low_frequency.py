@@ -11,23 +11,10 @@ are ordinary layers, so that every scaling, norm and certificate applies to them
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-
-def cosine_patterns(frequencies: int, size: int) -> Tensor:
-    """Returns (frequencies^2, size, size): products of the orthonormal cosines of lowest frequency (DCT-II)."""
-    if not 1 <= frequencies <= size:
-        raise ValueError(
-            f"frequencies={frequencies}: a kernel of side {size} has the frequencies 0 to {size - 1} along a side. "
-            f"HINT: between 1 and {size}, such as {max(1, size // 2)}."
-        )
-    places = (torch.arange(size, dtype=torch.float64) + 0.5) * math.pi / size
-    waves = torch.stack([torch.cos(k * places) for k in range(frequencies)])
-    waves = waves / torch.linalg.vector_norm(waves, dim=1, keepdim=True)
-    return torch.einsum("ih,jw->ijhw", waves, waves).reshape(-1, size, size)
+from ..features.outer_products import cosine_patterns
 
 
 def low_frequency_convolution(

@@ -27,7 +27,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..callbacks import ParameterAveraging
 from ..data_modules import CIFAR10
 from ..data_modules.base import Rows, box_norm
 from ..experiment.experiment import Experiment
@@ -176,10 +175,12 @@ class Curve(lightning.Callback):
         self._since = time.process_time()
 
     def _note(self, trainer: Any, pl_module: Any, step: int, rows: int) -> None:
-        (average,) = (c for c in trainer.callbacks if isinstance(c, ParameterAveraging))
-        own = self._accuracy(pl_module, rows)
-        with average.averaged(pl_module):
+        own, average = self._accuracy(pl_module, rows), trainer.strategy.average
+        average.show(pl_module.network)
+        try:
             averaged = self._accuracy(pl_module, rows)
+        finally:
+            average.hide()
         self.note(step, self.cpu, rows, own, averaged)
 
     @torch.no_grad()

@@ -45,15 +45,17 @@ VERDICTS = {
     "digits_worst_case_local": LEARNS,
     "fashion_mnist_conv_eps2": LEARNS,
     "fashion_mnist_conv_eps3": LEARNS,
+    "fashion_mnist_outer_products_eps2": LEARNS,
     "fashion_mnist_scattering_linear": LEARNS,
     "fashion_mnist_scattering_linear_unclipped": LEARNS,
     "mnist_scattering_linear": LEARNS,
     "mnist_scattering_linear_unclipped": LEARNS,
     "quickstart": LEARNS,
 }
-# the forecast of a WideResNet takes minutes; noise falls with epsilon, so the smallest budget speaks for the others
+# the forecast of a WideResNet takes minutes: three were made, and the signals of the others follow from their noise
 WIDE = {f"cifar10_wrn{size}_4_eps{epsilon}": LEARNS for size in (16, 40) for epsilon in (1, 2, 3, 4, 6, 8)}
-TOLD = {"digits_wide_resnet_bounds"}  # it shows where bounds go, and its first line says that it does not learn
+WIDE["cifar10_wrn40_4_eps1"] = DOES_NOT
+TOLD = {"digits_wide_resnet_bounds", "cifar10_wrn40_4_eps1"}  # the first line of each says so
 
 
 def verdict(name: str) -> str:
@@ -71,7 +73,7 @@ def verdict(name: str) -> str:
 
 def test_every_configuration_is_on_record() -> None:
     assert {path.stem for path in CONFIGS.glob("*.yaml")} == VERDICTS.keys() | WIDE.keys()
-    assert {name for name, found in VERDICTS.items() if found == DOES_NOT} == TOLD
+    assert {name for name, found in (VERDICTS | WIDE).items() if found == DOES_NOT} == TOLD
     for name in TOLD:
         assert (CONFIGS / f"{name}.yaml").read_text().startswith("# NOT EXPECTED TO LEARN")
 
@@ -88,6 +90,6 @@ def test_a_few_of_them_quickly(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cifar10_wrn16_4_eps1"])
+@pytest.mark.parametrize("name", ["cifar10_wrn16_4_eps1", "cifar10_wrn40_4_eps1"])
 def test_the_smallest_budget_of_a_wide_network(name: str) -> None:
     assert verdict(name) == WIDE[name]

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from lipdp_lightning.features.outer_products import cosine_patterns
 from lipdp_lightning.models import GaborNet
 from lipdp_lightning.models.gabor_net import gabor_filters
-from lipdp_lightning.models.low_frequency import cosine_patterns, low_frequency_convolution
+from lipdp_lightning.models.low_frequency import low_frequency_convolution
 
 
 @pytest.mark.parametrize(("frequencies", "size"), [(1, 1), (1, 5), (3, 8), (4, 8), (8, 8)])
