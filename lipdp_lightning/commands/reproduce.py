@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ..extras import require
 from ..report.show import show
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         _list(catalogue())
         return 0
+    require("matplotlib", "the figure of an entry")
     problems = []
     if not args.names:
         problems.append("no NAME was given.")
