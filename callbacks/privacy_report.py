@@ -52,7 +52,7 @@ class PrivacyReport(Callback):
         title: the title of the report.
         config: the resolved configuration, shown in the report.
         publish: whether to send plots, table and summary to the loggers when training ends; `lipdp fit` does so later,
-            with the held-out metrics.
+            with the held-out metrics, and then draws the page of a run that took all its steps, too.
     """
 
     def __init__(
@@ -88,18 +88,28 @@ class PrivacyReport(Callback):
         self.history = list(state_dict["history"])
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        self.write(trainer, pl_module)
+        self.write(trainer, pl_module, final=self._publish)
         if self._publish:
             self.publish(trainer)
 
-    def write(self, trainer: lightning.Trainer, module: Any, metrics: dict[str, float] | None = None) -> None:
-        """Writes the three files; ``metrics`` are the final held-out ones, by default the last that were logged."""
+    def write(
+        self, trainer: lightning.Trainer, module: Any, metrics: dict[str, float] | None = None, *, final: bool = True
+    ) -> None:
+        """Writes the report.
+
+        Args:
+            trainer: that of the run.
+            module: its LightningModule.
+            metrics: the final held-out metrics; by default, the last that were logged.
+            final: whether this is the last call of the run. If not, report.html, whose plots take a second or more, is
+                drawn only for a run that stopped before its last planned step.
+        """
         if not trainer.is_global_zero:
             return
         if metrics is None:
             metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(HELD_OUT)}
         self.facts = self._facts(trainer, module, metrics)
-        self.paths = write_report(self.directory, self.facts)
+        self.paths = write_report(self.directory, self.facts, page=final or self.facts.stopped_early)
 
     def publish(self, trainer: lightning.Trainer) -> None:
         """Sends plots as images, the layers as a table, the summary and the report to the loggers that accept them."""

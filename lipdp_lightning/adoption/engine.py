@@ -261,7 +261,8 @@ class Engine(PrivateSteps):
             with self.precision_plugin.forward_context():
                 total = self.module.training_step(batch, 0) / self.chunks
             self.current.check_gradients()
-            total.backward()
+            with self._backward_pass():
+                total.backward()
             self._end_pass()
 
     def _next_batch(self) -> Any:

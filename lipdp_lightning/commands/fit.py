@@ -131,7 +131,7 @@ def train(experiment: Experiment, run_dir: Path) -> int:
             if trainer.is_global_zero:
                 show(f"interrupted at step {trainer.global_step}; {hint}", sys.stderr)
             return 130
-        metrics = held_out_metrics(trainer, experiment.model, experiment.datamodule) | _of_last_weights(experiment)
+        metrics = _evaluated(experiment)
         if trainer.is_global_zero:
             _finish(experiment, metrics, run_dir)
         return 0
@@ -166,6 +166,18 @@ def _leave_group(world_size: int) -> None:
     if world_size > 1 and torch.distributed.is_initialized():
         with contextlib.suppress(RuntimeError):  # another process may be gone
             torch.distributed.destroy_process_group()
+
+
+def _evaluated(experiment: Experiment) -> dict[str, float]:
+    """Returns the metrics on held-out rows; an error leaves a report without them."""
+    from ..callbacks import PrivacyReport
+
+    trainer = experiment.trainer
+    try:
+        return held_out_metrics(trainer, experiment.model, experiment.datamodule) | _of_last_weights(experiment)
+    except Exception:
+        experiment.callback(PrivacyReport).write(trainer, experiment.model)
+        raise
 
 
 def _of_last_weights(experiment: Experiment) -> dict[str, float]:

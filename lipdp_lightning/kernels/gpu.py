@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,10 @@ NORMALS_IN_A_BLOCK = 8
 BLOCKS_AT_ONCE = 128  # blocks of ChaCha20 in one program, which draws eight times as many normals
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 _COUNTERS = 1 << 32
+TERMS_AT_ONCE = 64  # terms of a weight's gradient that are added in float32
+TERMS_OF_A_PART = 1 << 13  # fewer are not worth a program of their own
+OF_A_SUM = {"num_warps": 8, "enable_fp_fusion": False}  # with four, an H100 has too few registers
+TILE, PROGRAMS = 64, 864  # eight programs for each of an A100's 108 multiprocessors
 _COLUMNS = 1024  # words of a row that one program reads at once
 
 # "expa", "nd 3", "2-by", "te k": the first row of ChaCha20's state
@@ -236,6 +241,92 @@ def release_(
         )  # fmt: skip
     if flat.data_ptr() != values.data_ptr():
         values.copy_(flat.view_as(values))
+
+
+# ---- weight gradients on tensor cores
+
+
+@triton.jit
+def _cut(x):
+    """Returns x with the 11 bits that TF32 has; what tensor cores do with further ones is not documented."""
+    return (x.to(tl.float32).to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["terms", "share"])
+def weight_gradient_kernel(cotangent, inputs, out, terms: tl.int64, share: tl.int64, d0, d1, d2, d3, x0, x1, x2, x3,
+                           OUT: tl.constexpr,
+                           IN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+                           COLUMNS: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, STEP_Y: tl.constexpr,
+                           STEP_X: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr, WIDE_Y: tl.constexpr,
+                           WIDE_X: tl.constexpr, TILE: tl.constexpr, AT_ONCE: tl.constexpr):  # fmt: skip
+    """out[part, o, f] <- the sum over this part's terms, examples times positions, of cotangent times patch.
+
+    ``d0`` to ``d3`` and ``x0`` to ``x3`` are the strides of cotangent and inputs (examples, channels, height, width).
+    The products of ``AT_ONCE`` terms are added in float32, beginning with 0, and these sums in float64.
+    """
+    FEATURES: tl.constexpr = IN * TAPS_Y * TAPS_X
+    POSITIONS: tl.constexpr = ROWS * COLUMNS
+    channel = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    feature = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    part = tl.program_id(2).to(tl.int64)
+    source, tap = feature // (TAPS_Y * TAPS_X), feature % (TAPS_Y * TAPS_X)
+    down, across = tap // TAPS_X * WIDE_Y - PAD_Y, tap % TAPS_X * WIDE_X - PAD_X
+    total = tl.zeros((TILE, TILE), tl.float64)
+    last = tl.minimum((part + 1) * share, terms)
+    for start in range(part * share, last, AT_ONCE):
+        term = start + tl.arange(0, AT_ONCE)
+        example, position = term // POSITIONS, (term % POSITIONS).to(tl.int32)
+        there = term < last
+        row, column = position // COLUMNS, position % COLUMNS
+        left = tl.load(cotangent + (example * d0 + row * d2 + column * d3)[None, :] + channel[:, None] * d1,
+                       mask=there[None, :] & (channel < OUT)[:, None], other=0.0)  # fmt: skip
+        y, x = (row * STEP_Y)[:, None] + down[None, :], (column * STEP_X)[:, None] + across[None, :]
+        inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH) & there[:, None] & (feature < FEATURES)[None, :]
+        place = (example * x0)[:, None] + source[None, :] * x1 + y * x2 + x * x3
+        right = tl.load(inputs + place, mask=inside, other=0.0)
+        if left.dtype != right.dtype or left.dtype == tl.float32:
+            total += tl.dot(_cut(left), _cut(right), input_precision="tf32").to(tl.float64)
+        else:
+            total += tl.dot(left, right).to(tl.float64)
+    at = (part * OUT + channel[:, None]) * FEATURES + feature[None, :]
+    tl.store(out + at, total, mask=(channel < OUT)[:, None] & (feature < FEATURES)[None, :])
+
+
+def weight_gradient(cotangent: Tensor, inputs: Tensor, shape: Sequence[int], options: Sequence[Any] | None) -> Tensor:
+    """Returns the gradient of a weight in float64, formed on tensor cores from factors that are read as they are.
+
+    Two factors in bfloat16 are multiplied as they are, others are first cut to the 11 bits of TF32, and each product is
+    exact in float32. An entry is rounded where the products of ``TERMS_AT_ONCE`` terms are added on tensor
+    cores, and by the 2^-53 of float64.
+
+    Args:
+        cotangent: at the layer's output.
+        inputs: of the layer.
+        shape: of the weight.
+        options: stride, padding, dilation and groups, of which there is one, of a convolution; None for a linear layer.
+    """
+    assert {cotangent.dtype, inputs.dtype} <= {torch.bfloat16, torch.float32} and (options is None or options[3] == 1)
+    if options is None:
+        left, right = cotangent.reshape(-1, shape[0], 1, 1), inputs.reshape(-1, shape[1], 1, 1)
+        stride, padding, dilation = (1, 1), (0, 0), (1, 1)
+    else:
+        missing = 4 - len(shape)  # the axis that a convolution over one axis does not have
+        left, right = (t.unsqueeze(2) if missing else t for t in (cotangent, inputs))
+        stride, padding, dilation = (
+            (fill,) * missing + tuple(given) for fill, given in zip((1, 0, 1), options, strict=False)
+        )
+    taps = (1, 1, *shape[2:])[-2:]
+    features, terms = math.prod(shape[1:]), left.shape[0] * left.shape[2] * left.shape[3]
+    tiles = -(-shape[0] // TILE) * -(-features // TILE)
+    parts = max(1, min(-(-terms // TERMS_OF_A_PART), PROGRAMS // tiles))
+    share = -(-terms // (parts * TERMS_AT_ONCE)) * TERMS_AT_ONCE
+    out = torch.empty((parts, shape[0], features), dtype=torch.float64, device=left.device)
+    with torch.cuda.device_of(left):
+        weight_gradient_kernel[(-(-shape[0] // TILE), -(-features // TILE), parts)](
+            left, right, out, terms, share, *left.stride(), *right.stride(), shape[0], *right.shape[1:],
+            *left.shape[2:], *taps, *stride, *padding, *dilation, TILE=TILE, AT_ONCE=TERMS_AT_ONCE, **OF_A_SUM,
+        )  # fmt: skip
+    return out.sum(0).view(*shape)
 
 
 # ---- the sums of a keyed hash, as kernels/multilinear.py defines them

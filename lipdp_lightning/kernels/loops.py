@@ -80,11 +80,20 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
+def state_of_memory(tensor: Tensor) -> tuple[int, int]:
+    """Returns two numbers, one of which changes if torch writes to a tensor's memory, or replaces it.
+
+    A write through ``tensor.data`` changes neither.
+    """
+    return tensor._version, tensor.data_ptr()
+
+
 class Fused:
     """A definition in torch's operations, which a GPU runs in one pass over memory, or in few.
 
-    On other devices, and from then on where the compiler fails, the definition runs as it is written. Gradients do not
-    flow through it: it is for the two directions of an ``autograd.Function``, each of which has a definition.
+    On other devices, under another compiler, and from then on where the compiler fails, the definition runs as it is
+    written. Gradients do not flow through it: it is for norms, and for the two directions of an ``autograd.Function``,
+    each of which has a definition.
 
     Args:
         definition: A function whose first argument is a tensor.
@@ -96,7 +105,7 @@ class Fused:
         self._failed = False
 
     def __call__(self, x: Tensor, *more: Any) -> Any:
-        if not x.is_cuda or self._failed:
+        if not x.is_cuda or self._failed or is_traced():
             return self._definition(x, *more)
         try:
             if self._compiled is None:  # for all sizes at once: those of Poisson samples differ from step to step

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .loops import cpu_loops, usable
+from .loops import Fused, cpu_loops, usable
 from .precision import widened
 
 _AT_ONCE = 1 << 18  # numbers whose squares are held at once
@@ -19,6 +19,12 @@ def row_norms(rows: Tensor, more: int = 0) -> Tensor:
 
     Squares are taken and added in float64, where no float32 overflows or is lost.
     """
+    found: Tensor = (_row_norms if rows.is_cuda else row_norms_by_torch)(rows.unsqueeze(-1).flatten(1), more)
+    return found
+
+
+def row_norms_by_torch(rows: Tensor, more: int) -> Tensor:
+    """Computes ``row_norms`` by torch's operations."""
     norms = torch.linalg.vector_norm(rows.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
     if more:
         norms = (norms.square() + more).sqrt()
@@ -35,7 +41,8 @@ def patch_norms(images: Tensor, counts: Tensor, groups: int, more: int = 0) -> T
         more: is added to the squared norm: the number of positions where a bias is trained.
     """
     if not usable(images):
-        return (patch_energies(images, counts, groups) + more).sqrt()
+        norms: Tensor = _patch_norms(images, counts, groups, more)
+        return norms
     found, shape = torch.empty(images.shape[0], dtype=torch.float32), images.shape
     flat = images.reshape(shape[0], shape[1], math.prod(shape[2:]))
     weights = counts.double().contiguous().view(-1)
@@ -43,20 +50,25 @@ def patch_norms(images: Tensor, counts: Tensor, groups: int, more: int = 0) -> T
     return found
 
 
-def patch_energies(images: Tensor, counts: Tensor, groups: int) -> Tensor:
-    """Returns, for each image, the largest group's sum over channels and pixels of counts[pixel] * value^2."""
+def patch_norms_by_torch(images: Tensor, counts: Tensor, groups: int, more: int) -> Tensor:
+    """Computes ``patch_norms`` by torch's operations."""
 
     def largest_group(part: Tensor) -> Tensor:
-        energy = torch.unflatten(widened(part).square(), 1, (groups, -1)).sum(2)
         # not a matrix product, which autocast would round
-        return (energy * counts.to(energy.dtype)).flatten(2).sum(2).amax(1)
+        energy = widened(part).square() * counts.to(torch.promote_types(part.dtype, torch.float32))
+        if groups == 1:
+            return energy.flatten(1).sum(1)
+        return torch.unflatten(energy, 1, (groups, -1)).flatten(2).sum(2).amax(1)
 
-    return _in_parts(images, largest_group)
+    return (_in_parts(images, largest_group) + more).sqrt()
 
 
 def _in_parts(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Applies the function to a few examples at a time on a CPU, whose squares then stay in its cache."""
-    some = max(1, _AT_ONCE // max(1, rows[:1].numel()))
-    if rows.shape[0] <= some or rows.device.type != "cpu" or torch.compiler.is_compiling():
+    some = max(1, _AT_ONCE // max(1, rows[:1].numel())) if rows.device.type == "cpu" else len(rows)
+    if rows.shape[0] <= some or torch.compiler.is_compiling():
         return function(rows)
     return torch.cat([function(part) for part in torch.split(rows, some)])
+
+
+_row_norms, _patch_norms = Fused(row_norms_by_torch), Fused(patch_norms_by_torch)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
+from ..kernels.loops import Fused
 
 NORM_MARGIN = 1 + 2.0**-20  # covers the rounding of entries near the smallest float
 LARGEST_ENTRY = 1e15  # larger entries, infinities included, are clamped, so that every factor is a normal float32
@@ -50,14 +51,24 @@ class BoundedInput(nn.Module):
         # rounding the factor and the product to x.dtype adds at most eps to the norm, relative to it
         radius = self.bound * (1 - torch.finfo(x.dtype).eps)
         floor = radius if self.mode == "clip" else radius * SMALLEST_SIZE
-        x = _sanitized(x)  # after a conversion, too, whose saturation may divide by the smallest float
-        size = torch.linalg.vector_norm(x.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
-        factor = (radius / size.clamp_min(floor)).to(x.dtype).reshape(-1, *(1,) * (x.dim() - 1))
-        # nobody else holds the sanitised values: if no gradient is needed, they are scaled in place
-        return x * factor if x.requires_grad else x.mul_(factor)
+        # sanitised after a conversion, too, whose saturation may divide by the smallest float
+        found: Tensor = (_bounded if x.is_cuda and not x.requires_grad else bounded_by_torch)(x, radius, floor)
+        return found
 
     def extra_repr(self) -> str:
         return f"bound={self.bound}, mode={self.mode!r}, color_space={self.color_space!r}"
+
+
+def bounded_by_torch(x: Tensor, radius: float, floor: float) -> Tensor:
+    """Returns the rows in finite numbers, each times radius / max(its norm, floor)."""
+    x = _sanitized(x)
+    size = torch.linalg.vector_norm(x.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
+    factor = (radius / size.clamp_min(floor)).to(x.dtype).reshape(-1, *(1,) * (x.dim() - 1))
+    # nobody else holds the sanitised values: if no gradient is needed, they are scaled in place
+    return x * factor if x.requires_grad else x.mul_(factor)
+
+
+_bounded = Fused(bounded_by_torch)
 
 
 def _sanitized(x: Tensor) -> Tensor:

@@ -18,18 +18,18 @@ from torch.autograd.function import once_differentiable
 from ..bounds.registry import rule
 from ..bounds.rules.transposed import transposed_module, transposed_operator
 from ..kernels.rows import row_norms
-from .scaled import ScaledLayer
-from .scaled_functions import Keep, _in_full_precision, _weighted_bias, convolve, weighted_gradients
+from .contribution import weighted_gradients
+from .scaled import Keep, ScaledLayer, convolve
 
 
 class _Transposed(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, keep: Keep | None,
-        options: tuple[Any, ...], output_padding: list[int], tensor_cores: bool,
+        options: tuple[Any, ...], output_padding: list[int],
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(inputs, weight, factor)
-        ctx.keep, ctx.options, ctx.tensor_cores = keep, options, tensor_cores
+        ctx.keep, ctx.options = keep, options
         stride, padding, dilation, groups = options
         function: Any = F.conv_transpose1d if weight.dim() == 3 else F.conv_transpose2d
         outputs: Tensor = function(inputs, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -37,24 +37,22 @@ class _Transposed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @_in_full_precision
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, factor = ctx.saved_tensors
         to_input, to_weight, to_bias, *_ = ctx.needs_input_grad
         grad_input = grad_weight = grad_bias = None
-        if to_input:
-            grad_input = convolve(cotangent, weight.to(cotangent.dtype), None, ctx.options).to(inputs.dtype)
-        if ctx.keep is not None:  # input and cotangent, in each other's place
-            ctx.keep(cotangent, inputs)
-            return grad_input, *(None,) * 7
-        if to_weight:
-            grad_weight, _ = weighted_gradients(
-                cotangent, inputs, weight, factor, (True, False), ctx.options, ctx.tensor_cores
-            )
-        if to_bias:
-            full = cotangent.to(weight.dtype)
-            grad_bias = _weighted_bias(full, full, factor, channel=1)
-        return grad_input, grad_weight, grad_bias, None, None, None, None, None
+        # without autocast, the sum over the batch is formed in the weight's own precision
+        with torch.autocast(cotangent.device.type, enabled=False):
+            if to_input:
+                grad_input = convolve(cotangent, weight.to(cotangent.dtype), None, ctx.options).to(inputs.dtype)
+            if ctx.keep is not None:
+                ctx.keep(cotangent, inputs)  # in each other's place, as below
+                return grad_input, *(None,) * 6
+            if to_weight:
+                grad_weight, _ = weighted_gradients(cotangent, inputs, weight, factor, (True, False), ctx.options)
+            if to_bias:
+                _, grad_bias = weighted_gradients(cotangent, cotangent, weight, factor, (False, True), ctx.options)
+        return grad_input, grad_weight, grad_bias, None, None, None, None
 
 
 class _ScaledTransposed(ScaledLayer):
@@ -73,10 +71,8 @@ class _ScaledTransposed(ScaledLayer):
         assert output_size is None, "the graph has no size of an output that is given with a call"
         factor = self._factor(lambda: self.example_norms(input))
         options = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups)
-        keep, cores = self._keep(options), self.tensor_cores and input.is_cuda
-        return _Transposed.apply(
-            input, layer.weight, layer.bias, factor, keep, options, list(layer.output_padding), cores
-        )  # fmt: skip
+        keep, further = self._keep(options), list(layer.output_padding)
+        return _Transposed.apply(input, layer.weight, layer.bias, factor, keep, options, further)
 
     def example_norms(self, input: Tensor) -> Tensor:
         """Returns n_ik = sqrt(kappa^2 ||x_i||^2 + P), the bound of the certificate for this example."""

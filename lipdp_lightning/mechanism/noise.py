@@ -182,7 +182,7 @@ def release_(
         )
     numbered = dict(enumerate(sums))
     if reduce is None:
-        _complete(numbered, noise)
+        complete_(numbered, noise)
         return
     for owner in sorted(set(owners)):
         own = {number: numbered.pop(number) for number, of in enumerate(owners) if of == owner}
@@ -194,21 +194,31 @@ def _release_together(
     sums: Mapping[int, Sum], noise: StepNoise, reduce: Reduce, replicated: bool, is_mine: bool = True
 ) -> None:
     """Releases the sums of these numbers by one reduction; who does not need them only takes part in it."""
-    whole = torch.cat([one.total() for one in sums.values()])
-    segments = whole.split_with_sizes([one.values.numel() for one in sums.values()])
-    noisy = {number: Sum(segment, sums[number].deviation) for number, segment in zip(sums, segments, strict=True)}
+    whole, noisy = joined(sums)
     if not replicated:
-        _complete(noisy, noise)
+        complete_(noisy, noise)
     reduce(whole)
     if not is_mine:
         return
     if replicated:
-        _complete(noisy, noise)
+        complete_(noisy, noise)
+    write_back(sums, noisy)
+
+
+def joined(sums: Mapping[int, Sum]) -> tuple[Tensor, dict[int, Sum]]:
+    """Returns the totals of these sums as one vector in float64, and each part of it as a sum of the same number."""
+    whole = torch.cat([one.total() for one in sums.values()])
+    segments = whole.split_with_sizes([one.values.numel() for one in sums.values()])
+    return whole, {number: Sum(part, sums[number].deviation) for number, part in zip(sums, segments, strict=True)}
+
+
+def write_back(sums: Mapping[int, Sum], noisy: Mapping[int, Sum]) -> None:
+    """Writes the noisy sums over all processes, divided, over the values of the sums."""
     for number, one in sums.items():
         one.values.copy_((noisy[number].values * (1.0 / one.divisor)).view(one.values.shape))
 
 
-def _complete(sums: Mapping[int, Sum], noise: StepNoise) -> None:
+def complete_(sums: Mapping[int, Sum], noise: StepNoise) -> None:
     """Replaces the sums of these numbers by their releases, where they lie.
 
     A GPU's kernel draws the noise where it is added. It returns the bits that the loop has on a CPU.

@@ -1,13 +1,13 @@
 """The factors c_ik that scale each example's gradient, and the sensitivities they leave (guarantee page, 1.4).
 
 A factor is a function of example i and of public numbers, and of no other example: that is what makes it private.
-Scalings whose radii are tracked are in radius.py, and those by exact norms in exact.py. The one in batch_max.py breaks
-this rule, and is never certified.
+Scalings by radii are in radii.py. One in choice.py breaks this rule, and is never certified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -67,6 +67,7 @@ class Scaling:
     name = "worst_case"
     certified = True
     notes_uses = True  # whether layers report their uses, which are compared with the certificate's
+    sums_in_grad = True  # whether the backward pass leaves the whole sum in ``grad``
     joint = False  # whether the groups meet one condition together, and not each its own
     partial_sums = 0.0  # how far sums over positions may exceed an example's contribution, in sensitivities
 
@@ -208,7 +209,7 @@ class JointCondition(Scaling):
     def numbers(self, certificate: Certificate) -> StepNumbers:
         """Calibrates sigma_k = sigma tau_k reach, which meets the condition as a whole, with no sqrt(K)."""
         thresholds = self.budget.thresholds(self.reference(certificate), certificate.sizes())
-        reach = self.reach(certificate, thresholds) * self.budget.margin(self.partial_sums)
+        reach = self.budget.margin(self.partial_sums) * self.reach(certificate, thresholds)
         sensitivities = {name: value * reach for name, value in thresholds.items()}
         deviations = {name: self.budget.noise_multiplier * value for name, value in sensitivities.items()}
         return StepNumbers(certificate, sensitivities, deviations, thresholds)
@@ -253,13 +254,23 @@ class Joint(JointCondition):
         return (_apart if torch.compiler.is_compiling() else _now)(self, rows, device)
 
     def _factors(self, rows: int, device: torch.device) -> Tensor:
-        totals: list[Tensor | float] = list(self._constants)
-        for index, size in self._measured(rows):
-            totals[index] = totals[index] + size
-        return self._combined(totals, rows, device)
+        """Returns the factor of every row, by as many operations for many layers as for one."""
+        norms = self._measured(rows)
+        sizes = torch._foreach_mul(norms, [weight for _, weight in self._terms]) if norms else []
+        totals: dict[int, Tensor] = {}
+        for (index, _), size in zip(self._terms, sizes, strict=True):
+            totals[index] = totals[index] + size if index in totals else size
+        rest = 0.0  # of groups that have no measured use
+        for index, constant in enumerate(self._constants):
+            if index not in totals:
+                rest = math.hypot(rest, constant)
+            elif constant:
+                totals[index] = totals[index] + constant
+        parts = [*totals.values(), *([torch.full((rows,), rest, device=device)] if rest or not totals else [])]
+        return torch.linalg.vector_norm(torch.stack(parts), dim=0).clamp_min(self._floor).reciprocal()
 
-    def _measured(self, rows: int) -> list[tuple[int, Tensor]]:
-        """Returns, for every measured use of this pass, its group and l_u n_iu / tau_k of every row."""
+    def _measured(self, rows: int) -> list[Tensor]:
+        """Returns the norms n_iu of every measured use of this pass, in the order of the step's terms."""
         norms = self._norms.copy()
         self._norms.clear()
         self._check_uses()  # then each use has a norm, and the certificate's terms are theirs, in this order
@@ -268,14 +279,7 @@ class Joint(JointCondition):
                 "a layer was given another number of rows than the batch has examples, and their norms cannot be told "
                 "apart. HINT: keep the batch as the first dimension of every tensor."
             )
-        return [(index, of_use * weight) for (index, weight), of_use in zip(self._terms, norms, strict=True)]
-
-    def _combined(self, totals: Sequence[Tensor | float], rows: int, device: torch.device) -> Tensor:
-        """Returns the factor of every row from sum_u l_u n_iu / tau_k of every group."""
-        squares = torch.zeros(rows, device=device)
-        for total in totals:
-            squares = squares + total * total
-        return squares.sqrt().clamp_min(self._floor).reciprocal()
+        return norms
 
 
 def _over(bound: float, threshold: float) -> float:

@@ -16,14 +16,20 @@ MARKDOWN_NAME = "privacy_report.md"
 HTML_NAME = "report.html"
 
 
-def write_report(directory: str | Path, facts: RunFacts) -> dict[str, Path]:
-    """Writes the JSON, Markdown and HTML reports, and returns their paths by file name.
+def write_report(directory: str | Path, facts: RunFacts, *, page: bool = True) -> dict[str, Path]:
+    """Writes the reports of a run.
 
-    All three are rendered before anything is written, so an error leaves the directory as it was.
+    All of them are rendered before anything is written, so an error leaves the directory as it was.
+
+    Args:
+        directory: the folder to write into.
+        facts: what the reports say.
+        page: whether to write the HTML page beside JSON and Markdown; drawing its plots takes a second or more.
+
+    Returns:
+        The paths by file name.
     """
-    contents = {
-        JSON_NAME: report_json(facts),
-        MARKDOWN_NAME: render_markdown(facts),
-        HTML_NAME: render_html(facts),
-    }
+    contents = {JSON_NAME: report_json(facts), MARKDOWN_NAME: render_markdown(facts)}
+    if page:
+        contents[HTML_NAME] = render_html(facts)
     return write_all_atomically(directory, contents)

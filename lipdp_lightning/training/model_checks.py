@@ -23,8 +23,8 @@ from .module import PrivateModule
 # the methods that a private step calls before noise is in its gradients
 FIXED_METHODS = (
     "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__getattribute__",
-    "forward", "training_step", "_summed_loss", "_output", "_views", "_key_dropout", "private_loss", "clip_loss",
-    "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer",
+    "forward", "training_step", "_summed_loss", "_output", "_of_bounded", "_views", "_key_dropout",
+    "private_loss", "clip_loss", "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer",
     "backward", "manual_backward", "optimizer_step", "optimizer_zero_grad", "optimizers",
     "toggle_optimizer", "untoggle_optimizer", "toggled_optimizer", "clip_gradients",
 )  # fmt: skip
@@ -32,7 +32,7 @@ STRATEGY_METHODS = (
     "training_step", "backward", "optimizer_step", "batch_to_device", "numbered", "step_key", "dropout_key",
     "_take_step", "_next_batch", "_finish",  # of the Engine
     "_begin_pass", "_end_pass", "_begin_step", "_release", "_draw", "_seal", "_put_on_record", "_make_mechanism",
-    "_all_reduce", "_gather",
+    "_all_reduce", "_begin_all_reduce", "_backward_pass", "_gather",
 )  # fmt: skip
 DATA_METHODS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "transform_batch")
 _OWN = MappingProxyType({name: getattr(PrivateModule, name, None) for name in FIXED_METHODS})

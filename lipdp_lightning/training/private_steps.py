@@ -116,7 +116,7 @@ class PrivateSteps:
         assert plan is not None
         self._norms = norms
         certifier = make_certifier(trainer, module, plan, data, norms)
-        self.clipper = make_clipper(module.network, plan)
+        self.clipper = make_clipper(module.network, plan, self.rows_per_example)
         self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))
         self.statistics = settle_statistics(self, data)
         if plan.preliminary:  # the hooks on a batch depend on the statistics
@@ -193,6 +193,15 @@ class PrivateSteps:
             self.mechanism.begin_step(number)
         return drawn
 
+    def _backward_pass(self) -> contextlib.AbstractContextManager[object]:
+        """Returns the context of a backward pass; in a step's last one, sums over processes begin where they can."""
+        mechanism = self.mechanism
+        assert mechanism is not None
+        if self.clipper is not None or not mechanism.may_overlap or not self.current.is_last(self.chunks):
+            return contextlib.nullcontext()
+        check_exact_arithmetic()
+        return mechanism.overlap(self._begun, self._begin_all_reduce, self.current.complete, self._seal)
+
     def _end_pass(self) -> None:
         """Adds a micro-batch's gradients, and releases their sum if it is complete."""
         if self.current.add(self.chunks):
@@ -237,6 +246,13 @@ class PrivateSteps:
             torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM)
         else:
             torch.distributed.reduce(total, dst=to, op=torch.distributed.ReduceOp.SUM)
+
+    def _begin_all_reduce(self, total: Tensor) -> Callable[[], object]:
+        """Begins to sum a tensor over all ranks, in place, and returns what waits for it."""
+        work = torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, async_op=True)
+        assert work is not None
+        wait: Callable[[], object] = work.wait
+        return wait
 
     @torch.no_grad()
     def _gather(self, owners: Mapping[nn.Parameter, int]) -> None:

@@ -22,6 +22,7 @@ from command_runs import LONG, QUICKSTART, ROOT, SMALL, Outcome, environment, fi
 
 from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.privacy.plan import PrivacyPlan
+from lipdp_lightning.report import write
 
 REPORT_KEYS = {
     "certified", "epsilon", "delta", "adjacency", "noise_multiplier", "sample_rate", "steps_taken", "accountant",
@@ -136,6 +137,22 @@ def test_the_secret_is_in_the_resume_checkpoint_and_nowhere_else(finished: tuple
 
 
 # ---- going on with a run
+
+
+def test_a_page_is_drawn_once_and_kept_if_the_evaluation_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    render = write.render_html
+    monkeypatch.setattr(write, "render_html", lambda facts: drawn.append(facts.steps_taken) or render(facts))
+    assert fit(tmp_path / "sound", *SMALL, "--privacy.steps", "2").code == 0
+    assert drawn == [2]
+
+    def fails(*_: object) -> None:
+        raise ValueError("these rows cannot be read. HINT: none.")
+
+    monkeypatch.setattr("lipdp_lightning.commands.fit.held_out_metrics", fails)
+    assert fit(tmp_path / "failed", *SMALL, "--privacy.steps", "2").code == 2
+    assert drawn == [2, 2] and (tmp_path / "failed" / "report.html").is_file()
+    assert report_of(tmp_path / "failed")["steps_taken"] == 2
 
 
 def test_a_finished_run_is_refused(finished: tuple[Path, Outcome]) -> None:

@@ -30,11 +30,14 @@ from lipdp_lightning.callbacks import (
     RunFiles,
 )
 from lipdp_lightning.layers import MaxMin
-from lipdp_lightning.layers.exact_norms import Contribution
+from lipdp_lightning.layers.contribution import Contribution
+from lipdp_lightning.mechanism import overlap as overlap_module
+from lipdp_lightning.mechanism.overlap import Overlap
 from lipdp_lightning.mechanism.step import Mechanism
-from lipdp_lightning.privacy.keyed_digest import PendingDigest
+from lipdp_lightning.privacy.digests import PendingDigest
 from lipdp_lightning.privacy.sampling import poisson_sample
-from lipdp_lightning.training import PrivateModule, PrivateStrategy
+from lipdp_lightning.training import PrivateModule, PrivateStrategy, context, private_steps
+from lipdp_lightning.training.private_steps import PrivateSteps
 from lipdp_lightning.training.run_directory import RunDirectory
 from lipdp_lightning.training.views import Views
 
@@ -139,6 +142,36 @@ class Released(Callback):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         flat = torch.cat([p.grad.flatten() for p in pl_module.parameters() if p.grad is not None])
         self.digests[str(trainer.global_step)] = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def overlapped(
+    world: World, overlap: bool = True, bucket: int = 1, loop: bool = False, noise: float = 1.0, repeats: bool = False,
+    **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Weights where bits do not repeat, and the numbers of gradients that were taken when each sum began."""
+    taken, begun = [0], list[tuple[int, int]]()
+    true_begin, true_take = PrivateSteps._begin_all_reduce, Overlap._take
+
+    def begin(strategy: Any, total: Tensor) -> Any:
+        begun.append((total.numel(), taken[0]))
+        return true_begin(strategy, total)
+
+    def take(own: Any, number: int, parameter: nn.Parameter) -> None:
+        taken[0] += 1
+        true_take(own, number, parameter)
+        assert parameter.grad is None, "a later hook would find a gradient without noise"
+
+    with contextlib.ExitStack() as patches:
+        for module in (context, private_steps):
+            patches.enter_context(patch.object(module, "can_repeat", lambda _: repeats))
+        patches.enter_context(patch("os.urandom", bytes))  # a part of the context, on which the noise depends
+        patches.enter_context(patch.object(PrivateSteps, "_begin_all_reduce", begin))
+        patches.enter_context(patch.object(Overlap, "_take", take))
+        patches.enter_context(patch.object(overlap_module, "BUCKET", bucket))
+        if not overlap:
+            patches.enter_context(patch.object(Mechanism, "may_overlap", False))
+        found = loop_weights(world, noise) if loop else final_weights(world, noise=noise, **options)
+    return found | {"begun": begun, "taken": taken[0]}
 
 
 # ---- the sample

@@ -24,6 +24,7 @@ from lipdp_lightning.bounds import graph, identity
 from lipdp_lightning.kernels import loops
 from lipdp_lightning.kernels.multilinear import row_sums_by_torch
 from lipdp_lightning.kernels.normals import normals
+from lipdp_lightning.layers.input import bounded_by_torch
 
 DEVICE = torch.device("cuda", 0)
 FREE_MEMORY = 40 << 30
@@ -52,6 +53,9 @@ class OnGpu(Tensor):
     """A tensor in the pretended GPU's memory; ``inner`` holds its values."""
 
     inner: Tensor
+    # here, and not in the mode, which torch leaves for backward passes
+    device = property(lambda _: DEVICE)  # type: ignore[assignment]
+    is_cuda, is_cpu = property(lambda _: True), property(lambda _: False)  # type: ignore[assignment]
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
@@ -188,9 +192,6 @@ def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 _get: Any = lambda name: getattr(Tensor, name).__get__  # noqa: E731
 _ANSWERS: dict[Any, Callable[..., Any]] = {
-    _get("device"): lambda tensor: DEVICE,
-    _get("is_cuda"): lambda tensor: True,
-    _get("is_cpu"): lambda tensor: False,
     Tensor.get_device: lambda tensor: 0,
     Tensor.data_ptr: lambda tensor: (1 << 40) + tensor.inner.data_ptr() % (1 << 32),
     Tensor.numpy: _refuse,
@@ -253,14 +254,27 @@ def _compile(definition: Callable[..., Any], **_: Any) -> Callable[..., Any]:
     """The code that ``torch.compile`` makes of a definition: a kernel for each output (tests/kernels/test_fused.py)."""
 
     def run(*given: Any) -> Any:
+        if any(isinstance(thing, Tensor) and not isinstance(thing, OnGpu) and thing.dim() > 0 for thing in given):
+            raise RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu")
         made = definition(*map(_inner, given))
-        counts.launches += len(made) if isinstance(made, tuple) else 1
+        counts.launches += len(made) if isinstance(made, tuple) else 1 + (definition is bounded_by_torch)
         return tree_map(OnGpu, made)
 
     return run
 
 
-KERNELS = SimpleNamespace(release_=_release_, row_sums=_row_sums)
+def _weight_gradient(cotangent: Any, inputs: Any, shape: Any, options: Any) -> Tensor:
+    """What the kernel of this name and the sum of its parts do."""
+    counts.launches += 2
+    left, right = cotangent.inner.double(), inputs.inner.double()
+    if options is None:
+        return OnGpu(left.reshape(-1, shape[0]).t() @ right.reshape(-1, shape[1]))
+    weight, inner = torch.zeros(*shape, dtype=torch.float64), [False, [0] * (len(shape) - 2), 1, [False, True, False]]
+    exact = torch.ops.aten.convolution_backward(left, right, weight, None, *options[:3], *inner)[1]
+    return OnGpu(exact)
+
+
+KERNELS = SimpleNamespace(release_=_release_, row_sums=_row_sums, weight_gradient=_weight_gradient)
 
 
 def _other_modes() -> list[str]:

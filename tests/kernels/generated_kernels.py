@@ -27,6 +27,9 @@ from triton.backends.compiler import GPUTarget
 
 from lipdp_lightning.kernels.floored import floored_by_torch, pulled_back_by_torch
 from lipdp_lightning.kernels.pairs import ordered_by_torch, swapped_by_torch
+from lipdp_lightning.kernels.rows import patch_norms_by_torch, row_norms_by_torch
+from lipdp_lightning.layers.cotangents import clipped_by_torch, weighed_by_torch
+from lipdp_lightning.layers.input import bounded_by_torch
 
 _FACTS = {
     "name": "A100", "major": 8, "minor": 0, "total_memory": 80 << 30, "multi_processor_count": 108,
@@ -120,6 +123,20 @@ DEFINITIONS: dict[str, tuple[Any, ...]] = {
     "pairs, backward": (lambda x, s: (swapped_by_torch(x, s),), (PAIRS, FLOAT), ((64, 16, 32, 32), torch.bool)),
     "floored rows": (lambda x: (floored_by_torch(x, 0.1),), (ROWS, FLOAT)),
     "floored rows, backward": (lambda x, g: (pulled_back_by_torch(x, g, 0.1),), (ROWS, FLOAT), (ROWS, FLOAT)),
+    "norms of rows": (lambda x: (row_norms_by_torch(x, 1),), ((1024, 3136), FLOAT)),
+    "norms of patches": (
+        lambda x, counts: (patch_norms_by_torch(x, counts, 1, 784),),
+        ((1024, 32, 28, 28), FLOAT),
+        ((28, 28), FLOAT),
+    ),
+    "norms of patches, bfloat16": (
+        lambda x, counts: (patch_norms_by_torch(x, counts, 1, 0),),
+        ((1024, 64, 32, 32), torch.bfloat16),
+        ((32, 32), FLOAT),
+    ),
+    "clipped cotangents": (lambda d: (clipped_by_torch(d, 0.5),), ((1024, 10), FLOAT)),
+    "weighed cotangents": (lambda d, c: (weighed_by_torch(d, c),), ((1024, 10), FLOAT), ((1024,), FLOAT)),
+    "bounded input": (lambda x: (bounded_by_torch(x, 1.0, 1.0),), ((1024, 784), FLOAT)),
 }
 
 if __name__ == "__main__":

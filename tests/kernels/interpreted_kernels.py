@@ -144,6 +144,41 @@ def hashed_rows() -> tuple[Tensor, Tensor]:
     return rows, key_table(bytes(range(32)))[0, :, :4096].contiguous()
 
 
+SUMMED: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...] | None]] = {
+    "convolution": ((5, 7, 9, 8), (10, 7, 3, 3), ((1, 1), (1, 1), (1, 1), 1)),
+    "steps, holes and sides": ((3, 4, 11, 10), (6, 4, 3, 2), ((2, 1), (0, 1), (1, 2), 1)),
+    "one axis": ((4, 5, 30), (70, 5, 4), ((2,), (1,), (3,), 1)),
+    "channels last": ((5, 7, 9, 8), (10, 7, 3, 3), ((1, 1), (1, 1), (1, 1), 1)),
+    "cut to TF32": ((6, 5, 7, 7), (9, 5, 3, 3), ((1, 1), (1, 1), (1, 1), 1)),
+    "linear": ((9, 33), (70, 33), None),
+    "linear, with positions": ((2, 5, 33), (3, 33), None),
+    "several parts": ((40, 2, 16, 16), (3, 2, 1, 1), ((1, 1), (0, 0), (1, 1), 1)),
+}
+"""Shapes of the inputs and of the weight, and the options of the layer."""
+
+
+def factors(name: str, whole: bool = True) -> tuple[Tensor, Tensor]:
+    """Returns cotangent and inputs of a layer in float32, ``whole`` or as a product reads them.
+
+    The interpreter adds nothing in bfloat16.
+    """
+    shape, weight, options = SUMMED[name]
+    generator = torch.Generator().manual_seed(1)
+    bits = -1 << (13 if name == "cut to TF32" else 16)  # what a product reads of 32 bits
+    x = torch.randn(shape, generator=generator)
+    if options is None:
+        outputs: tuple[int, ...] = (*shape[:-1], weight[0])
+    else:
+        convolve = torch.conv1d if len(weight) == 3 else torch.conv2d
+        outputs = tuple(convolve(x, torch.zeros(weight), None, *options).shape)
+    d = torch.randn(outputs, generator=generator)
+    if name != "cut to TF32" or not whole:
+        x, d = ((t.view(torch.int32) & bits).view(torch.float32) for t in (x, d))
+    if name == "channels last":
+        return d.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    return d, x
+
+
 def main(file: str) -> None:
     """Saves everything that the tests compare."""
     on_cpu = {name: released(case) for name, case in CASES.items()}
@@ -153,7 +188,17 @@ def main(file: str) -> None:
     parts = {part: late_part(*part) for part in PARTS}
     words = {block: words_of_a_block(*block) for block in BLOCKS}
     rows = gpu.row_sums(*hashed_rows())
-    torch.save({"rows": rows, "cpu": on_cpu, "gpu": on_gpu, "parts": parts, "words": words, "unfused": unfused}, file)
+    sums = {name: gpu.weight_gradient(*factors(name), *SUMMED[name][1:]) for name in SUMMED}
+    kept = {
+        "sums": sums,
+        "rows": rows,
+        "cpu": on_cpu,
+        "gpu": on_gpu,
+        "parts": parts,
+        "words": words,
+        "unfused": unfused,
+    }
+    torch.save(kept, file)
 
 
 if __name__ == "__main__":

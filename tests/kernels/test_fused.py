@@ -138,7 +138,10 @@ def test_torch_compiles_each_definition_to_one_kernel_for_each_output_on_an_a100
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert set(found) == {"pairs", "pairs, backward", "floored rows", "floored rows, backward"}
+    assert len(found) == 10
     for name, kernel in found.items():
-        assert len(kernel["kernels"]) == 1 + (name == "pairs") and not kernel["library calls"], (name, kernel)
-        assert kernel["stores"] == len(kernel["kernels"]) and set(kernel["functions"]) <= {"sqrt_rn"}, (name, kernel)
+        several = name in ("pairs", "bounded input")  # two outputs, and the finite entries, which are read twice
+        assert len(kernel["kernels"]) == 1 + several and not kernel["library calls"], (name, kernel)
+        in_float64 = name in ("norms of rows", "clipped cotangents", "weighed cotangents", "bounded input")
+        roots = {"sqrt"} if in_float64 else {"sqrt_rn"}  # in float64, every root is rounded to the nearest
+        assert kernel["stores"] == len(kernel["kernels"]) and set(kernel["functions"]) <= roots, (name, kernel)

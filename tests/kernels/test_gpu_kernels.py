@@ -30,12 +30,13 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 import triton
-from interpreted_kernels import BLOCKS, CASES, PARTS, SECRET, hashed_rows
+from interpreted_kernels import BLOCKS, CASES, PARTS, SECRET, SUMMED, factors, hashed_rows
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from lipdp_lightning.kernels import gpu
 from lipdp_lightning.kernels.multilinear import row_sums_by_torch
+from lipdp_lightning.layers.contribution import weighted_gradients
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -98,6 +99,16 @@ def test_any_part_of_a_stream_is_drawn_alike(part: tuple[int, int], interpreted:
 def test_the_sums_of_a_hash_are_those_of_its_definition(interpreted: dict[str, Any]) -> None:
     rows, key = hashed_rows()
     assert torch.equal(interpreted["rows"], row_sums_by_torch(rows, key))
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_the_gradient_of_a_weight_is_that_of_torch_in_float64(name: str, interpreted: dict[str, Any]) -> None:
+    (_, shape, options), (cotangent, inputs) = SUMMED[name], factors(name, whole=False)
+    weight = torch.zeros(shape, dtype=torch.float64)
+    exact, _ = weighted_gradients(inputs.double(), cotangent.double(), weight, None, (True, False), options)
+    sizes, _ = weighted_gradients(inputs.double().abs(), cotangent.double().abs(), weight, None, (True, False), options)
+    assert exact is not None and sizes is not None
+    assert bool(((interpreted["sums"][name] - exact).abs() <= 64 * 2.0**-24 * sizes).all())
 
 
 # ---- machine code
@@ -183,14 +194,19 @@ def test_small_numbers_are_not_flushed_and_noise_is_not_narrowed() -> None:
 @pytest.mark.parametrize("samples", [1, 4])
 def test_nothing_spills(capability: int, samples: int, tmp_path: Path) -> None:
     """What does not fit into registers would be kept in local memory, on the stack."""
+    used = resources(compiled(capability, samples=samples), tmp_path)
+    assert used["STACK"] == used["LOCAL"] == 0 and 16 < used["REG"] <= 80, used
+
+
+def resources(code: Any, folder: Path) -> dict[str, int]:
+    """Returns the registers and bytes of the stack that the machine code of a kernel uses."""
     reader = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not reader.is_file():
         pytest.skip("Triton comes without cuobjdump here, and PTX does not tell what the assembler spills")
-    machine_code = tmp_path / "kernel.cubin"
-    machine_code.write_bytes(compiled(capability, samples=samples).asm["cubin"])
+    machine_code = folder / "kernel.cubin"
+    machine_code.write_bytes(code.asm["cubin"])
     report = subprocess.run([reader, "-res-usage", machine_code], capture_output=True, text=True, check=True).stdout
-    used = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", report)}
-    assert used["STACK"] == used["LOCAL"] == 0 and 16 < used["REG"] <= 80, report
+    return {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", report)}
 
 
 def test_the_hash_compiles_for_a_gpu_without_a_spill(tmp_path: Path) -> None:
@@ -205,6 +221,49 @@ def test_the_hash_compiles_for_a_gpu_without_a_spill(tmp_path: Path) -> None:
     code = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=gpu.OPTIONS)
     assert "st.global.b64" in code.asm["ptx"] or "st.global.u64" in code.asm["ptx"]
     assert "f64" not in code.asm["ptx"] and ".local" not in code.asm["ptx"]
+
+
+GEOMETRIES = {
+    "convolution": (128, 64, 32, 32, 32, 32, 3, 3, 1, 1, 1, 1, 1, 1),
+    "linear": (512, 3136, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1),
+}
+
+
+def compiled_sum(capability: int, geometry: str, inputs: str = "bf16") -> Any:
+    names = gpu.weight_gradient_kernel.arg_names
+    kinds = {"cotangent": "*bf16", "inputs": f"*{inputs}", "out": "*fp64", "terms": "i64", "share": "i64"}
+    kinds |= {f"{tensor}{axis}": "i32" for tensor in "dx" for axis in range(4)}
+    numbers = (*GEOMETRIES[geometry], gpu.TILE, gpu.TERMS_AT_ONCE)
+    constants = dict(zip(names[len(kinds) :], numbers, strict=True))
+    source = ASTSource(
+        fn=gpu.weight_gradient_kernel,
+        signature={name: kinds.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+    )
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=gpu.OF_A_SUM)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("capability", [80, 90])
+def test_gradients_of_weights_use_tensor_cores_in_float32_and_nothing_spills(
+    capability: int, geometry: str, tmp_path: Path
+) -> None:
+    code = compiled_sum(capability, geometry)
+    products = set(re.findall(r"\b(?:wg)?mma\.(?:mma_async\.)?sync\S*", code.asm["ptx"])) - {"wgmma.fence.sync.aligned"}
+    products = {p for p in products if "bf16" in p}
+    assert products and all(re.search(r"\.f32\.bf16\.bf16", product) for product in products), products
+    assert len(re.findall(r"\badd\.(?:rn\.)?f64", code.asm["ptx"])) == gpu.TILE**2 // (32 * gpu.OF_A_SUM["num_warps"])
+    used = resources(code, tmp_path)
+    assert used["STACK"] == used["LOCAL"] == 0, used
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_inputs_in_float32_are_cut_to_tf32_before_they_are_multiplied(capability: int, tmp_path: Path) -> None:
+    code = compiled_sum(capability, "convolution", "fp32")
+    assert re.search(r"and\.b32\s+%r\d+, %r\d+, -8192", code.asm["ptx"])
+    assert re.findall(r"mma\S*\.f32\.tf32\.tf32", code.asm["ptx"]) and "bf16.bf16" not in code.asm["ptx"]
+    used = resources(code, tmp_path)
+    assert used["STACK"] == used["LOCAL"] == 0, used
 
 
 # ---- the choice

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lipdp_lightning.kernels.loops import usable
 from lipdp_lightning.kernels.pairs import larger_first
-from lipdp_lightning.kernels.rows import patch_energies, patch_norms, row_norms
+from lipdp_lightning.kernels.rows import patch_norms, patch_norms_by_torch, row_norms
 from lipdp_lightning.layers import BoundedInput, scale_cotangent
 
 
@@ -36,11 +36,10 @@ def by_torch(x: Tensor) -> Tensor:
 def test_energies_are_those_of_float64(layout: Callable[[Tensor], Tensor], groups: int, shape: tuple[int, ...]) -> None:
     x = layout(images(*shape))
     counts = torch.randint(1, 10, shape[2:], generator=torch.Generator().manual_seed(1)).float()
-    assert row_norms(x).dtype == patch_energies(x, counts, groups).dtype == torch.float32
+    norms = patch_norms_by_torch(x, counts, groups, 0)
+    assert row_norms(x).dtype == norms.dtype == torch.float32
     torch.testing.assert_close(row_norms(x).double(), x.double().flatten(1).norm(dim=1), rtol=1e-6, atol=0)
-    torch.testing.assert_close(
-        patch_energies(x, counts, groups).double(), exact_patches(x, counts, groups), rtol=1e-6, atol=0
-    )
+    torch.testing.assert_close(norms.double().square(), exact_patches(x, counts, groups), rtol=1e-6, atol=0)
 
 
 def one_by_one(x: Tensor) -> float:
@@ -84,7 +83,7 @@ def test_an_example_that_is_not_finite_has_no_finite_energy_and_leaves_the_other
 
     def found() -> list[Tensor]:
         counts = torch.ones(5, 5)
-        return [row_norms(x), patch_energies(x, counts, 2), patch_norms(x, counts, 2)]
+        return [row_norms(x), patch_norms_by_torch(x, counts, 2, 0), patch_norms(x, counts, 2)]
 
     before = found()
     x[1, 3, 2, 2] = value
@@ -96,7 +95,7 @@ def test_an_example_that_is_not_finite_has_no_finite_energy_and_leaves_the_other
 def test_no_examples_have_no_energies() -> None:
     none, counts = torch.zeros(0, 3, 4), torch.ones(4)
     assert row_norms(none).shape == (0,)
-    assert patch_energies(none, counts, 1).shape == patch_norms(none, counts, 1).shape == (0,)
+    assert patch_norms_by_torch(none, counts, 1, 0).shape == patch_norms(none, counts, 1).shape == (0,)
 
 
 def test_a_gradient_flows_where_one_is_asked_for() -> None:

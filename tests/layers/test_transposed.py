@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lipdp_lightning.audit import attack
 from lipdp_lightning.bounds import certify
 from lipdp_lightning.layers import ScaledConvTranspose1d, ScaledConvTranspose2d, make_private
-from lipdp_lightning.layers.exact_norms import Contribution
+from lipdp_lightning.layers.contribution import Contribution
 from lipdp_lightning.layers.scaled import hands_over
 
 CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
