@@ -7,13 +7,12 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
-from matplotlib.figure import Figure
 
 from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.callbacks.accountant import _strategy
@@ -29,8 +28,12 @@ from lipdp_lightning.curves import (
 )
 from lipdp_lightning.curves.columns import write_new
 from lipdp_lightning.curves.curve_plots import plot_hosmer_lemeshow, plot_reliability, plot_roc
+from lipdp_lightning.extras import require
 from lipdp_lightning.report.figure_style import figure_to_png
 from lipdp_lightning.training.predictions import class_scores, predict_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RECORD = "private_curves.json"
 CURVES = ("roc", "reliability", "hosmer_lemeshow")
@@ -97,6 +100,7 @@ class PrivateValidationCurves(Callback):
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Refuses settings that would make the release worthless or impossible, before training."""
+        require("matplotlib", "PrivateValidationCurves")
         problems = []
         task = getattr(pl_module, "task", None)
         if task not in ("binary", "classification"):

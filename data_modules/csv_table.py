@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.schema import ClassLabel, TableSchema
 from lipdp_lightning.data_modules.splits import Split
 from lipdp_lightning.data_modules.table_cells import stripped
+from lipdp_lightning.extras import imported
 
 
 def read_csv(path: Path, schema: TableSchema) -> RawTable:
@@ -73,13 +73,7 @@ def read_parquet(path: Path, schema: TableSchema) -> RawTable:
         raise refusal(f"{path} is {found}", "check what wrote it")
     if tail != b"PAR1":
         raise refusal(f"{path} is a damaged Parquet file: its end is missing", "write or fetch it again")
-    try:
-        parquet = import_module("pyarrow.parquet")
-    except ImportError:
-        raise refusal(
-            f"{path} needs the package pyarrow",
-            "install the extra lipdp-lightning[parquet], or export the table as CSV",
-        ) from None
+    parquet = imported("pyarrow.parquet", str(path))
     try:
         table = parquet.read_table(path)
     except (ValueError, OSError, NotImplementedError):  # pyarrow's own errors derive from these

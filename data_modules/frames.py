@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,16 +14,6 @@ from lipdp_lightning.data_modules.table_cells import stripped
 def library_of(value: object) -> str:
     """Returns the name of the library that defines a value's class."""
     return type(value).__module__.partition(".")[0]
-
-
-def optional(name: str, purpose: str, extra: str) -> ModuleType:
-    """Returns a package that not everybody has; its absence is an error that names the extra to install."""
-    try:
-        return import_module(name)
-    except ImportError:
-        raise refusal(
-            f"{purpose} needs the package {name.partition('.')[0]}", f"pip install 'lipdp-lightning[{extra}]'"
-        ) from None
 
 
 def is_table(value: object) -> bool:

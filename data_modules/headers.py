@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lipdp_lightning.data_modules.found_files import kind_of, refusal
-from lipdp_lightning.data_modules.frames import optional
 from lipdp_lightning.data_modules.schema import encoding_problems
 from lipdp_lightning.data_modules.suggestions import delimiter_of
+from lipdp_lightning.extras import imported
 
 LONGEST_HEADER = 1 << 20
 
@@ -60,7 +60,7 @@ def table_header(
 
 
 def _parquet_names(path: Path) -> list[str]:
-    parquet = optional("pyarrow.parquet", str(path), "parquet")
+    parquet = imported("pyarrow.parquet", str(path))
     try:
         return [str(name) for name in parquet.read_schema(path).names]
     except (ValueError, OSError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lipdp_lightning.data_modules.found_files import read_text, refusal
-from lipdp_lightning.data_modules.frames import column_names, is_table, library_of, optional, read_columns
+from lipdp_lightning.data_modules.frames import column_names, is_table, library_of, read_columns
 from lipdp_lightning.data_modules.placeholders import FILL_IN
 from lipdp_lightning.data_modules.table_cells import (
     ColumnProblem,
@@ -20,6 +20,7 @@ from lipdp_lightning.data_modules.table_cells import (
     parse_numbers,
     texts,
 )
+from lipdp_lightning.extras import imported
 
 MOST_CATEGORIES = 50
 MOST_CLASSES = 20
@@ -58,7 +59,7 @@ def _opened(public: Any) -> Any:
         return public
     path = Path(public)
     if path.suffix == ".parquet":
-        return optional("pyarrow.parquet", str(path), "parquet").read_table(path)
+        return imported("pyarrow.parquet", str(path)).read_table(path)
     return records_of(path)
 
 

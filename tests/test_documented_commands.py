@@ -29,7 +29,7 @@ SHORTER = (
     (r"--suite full", "--suite quick"),
     (r"(bench --model) \S+ --batch-size 256", r"\1 mlp-512x4 --batch-size 8 --repeats 1 --contender joint"),
     (r"studies\.exact_cost$", "studies.exact_cost --rows 4 --repeats 1"),
-    (r"(scaling_comparison --output \S+)", r"\1 --networks mlp --scalings joint --epochs 0.05 --seeds 1 2"),
+    (r"(scaling_comparison --output \S+)", r"\1 --networks mlp --scalings joint --epochs 0.05 --seeds 1"),
     (r"(layer_signal --config \S+) .*", r"\1 --examples 8 --privacy.epochs null --privacy.steps 1"),
 )
 # commands that are not run here, with what they need

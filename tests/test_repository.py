@@ -163,6 +163,7 @@ def test_the_critical_rooms_load_no_trainer() -> None:
 KNOWS = {
     "alive": "",
     "bound_text": "",
+    "extras": "",
     "files": "",
     "kernels": "",
     "norms": "",
@@ -176,12 +177,12 @@ KNOWS = {
     "features": "files layers",
     "models": "features layers",
     "augmentations": "layers",
-    "report": "bound_text files",
+    "report": "bound_text extras files",
     "accounting": "bound_text",
     "privacy": "accounting bound_text files kernels",
     "mechanism": "bounds kernels layers norms privacy",
     "clipping": "bounds layers privacy",
-    "data_modules": "features files privacy",
+    "data_modules": "extras features files privacy",
     "training": (
         "accounting alive augmentations bounds clipping files kernels layers mechanism norms own_folders privacy "
         "run_names slurm"
@@ -190,15 +191,15 @@ KNOWS = {
     "calibration": "curves",
     "forecast": "bounds layers mechanism norms privacy training",
     "callbacks": (
-        "accounting augmentations bound_text bounds calibration curves data_modules files forecast privacy report "
-        "slurm training"
+        "accounting augmentations bound_text bounds calibration curves data_modules extras files forecast privacy "
+        "report slurm training"
     ),
-    "audit": "accounting bound_text bounds clipping data_modules layers mechanism norms privacy report training",
-    "experiment": "accounting bounds callbacks data_modules files privacy report schedules training",
+    "audit": "accounting bound_text bounds clipping data_modules extras layers mechanism norms privacy report training",
+    "experiment": "accounting bounds callbacks data_modules extras files privacy report schedules training",
     "adoption": "accounting bounds callbacks data_modules experiment layers privacy training",
     "release": "experiment files training",
-    "tuning": "accounting bound_text experiment files privacy report training",
-    "bench": "bounds data_modules files kernels layers mechanism models norms privacy report training",
+    "tuning": "accounting bound_text experiment extras files privacy report training",
+    "bench": "bounds data_modules extras files kernels layers mechanism models norms privacy report training",
     "studies": (
         "accounting audit augmentations bench bound_text bounds calibration clipping conversion curves data_modules "
         "experiment features files forecast layers mechanism models norms privacy report training"
@@ -206,7 +207,7 @@ KNOWS = {
     "doctor": "bounds kernels layers mechanism norms privacy",
     "commands": (
         "accounting alive audit bench bound_text bounds calibration callbacks curves data_modules doctor experiment "
-        "files forecast mechanism norms privacy release report run_names slurm studies training tuning"
+        "extras files forecast mechanism norms privacy release report run_names slurm studies training tuning"
     ),
     "cli": "commands experiment own_folders report",
 }
@@ -387,8 +388,8 @@ def direct_requirements() -> list[str]:
     """Of the package, its extras and its developers, from pyproject.toml; pyarrow stays the user's choice."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     main = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-    extras = re.findall(r"^(?:vision|tune|docs|dev) = \[(.*)\]$", text, re.MULTILINE)
-    assert main and len(extras) == 4
+    extras = re.findall(r"^(?:vision|tune|plots|wandb|docs|dev) = \[(.*)\]$", text, re.MULTILINE)
+    assert main and len(extras) == 6
     lines = [line for line in main.group(1).splitlines() if not line.strip().startswith("#")]
     found = re.findall(r'"([^"]+)"', "\n".join([*lines, *extras]))
     return [requirement for requirement in found if not requirement.startswith("lipdp-lightning")]

@@ -54,7 +54,7 @@ def test_an_installed_library_trains_beside_a_projects_own_folders(wheel: Path, 
         "import sys, lipdp_lightning; print(lipdp_lightning.__file__)\n"
         "from lipdp_lightning.cli import main\n"
         "import callbacks; callbacks.Mine\n"
-        "sys.exit(main([*sys.argv[1:], '--run_dir', 'run', '--wandb', 'off']))"
+        "sys.exit(main(sys.argv[1:]) or main(['compare', 'run', '--output', 'compare.html']))"
     )
     words = [
         "fit",
@@ -74,3 +74,4 @@ def test_an_installed_library_trains_beside_a_projects_own_folders(wheel: Path, 
     assert str(site) in result.stdout and "said by the project" in result.stdout
     stored = yaml.safe_load((project / "run/config.yaml").read_text())
     assert stored["data"]["class_path"] == "lipdp_lightning.data_modules.Digits"
+    assert "Accuracy against epsilon" in (project / "compare.html").read_text()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..bound_text import lower_text, upper_text
+from ..extras import is_installed
 from ..report.atomic import write_all_atomically
 from ..report.drawn import Drawn
 from ..report.formats import format_bound
@@ -81,6 +82,6 @@ def render_audit(report: AuditReport) -> str:
 
 
 def _plots(finding: Finding, number: int) -> Iterator[Drawn]:
-    for index, plot in enumerate(finding.plots):
+    for index, plot in enumerate(finding.plots if is_installed("matplotlib") else ()):
         name = re.sub(r"\W+", "-", f"{finding.name}-{number}-{index}")
         yield Drawn.of(draw(plot), name, describe(plot), plot.caption)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.figure import Figure
 
 from ..report.figure_style import COLOURS, label_axes, legend, new_figure, shorten
 from .findings import PlotData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _TONES = (COLOURS.first, COLOURS.second, COLOURS.muted, COLOURS.ink)
 _DASHES = ("-", "--", "-.", ":")

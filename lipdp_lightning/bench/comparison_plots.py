@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..extras import is_installed
 from ..files import write_bytes_atomically
 from .contender_rows import Row, grouped
 from .contenders import CONTENDERS, DEFAULT, OURS, REFERENCE
@@ -19,7 +20,7 @@ _MARKERS = "osD^v<>Pp*X"
 
 def figures_of(rows: Sequence[Row]) -> list[str]:
     """Returns the names of the plots of one network and number of threads for which there is data."""
-    if not any(row.ratio is not None and row.contender != REFERENCE for row in rows):
+    if not is_installed("matplotlib") or not any(row.ratio is not None and row.contender != REFERENCE for row in rows):
         return []
     found = {"time": True, "memory": any(row.memory_ratio is not None for row in rows)}
     found["parts"] = any(row.parts for row in rows if row.contender == DEFAULT)

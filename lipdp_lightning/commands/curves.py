@@ -110,7 +110,9 @@ def run(args: argparse.Namespace) -> int:
         return _compare(args)
     from ..curves.columns import check_new
     from ..curves.releases import check_privacy
+    from ..extras import require
 
+    require("matplotlib", "the plot")
     names = [f"{args.kind}.{ending}" for ending in ("json", "csv", "png")]
     check_privacy(args.epsilon, args.delta, args.adjacency)
     if not 0 < args.confidence <= MOST_CONFIDENCE:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ..extras import require
 from ..report.show import show
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         _list(catalogue())
         _tell("\n".join(listing(paper_items())))
         return 0
+    require("matplotlib", "the figure of an entry")
     problems = []
     if not args.names:
         problems.append("no NAME was given.")

@@ -90,6 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     own, rest = _split(arguments)
     overrides, count = _overrides(rest), _check_selection(own)
     from ..experiment.short_training import merged, prepare
+    from ..extras import require
     from ..tuning.objectives import read_objectives
     from ..tuning.space import default_space, flat_keys, read_space
 
@@ -104,6 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     objectives = read_objectives(own.objective or (usual if selects else f"{usual},epsilon"), data.task)
     if not data.val_dataloader():
         raise ValueError("there are no validation rows to choose by. HINT: data.init_args.validation_fraction=0.2")
+    require("optuna", "a search")
     own.sampler = own.sampler or ("random" if selects else "tpe")
     if selects:
         return _select(own, config, base, space, objectives, count)

@@ -23,7 +23,7 @@ from .substitutes import NormOptions, fold_scale, substitute_of
 EXAMPLES = 4
 """Number of made-up inputs that a conversion is tried on."""
 
-_TRAINED = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_TRAINED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 
 
 class Conversion(NamedTuple):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.curves.bands import Band
@@ -13,6 +13,10 @@ from lipdp_lightning.curves.hosmer_lemeshow import PrivateHosmerLemeshow
 from lipdp_lightning.curves.reliability import PrivateReliability
 from lipdp_lightning.curves.roc import PrivateROC
 from lipdp_lightning.report.figure_style import COLOURS, label_axes, legend, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def _cost(epsilon: float, delta: float) -> str:

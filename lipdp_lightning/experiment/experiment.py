@@ -20,6 +20,7 @@ from ..callbacks import (
     RunFiles,
 )
 from ..data_modules.base import PrivateDataModule
+from ..extras import is_installed
 from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
@@ -232,7 +233,7 @@ class Experiment(LightningCLI):
         from .loggers import RunCSVLogger, wandb_logger
 
         loggers: list[Any] = [RunCSVLogger(self._directory.path)]
-        if self._wandb != "off":
+        if self._wandb != "off" and (self._wandb != "auto" or is_installed("wandb")):
             tags = [type(self.model.network).__name__, type(self.datamodule).__name__, self.plan.scaling]
             tags.append("certified" if self.plan.certified else "not private")
             loggers.append(wandb_logger(self._directory.path, self._directory.id, self._wandb, tags))

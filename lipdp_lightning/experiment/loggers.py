@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
 
+from ..extras import require
 from ..files import naming
 from ..report.formats import clean_text
 
@@ -58,6 +59,7 @@ def wandb_logger(directory: Path, run_id: str, mode: str, tags: Sequence[str] = 
     variables WANDB_RUN_GROUP, WANDB_JOB_TYPE and WANDB_TAGS come first. Checkpoints are not uploaded, because they hold
     the run's secret.
     """
+    require("wandb", f"--wandb {mode}")
     from lightning.pytorch.loggers import WandbLogger
 
     os.environ.setdefault("WANDB_SILENT", "true")

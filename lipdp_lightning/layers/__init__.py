@@ -18,10 +18,12 @@ from .nonlinearities import (
     TemperedSigmoid,
 )
 from .scaled import ScaledConv1d, ScaledConv2d, ScaledLayer, ScaledLinear
+from .transposed import ScaledConvTranspose1d, ScaledConvTranspose2d
 
 __all__ = [
     "BoundedInput", "Centre", "CotangentClip", "FrozenFeatures", "GroupNorm", "GroupSort", "Householder",
-    "InstanceNorm", "KeyedDropout", "LayerNorm", "MaxMin", "Residual", "ScaledConv1d", "ScaledConv2d", "ScaledL2Pool2d",
+    "InstanceNorm", "KeyedDropout", "LayerNorm", "MaxMin", "Residual", "ScaledConv1d", "ScaledConv2d",
+    "ScaledConvTranspose1d", "ScaledConvTranspose2d", "ScaledL2Pool2d",
     "ScaledLayer", "ScaledLinear", "TemperedSigmoid", "make_private",
     "scale_cotangent",
 ]  # fmt: skip

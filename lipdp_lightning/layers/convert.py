@@ -9,11 +9,14 @@ from torch import nn
 from ..bounds.graph import CertificationError, Problem, structural_problems
 from .dropout import KeyedDropout
 from .scaled import ScaledConv1d, ScaledConv2d, ScaledLinear
+from .transposed import ScaledConvTranspose1d, ScaledConvTranspose2d
 
 _SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: ScaledLinear,
     nn.Conv1d: ScaledConv1d,
     nn.Conv2d: ScaledConv2d,
+    nn.ConvTranspose1d: ScaledConvTranspose1d,
+    nn.ConvTranspose2d: ScaledConvTranspose2d,
     nn.Dropout: KeyedDropout,
 }
 

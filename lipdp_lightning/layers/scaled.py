@@ -262,7 +262,7 @@ class ScaledConv2d(_ScaledConv, nn.Conv2d):
 
 def hands_over(layer: ScaledLayer) -> bool:
     """Returns whether the layer's whole gradient goes to its ``gradient_keeper``: its forward pass is defined here."""
-    return type(layer).forward in (ScaledLinear.forward, _ScaledConv.forward)
+    return type(layer).forward in (ScaledLinear.forward, _ScaledConv.forward) or getattr(layer, "hands_over", False)
 
 
 # The layers compute what torch's own do, so they share the rules of these.

@@ -6,11 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
-
+from lipdp_lightning.extras import is_installed
 from lipdp_lightning.report.contents import Table, make_table
 from lipdp_lightning.report.drawn import Drawn
 from lipdp_lightning.report.figure_style import COLOURS, empty_figure, label_axes, new_figure, note, shorten
@@ -20,6 +18,9 @@ from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.pages import render_page
 from lipdp_lightning.report.render_markdown import CONFIG_NOTE
 from lipdp_lightning.report.words import find_primary_metric, format_metric, is_fraction, metric_label
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["ComparedRun", "Comparison"]
 
@@ -138,7 +139,7 @@ class Comparison:
             if len(shown) <= NAMED_POINTS:
                 note(axes, epsilon, value, shorten(name, 18), offset=(7, 5), fontsize=8)
         if is_fraction(str(self.metric), [value for *_, value in shown]):
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         axes.margins(x=0.18, y=0.18)
         axes.set_xlim(left=0)
         label_axes(axes, "epsilon", label)
@@ -152,7 +153,7 @@ class Comparison:
             "compare.html",
             count=len(self.runs),
             cautions=self.cautions(),
-            plot=Drawn.of(self.plot(), "comparison", alt, caption, "wide"),
+            plot=Drawn.of(self.plot(), "comparison", alt, caption, "wide") if is_installed("matplotlib") else None,
             results=self.results(),
             settings=self.settings(),
             config_note=CONFIG_NOTE,

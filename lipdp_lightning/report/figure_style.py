@@ -1,7 +1,8 @@
 """Defines the look of every plot, and turns a figure into an image or inline SVG.
 
 Figures are made with matplotlib's object interface: nothing is registered with pyplot and no global setting is changed.
-A training process may draw them at any time, and they are freed like any other object.
+A training process may draw them at any time, and they are freed like any other object. matplotlib is an extra, and
+imported when the first figure is made.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter
 
+from lipdp_lightning.extras import require
 from lipdp_lightning.report.formats import clean_text, format_bound, format_number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 __all__ = [
     "COLOURS",
@@ -111,6 +111,11 @@ def new_axes_grid(
     sharey: bool = False,
 ) -> tuple[Figure, list[list[Axes]]]:
     """Returns a figure with rows and columns of axes, in the style of the report."""
+    require("matplotlib", "A plot")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     figure = Figure(
         figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06), facecolor=COLOURS.surface
     )
@@ -189,6 +194,8 @@ def figure_to_svg(figure: Figure, *, name: str, alt: str) -> str:
 
     The same figure gives the same text, so the report of unchanged facts does not change.
     """
+    import matplotlib
+
     buffer = io.StringIO()
     # matplotlib reads these two settings from its global table only; the context restores them.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
@@ -238,6 +245,8 @@ def _tips(figure: Figure) -> str:
 
 def _value(axis: Axis, value: float) -> str:
     """Returns a value as the axis writes it; an epsilon is rounded up."""
+    from matplotlib.ticker import FuncFormatter
+
     if "epsilon" in axis.get_label_text():
         return format_bound(value)
     formatter = axis.get_major_formatter()

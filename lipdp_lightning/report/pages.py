@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from lipdp_lightning.extras import is_installed
 from lipdp_lightning.report.figure_style import COLOURS, DARK_COLOURS
 from lipdp_lightning.report.formats import clean_lines, clean_text
 
@@ -47,6 +48,6 @@ def _environment() -> Environment:
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals |= {
         "script": Markup(script), "policy": Markup(POLICY.format(digest=digest)), "light": vars(COLOURS),
-        "dark": vars(DARK_COLOURS),
+        "dark": vars(DARK_COLOURS), "has_plots": partial(is_installed, "matplotlib"),
     }  # fmt: skip
     return environment

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
-
+from lipdp_lightning.extras import is_installed
 from lipdp_lightning.report.figure_style import (
     COLOURS,
     empty_figure,
@@ -25,6 +24,9 @@ from lipdp_lightning.report.formats import format_bound, format_number, is_numbe
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots_layers import noise_and_signal, sensitivities, weight_norms
 from lipdp_lightning.report.words import find_primary_metric, format_metric, is_fraction, metric_label
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = [
     "LAYER_PLOTS",
@@ -102,7 +104,7 @@ def metric_against_epsilon(facts: RunFacts, metric: str | None = None) -> Figure
         fontweight="bold",
     )
     if is_fraction(metric, list(ys)):
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     axes.margins(x=0.05, y=0.18)
     if min(xs) >= 0:
         axes.set_xlim(left=0)
@@ -146,7 +148,7 @@ def epsilon_against_steps(facts: RunFacts) -> Figure:
     if facts.stopped_early:
         axes.axvline(facts.steps_taken, color=COLOURS.muted, linewidth=1, linestyle=":")
         note(axes, facts.steps_taken, 0, "stopped", offset=(4, 8), color=COLOURS.muted)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.locator_params("x", nbins=6, integer=True)
     label_axes(axes, "step", "epsilon spent")
     legend(axes, columns=3)
     return figure
@@ -169,7 +171,7 @@ def gradient_to_noise(facts: RunFacts) -> Figure | None:
         axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=2, marker=marker, markersize=4, label=label)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.locator_params("x", nbins=6, integer=True)
     label_axes(axes, "step", "gradient / noise")
     if len(curves) > 1:
         legend(axes, columns=3)
@@ -261,7 +263,9 @@ LAYER_PLOTS = (
 
 
 def all_figures(facts: RunFacts) -> dict[str, Figure]:
-    """Returns every plot that has something to show, by name, to be logged as images."""
+    """Returns every plot that has something to show, by name, to be logged as images; none without matplotlib."""
+    if not is_installed("matplotlib"):
+        return {}
     facts = facts.public()
     drawn = {plot.name: plot.draw(facts) for plot in (*TRAINING_PLOTS, *LAYER_PLOTS)}
     return {name: figure for name, figure in drawn.items() if figure is not None}

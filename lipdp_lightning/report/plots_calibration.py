@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
-
+from lipdp_lightning.extras import is_installed
 from lipdp_lightning.report.figure_style import COLOURS, FONT_SIZE, new_axes_grid, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 __all__ = ["calibration_alt", "calibration_figures", "class_diagrams", "coverage_diagram", "reliability_diagram"]
 
@@ -22,7 +23,9 @@ _FEW = 20  # bins with fewer rows are drawn pale
 
 
 def calibration_figures(result: Mapping[str, Any]) -> dict[str, Figure]:
-    """Returns every figure of a result, by name."""
+    """Returns every figure of a result, by name; none without matplotlib."""
+    if not is_installed("matplotlib"):
+        return {}
     if result["task"] == "regression":
         return {"coverage": coverage_diagram(result)}
     figures = {"reliability": reliability_diagram(result)}
@@ -98,6 +101,8 @@ def _draw_bars(axes: Axes, diagram: Bins) -> None:
 
 
 def _bar_handles(over: str, under: str) -> list[Patch]:
+    from matplotlib.patches import Patch
+
     hatched: dict[str, Any] = {"hatch": "////", "edgecolor": COLOURS.second}
     return [
         Patch(facecolor=COLOURS.first, label="observed"),
@@ -110,7 +115,7 @@ def _draw_histogram(axes: Axes, diagram: Bins) -> None:
     width = 1 / len(diagram["rows"])
     lefts = [index * width for index in range(len(diagram["rows"]))]
     axes.bar(lefts, diagram["rows"], width, align="edge", color=COLOURS.soft, edgecolor=COLOURS.surface, linewidth=0.8)
-    axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.locator_params("y", nbins=3, integer=True)
 
 
 def class_diagrams(result: Mapping[str, Any]) -> Figure:
@@ -199,7 +204,7 @@ def _errors(scores: Mapping[str, Any]) -> str:
 
 
 def _percent_axis(axis: Any) -> None:
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    axis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
 
 
 def _value(number: float | None) -> float:

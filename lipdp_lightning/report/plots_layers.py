@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from typing import TYPE_CHECKING, Any
 
 from lipdp_lightning.report.figure_style import (
     COLOURS,
@@ -22,6 +18,10 @@ from lipdp_lightning.report.figure_style import (
 )
 from lipdp_lightning.report.formats import format_number, is_number, plain_value
 from lipdp_lightning.report.model import RunFacts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["noise_and_signal", "sensitivities", "weight_norms"]
 
@@ -57,13 +57,15 @@ def _figure(title: str, rows: list[dict[str, Any]], facts: RunFacts) -> tuple[Fi
 
 def _log_axis(axes: Axes, values: list[float], *, room_right: float) -> float:
     """Sets a logarithmic x axis around positive values and returns its left end."""
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+
     first = max(math.floor(math.log10(min(values)) - 0.3), -LARGEST_EXPONENT)
     last = math.log10(max(values))
     low, high = 10.0**first, 10.0 ** min(last + room_right * (last - first), LARGEST_EXPONENT)
     axes.set_xscale("log")
     axes.set_xlim(low, max(high, low * 10))
     axes.xaxis.set_major_locator(LogLocator(base=10, numticks=7))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
     return low
@@ -129,7 +131,7 @@ def weight_norms(facts: RunFacts) -> Figure:
         return empty_figure("Weight norms", "no weight norms were recorded")
     bounded = [group for group in facts.groups if _finite(group, "max_norm") is not None]
     occupied = sum(group.get("on_boundary") is True for group in bounded)
-    title = f"Weight norms: {occupied} of {len(bounded)} layers on their bound"
+    title = f"Weight norms: {occupied} of {len(bounded)} layers on their bound" if bounded else "Weight norms, no bound"
     figure, axes = _figure(title, rows, facts)
     norms = [_finite(group, "weight_norm") or 0.0 for group in rows]
     seen: set[str] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lipdp_lightning.extras import is_installed
 from lipdp_lightning.report import words
 from lipdp_lightning.report.calibration_summary import calibration_words, result_table
 from lipdp_lightning.report.contents import (
@@ -53,7 +54,7 @@ def _metric_fact(facts: RunFacts, majority: Majority | None) -> tuple[str, str, 
 
 
 def _plots(plots: Sequence[Plot], facts: RunFacts) -> Iterator[Drawn]:
-    for plot in plots:
+    for plot in plots if is_installed("matplotlib") else ():
         figure = plot.draw(facts)
         if figure is not None:
             yield Drawn.of(figure, plot.name, plot.alt(facts), plot.caption_for(facts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -278,10 +279,10 @@ def format_metric(name: str, value: Any) -> str:
 
 
 def metric_label(name: str) -> str:
-    """Returns a metric's name in words."""
-    words = re.split(r"[_/\s]+", name)
+    """Returns a metric's name in words, each of which is said once where it follows itself."""
     full = {"val": "validation", "acc": "accuracy", "nonprivate": "non-private", "train": "training"}
-    return " ".join(full.get(word.lower(), word) for word in words if word)
+    words = [full.get(word.lower(), word) for word in re.split(r"[_/\s]+", name) if word]
+    return " ".join(word for word, _ in itertools.groupby(words))
 
 
 def source_words(facts: RunFacts, name: str) -> str:

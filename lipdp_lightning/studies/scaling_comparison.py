@@ -76,6 +76,11 @@ def train(network: str, scaling: str, allocation: str, rate: float, seed: int, o
     return accuracy
 
 
+def standard_error(found: list[float]) -> float | None:
+    """Returns the standard error of a mean; None for a single value, which has none."""
+    return statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else None
+
+
 def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for network in options.networks:
@@ -90,7 +95,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
             row = {
                 "network": network, "scaling": scaling, "allocation": allocation, "learning_rate": chosen,
                 "test_accuracy": statistics.mean(found),
-                "standard_error": statistics.stdev(found) / len(found) ** 0.5, "seeds": len(found),
+                "standard_error": standard_error(found), "seeds": len(found),
             }  # fmt: skip
             rows.append(row)
             # after every row, so that an interrupted comparison keeps its results

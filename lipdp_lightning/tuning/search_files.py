@@ -13,6 +13,7 @@ import yaml
 
 from ..bound_text import upper_text
 from ..experiment.short_training import merged
+from ..extras import is_installed
 from ..report.atomic import write_all_atomically, write_atomically
 from .cost import Cost
 from .objectives import Objective
@@ -46,7 +47,8 @@ def write_outputs(
     for name, trial in current.items():
         head = f"# Trial {trial.number} of a search. Training it again spends its epsilon again.\n"
         write_atomically(folder / name, head + yaml.safe_dump(merged(search.config, trial.params), sort_keys=False))
-    write_figure(out, "pareto", front_figure(search.complete, best, search.objectives))
+    if is_installed("matplotlib"):
+        write_figure(out, "pareto", front_figure(search.complete, best, search.objectives))
     return best
 
 

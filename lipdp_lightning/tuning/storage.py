@@ -13,15 +13,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..extras import imported
+
 NAME = "lipdp"
 _NEEDS = "HINT: pip install 'lipdp-lightning[tune]'"
 
 
 def optuna() -> Any:
-    try:
-        return import_module("optuna")
-    except ImportError as error:
-        raise ValueError(f"lipdp tune needs optuna, which is not installed. {_NEEDS}.") from error
+    return imported("optuna", "a search")
 
 
 def make_sampler(name: str, seed: int | None, trials: int) -> Any:

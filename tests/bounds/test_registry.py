@@ -175,7 +175,7 @@ REFUSED_MODULES = {
     nn.Embedding(5, 4): "embedding", nn.MultiheadAttention(4, 2): "attention",
     nn.TransformerEncoderLayer(4, 2): "attention", nn.LSTM(4, 4): "recurrent", nn.GRU(4, 4): "recurrent",
     nn.RNN(4, 4): "recurrent", nn.LSTMCell(4, 4): "recurrent",
-    nn.ConvTranspose2d(4, 4, 3): "no certified norm",
+    nn.ConvTranspose3d(4, 4, 3): "no certified norm",
     nn.Conv3d(4, 4, 3): "no certified norm", nn.Bilinear(4, 4, 4): "no certified norm",
     nn.Dropout1d(): "row in the batch", nn.Dropout2d(): "row in the batch", nn.AlphaDropout(): "row in the batch",
     nn.FeatureAlphaDropout(): "row in the batch", nn.LogSoftmax(1): "classes", nn.GLU(): "product of activations",

@@ -69,7 +69,7 @@ refuse(
     hint="freeze the encoder and train a head on its bounded features",
 )  # fmt: skip
 refuse(
-    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Conv3d, nn.Bilinear,
+    nn.ConvTranspose3d, nn.Conv3d, nn.Bilinear,
     reason="there is no certified norm for it yet",
     hint="use Conv1d, Conv2d or Linear, or register a rule, see CONTRIBUTING",
 )  # fmt: skip
