@@ -107,7 +107,7 @@ class PrivateDataModule(lightning.LightningDataModule):
         self.split = split
         self.eval_batch_size = eval_batch_size
         self.on_device = on_device
-        self._pinned = False
+        self._copied_to: torch.device | None = None
         self._train: InMemoryRows | None = None
         self._validation: InMemoryRows | None = None
         self._test: InMemoryRows | None = None
@@ -284,7 +284,7 @@ class PrivateDataModule(lightning.LightningDataModule):
             self.fingerprint()  # while they can be read without a copy
             self._train = self._ready().on(device)
             return f"on {device}, {size}"
-        self._pinned = True
+        self._copied_to = device
         return f"copied to {device} batch by batch, {size}"
 
     def bind(self, draw: Draw, steps_per_epoch: int, chunks: int, start_step: Callable[[], int]) -> None:
@@ -312,7 +312,7 @@ class PrivateDataModule(lightning.LightningDataModule):
                 f"{type(self).__name__} has no sampler: shuffled batches are not what the accountant assumes",
                 "train through the private Strategy, which calls bind() with the Poisson sampler of its plan",
             )
-        return loader(self._ready(), self._planned, self._pinned)
+        return loader(self._ready(), self._planned, self._copied_to)
 
     @property
     def holds_rows_out(self) -> bool:
@@ -321,7 +321,7 @@ class PrivateDataModule(lightning.LightningDataModule):
         return self._validation is not None or self._test is not None
 
     def _sequential(self, rows: InMemoryRows) -> DataLoader[Batch]:
-        return loader(rows, SequentialBatches(len(rows), self.eval_batch_size), self._pinned)
+        return loader(rows, SequentialBatches(len(rows), self.eval_batch_size), self._copied_to)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
         """Returns the held-out rows in order; an empty list if the data set has none."""

@@ -45,7 +45,6 @@ class _Step:
         node: The node.
         rule: Its rule; None for the input and for a member of a tuple.
         reads: The nodes in its argument slots that depend on the example.
-        shapes: The shape of one example of each of its outputs.
         operation: The description of the node that its rule receives.
         path: The path of its module; empty if that is the model itself.
         scalable: Whether its module can measure and scale its gradient by example.
@@ -55,7 +54,6 @@ class _Step:
     node: fx.Node
     rule: Rule | None
     reads: tuple[fx.Node, ...]
-    shapes: tuple[tuple[int, ...], ...]
     operation: Operation
     path: str
     scalable: bool
@@ -136,7 +134,7 @@ class Certifier:
         reasons = [] if is_leaf(model) else rehearse(model, self._graph, self._input_shape, is_leaf)
         self._hidden = [Problem(type(model).__name__, reason, _STEADY) for reason in reasons]
         try:
-            self._at_output = self.loss.lipschitz(self._output.meta["shape"]) * self._margin
+            self.loss.lipschitz(self._output.meta["shape"])
         except ValueError as error:
             raise CertificationError([_loss_problem(error)]) from error
         self._caps = _caps(self._steps, self._cotangent_caps, self._margin)
@@ -192,9 +190,10 @@ class Certifier:
                 reason = f"{step.operation.name}: {found.reason}"
                 problems.append(Problem(node_path(step.node), reason, found.hint))
                 nothing = (0.0,) * len(step.reads)
-                bounds[step.node] = Bound(0.0, nothing, parts=(0.0,) * len(step.shapes), slots=nothing)
+                bounds[step.node] = Bound(0.0, nothing, parts=(0.0,) * len(step.operation.output_shapes), slots=nothing)
         _refuse(problems)
-        return self._assemble(bounds, self._walk.run(bounds, self._at_output, self._caps))
+        at_output = self.loss.lipschitz(self._output.meta["shape"]) * self._margin
+        return self._assemble(bounds, self._walk.run(bounds, at_output, self._caps), at_output)
 
     def _forward(self, step: _Step, bounds: dict[fx.Node, Bound]) -> Bound:
         if step.rule is None:
@@ -231,7 +230,7 @@ class Certifier:
             bound.quadrature, bound.cotangent_cap * margin, tuple([part * margin for part in bound.parts]), rounded,
         )  # fmt: skip
 
-    def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float]) -> Certificate:
+    def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float) -> Certificate:
         nodes, uses = [], []
         problems: list[Problem] = []
         trained: set[fx.Node] = set()
@@ -241,7 +240,8 @@ class Certifier:
             if bound.uses or not trained.isdisjoint(step.reads):
                 trained.add(node)  # no cotangent is computed for nodes before the first parameter
             problems += range_problems(node, bound.norm, received if node in trained else 0.0)
-            nodes.append(NodeBound(node.name, step.operation.name, bound.norm, slots, received, step.shapes[0]))
+            of = step.operation
+            nodes.append(NodeBound(node.name, of.name, bound.norm, slots, received, of.output_shape))
             for use in bound.uses:
                 reads = bounds[step.reads[0]].norm if step.reads else 0.0
                 lipschitz, factor = slots[0] if slots else 0.0, use.gradient_factor
@@ -249,7 +249,7 @@ class Certifier:
                 uses.append((use.parameters, of_use))
         groups = grouped(uses, self._parameters)
         _refuse(problems or _unbounded(groups, self._parameters))
-        return Certificate(tuple(nodes), groups, self._at_output, self.input_bound, self._output.name)
+        return Certificate(tuple(nodes), groups, at_output, self.input_bound, self._output.name)
 
 
 def certify(
@@ -341,7 +341,7 @@ def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: 
         operation = Operation(operation_name(node), module, shapes[0], norms, shapes, names)
         path = "" if module is None or module is model else str(node.target)
         scalable = bool(getattr(module, "scales_gradient", False))
-        steps.append(_Step(node, rule, reads, shapes, operation, path, scalable, _trained(node, module, model)))
+        steps.append(_Step(node, rule, reads, operation, path, scalable, _trained(node, module, model)))
     _refuse(problems)
     return steps
 

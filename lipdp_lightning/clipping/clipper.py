@@ -29,9 +29,10 @@ class OpacusClipper:
     each.
 
     With flat and per_layer, the clipped gradients of the examples are formed and added; each is bounded by its own norm
-    as computed, whatever the layers do. Rows that are views of one example share the factor that clips their mean, which
-    is what enters the release. With ghost, norms come first, then a second pass over the weighted losses, and every
-    view is clipped by itself. A row whose gradient is not finite counts as zero. Hooks exist during the pass alone.
+    as computed, whatever the layers do. Rows that are views of one example share the factor that clips their mean,
+    which is what enters the release. With ghost, norms come first, then a second pass over the weighted losses, and
+    every view is clipped by itself. A row whose gradient is not finite counts as zero. Hooks exist during the pass
+    alone.
     """
 
     def __init__(self, network: nn.Module, plan: PrivacyPlan, views: int = 1) -> None:

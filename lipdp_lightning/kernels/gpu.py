@@ -243,17 +243,25 @@ def release_(
         values.copy_(flat.view_as(values))
 
 
-# ---- weight gradients of factors in bfloat16
+# ---- weight gradients on tensor cores
+
+
+@triton.jit
+def _cut(x):
+    """Returns x with the 11 bits that TF32 has; what tensor cores do with further ones is not documented."""
+    return (x.to(tl.float32).to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["terms", "share"])
-def weight_gradient_kernel(cotangent, inputs, out, terms: tl.int64, share: tl.int64, OUT: tl.constexpr,
+def weight_gradient_kernel(cotangent, inputs, out, terms: tl.int64, share: tl.int64, d0, d1, d2, d3, x0, x1, x2, x3,
+                           OUT: tl.constexpr,
                            IN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
                            COLUMNS: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, STEP_Y: tl.constexpr,
                            STEP_X: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr, WIDE_Y: tl.constexpr,
                            WIDE_X: tl.constexpr, TILE: tl.constexpr, AT_ONCE: tl.constexpr):  # fmt: skip
     """out[part, o, f] <- the sum over this part's terms, examples times positions, of cotangent times patch.
 
+    ``d0`` to ``d3`` and ``x0`` to ``x3`` are the strides of cotangent and inputs (examples, channels, height, width).
     The products of ``AT_ONCE`` terms are added in float32, beginning with 0, and these sums in float64.
     """
     FEATURES: tl.constexpr = IN * TAPS_Y * TAPS_X
@@ -269,28 +277,27 @@ def weight_gradient_kernel(cotangent, inputs, out, terms: tl.int64, share: tl.in
         term = start + tl.arange(0, AT_ONCE)
         example, position = term // POSITIONS, (term % POSITIONS).to(tl.int32)
         there = term < last
-        left = tl.load(cotangent + (example * OUT * POSITIONS + position)[None, :] + channel[:, None] * POSITIONS,
+        row, column = position // COLUMNS, position % COLUMNS
+        left = tl.load(cotangent + (example * d0 + row * d2 + column * d3)[None, :] + channel[:, None] * d1,
                        mask=there[None, :] & (channel < OUT)[:, None], other=0.0)  # fmt: skip
-        y = (position // COLUMNS * STEP_Y)[:, None] + down[None, :]
-        x = (position % COLUMNS * STEP_X)[:, None] + across[None, :]
+        y, x = (row * STEP_Y)[:, None] + down[None, :], (column * STEP_X)[:, None] + across[None, :]
         inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH) & there[:, None] & (feature < FEATURES)[None, :]
-        place = (example * IN * HEIGHT * WIDTH)[:, None] + (source[None, :] * HEIGHT + y) * WIDTH + x
+        place = (example * x0)[:, None] + source[None, :] * x1 + y * x2 + x * x3
         right = tl.load(inputs + place, mask=inside, other=0.0)
-        total += tl.dot(left, right).to(tl.float64)
+        if left.dtype != right.dtype or left.dtype == tl.float32:
+            total += tl.dot(_cut(left), _cut(right), input_precision="tf32").to(tl.float64)
+        else:
+            total += tl.dot(left, right).to(tl.float64)
     at = (part * OUT + channel[:, None]) * FEATURES + feature[None, :]
     tl.store(out + at, total, mask=(channel < OUT)[:, None] & (feature < FEATURES)[None, :])
 
 
-def can_sum(cotangent: Tensor, inputs: Tensor, options: Sequence[Any] | None) -> bool:
-    """Returns whether ``weight_gradient`` forms the sum of a layer with these factors."""
-    return cotangent.dtype == inputs.dtype == torch.bfloat16 and (options is None or options[3] == 1)
-
-
 def weight_gradient(cotangent: Tensor, inputs: Tensor, shape: Sequence[int], options: Sequence[Any] | None) -> Tensor:
-    """Returns the gradient of a weight in float64, from factors in bfloat16 that are read as they are.
+    """Returns the gradient of a weight in float64, formed on tensor cores from factors that are read as they are.
 
-    Products of two such factors are exact in float32. An entry is rounded where the products of ``TERMS_AT_ONCE`` terms
-    are added on tensor cores, and by the 2^-53 of float64.
+    Two factors in bfloat16 are multiplied as they are, others are first cut to the 11 bits of TF32, and each product is
+    exact in float32. An entry is rounded where the products of ``TERMS_AT_ONCE`` terms are added on tensor
+    cores, and by the 2^-53 of float64.
 
     Args:
         cotangent: at the layer's output.
@@ -298,13 +305,13 @@ def weight_gradient(cotangent: Tensor, inputs: Tensor, shape: Sequence[int], opt
         shape: of the weight.
         options: stride, padding, dilation and groups, of which there is one, of a convolution; None for a linear layer.
     """
-    assert cotangent.dtype == inputs.dtype and (options is None or options[3] == 1)
+    assert {cotangent.dtype, inputs.dtype} <= {torch.bfloat16, torch.float32} and (options is None or options[3] == 1)
     if options is None:
         left, right = cotangent.reshape(-1, shape[0], 1, 1), inputs.reshape(-1, shape[1], 1, 1)
         stride, padding, dilation = (1, 1), (0, 0), (1, 1)
     else:
-        left, right = (t.reshape(*t.shape[:2], -1, t.shape[-1]) for t in (cotangent, inputs))
-        missing = 4 - len(shape)  # axes that a convolution over one axis does not have
+        missing = 4 - len(shape)  # the axis that a convolution over one axis does not have
+        left, right = (t.unsqueeze(2) if missing else t for t in (cotangent, inputs))
         stride, padding, dilation = (
             (fill,) * missing + tuple(given) for fill, given in zip((1, 0, 1), options, strict=False)
         )
@@ -316,8 +323,8 @@ def weight_gradient(cotangent: Tensor, inputs: Tensor, shape: Sequence[int], opt
     out = torch.empty((parts, shape[0], features), dtype=torch.float64, device=left.device)
     with torch.cuda.device_of(left):
         weight_gradient_kernel[(-(-shape[0] // TILE), -(-features // TILE), parts)](
-            left.contiguous(), right.contiguous(), out, terms, share, shape[0], *right.shape[1:], *left.shape[2:],
-            *taps, *stride, *padding, *dilation, TILE=TILE, AT_ONCE=TERMS_AT_ONCE, **OF_A_SUM,
+            left, right, out, terms, share, *left.stride(), *right.stride(), shape[0], *right.shape[1:],
+            *left.shape[2:], *taps, *stride, *padding, *dilation, TILE=TILE, AT_ONCE=TERMS_AT_ONCE, **OF_A_SUM,
         )  # fmt: skip
     return out.sum(0).view(*shape)
 

@@ -8,8 +8,8 @@ the input, whichever is smaller, are multiplied by c: no per-sample gradient exi
 formed in pieces, which are added in float64. Products of float32 are added in float32, so that every addition rounds by
 a share of the partial sum beneath it; over thousands of equal rows with hundreds of positions, these roundings move a
 sum by several percent of one example's bound. ``mechanism.allocation.sum_margin`` says what is left of that with pieces
-of ``TERMS_OF_A_PIECE`` terms, and pays for it. Factors in bfloat16 are summed on a GPU by a kernel that adds 64 terms
-in float32, and these sums in float64 (``kernels/gpu.py``).
+of ``TERMS_OF_A_PIECE`` terms, and pays for it. Where a GPU may use its tensor cores, a kernel adds 64 terms in
+float32, and these sums in float64 (``kernels/gpu.py``).
 
 The squared norm of g_i is computed in the way that takes fewer multiplications:
 
@@ -195,22 +195,19 @@ def weighted_gradients(
         tensor_cores: Whether a GPU may round the factors of the product to the 11 bits of TF32, for which the margin of
             the sum has to pay (``mechanism.allocation.sum_margin``).
     """
-    kernels = gpu_kernels(inputs.device) if tensor_cores and factor is None else None
-    grad_weight = grad_bias = None
-    if kernels is not None and kernels.can_sum(cotangent, inputs, options):
-        if trains[0]:
-            grad_weight = kernels.weight_gradient(cotangent, inputs, weight.shape, options).to(weight.dtype)
-        if trains[1]:
-            others = [d for d in range(cotangent.dim()) if d != (cotangent.dim() - 1 if options is None else 1)]
-            grad_bias = cotangent.sum(others, dtype=weight.dtype)
-        return grad_weight, grad_bias
-    full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
+    kernels = gpu_kernels(inputs.device) if tensor_cores and (options is None or options[3] == 1) else None
+    full, x = cotangent, inputs
+    if kernels is None or factor is not None:  # the kernel reads factors of a product as they are
+        full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
     left, right = _weigh(full, x, factor)
-    if trains[0]:
+    grad_weight = grad_bias = None
+    if trains[0] and kernels is not None:
+        grad_weight = kernels.weight_gradient(left, right, weight.shape, options).to(weight.dtype)
+    elif trains[0]:
         with products_on_tensor_cores(tensor_cores):
             grad_weight = _sum_of_pieces(left, right, weight, options)
     if trains[1]:
-        grad_bias = _weighted_bias(full, left, factor, channel=-1 if options is None else 1)
+        grad_bias = _weighted_bias(full, left, factor, -1 if options is None else 1, weight.dtype)
     return grad_weight, grad_bias
 
 
@@ -227,11 +224,11 @@ def _weigh(cotangent: Tensor, inputs: Tensor, factor: Tensor | None) -> tuple[Te
     return cotangent, inputs * _rows(factor, inputs)
 
 
-def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: int) -> Tensor:
-    """Returns sum_i c_i sum_p d_ip; if the cotangent was weighed, its rows are reused."""
+def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: int, kind: torch.dtype) -> Tensor:
+    """Returns sum_i c_i sum_p d_ip of that dtype; if the cotangent was weighed, its rows are reused."""
     others = [d for d in range(full.dim()) if d != channel % full.dim()]
     if left is not full or factor is None:
-        return left.sum(others)
+        return left.sum(others, dtype=kind)
     per_example = full.sum(others[1:]) if len(others) > 1 else full
     return factor.to(full.dtype) @ per_example
 

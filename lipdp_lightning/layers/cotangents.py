@@ -121,7 +121,7 @@ class _Scale(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
         (factor,) = ctx.saved_tensors
         assert factor.shape == cotangent.shape[:1], "a factor for each row"
-        return _weighed(cotangent, factor), None
+        return (_weighed if cotangent.is_cuda else weighed_by_torch)(cotangent, factor), None
 
 
 def scale_cotangent(x: Tensor, factor: Tensor) -> Tensor:

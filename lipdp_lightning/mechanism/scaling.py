@@ -209,7 +209,7 @@ class JointCondition(Scaling):
     def numbers(self, certificate: Certificate) -> StepNumbers:
         """Calibrates sigma_k = sigma tau_k reach, which meets the condition as a whole, with no sqrt(K)."""
         thresholds = self.budget.thresholds(self.reference(certificate), certificate.sizes())
-        reach = self.reach(certificate, thresholds) * self.budget.margin(self.partial_sums)
+        reach = self.budget.margin(self.partial_sums) * self.reach(certificate, thresholds)
         sensitivities = {name: value * reach for name, value in thresholds.items()}
         deviations = {name: self.budget.noise_multiplier * value for name, value in sensitivities.items()}
         return StepNumbers(certificate, sensitivities, deviations, thresholds)

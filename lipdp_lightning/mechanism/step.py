@@ -17,13 +17,14 @@ from typing import SupportsBytes
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
 from ..kernels.loops import state_of_memory
 from ..kernels.numeric_environment import numeric_environment
 from ..norms.follow import Follower
-from ..privacy.digests import KeyedDigest, PendingDigest, digests_of, state_digest
+from ..privacy.digests import KeyedDigest, PendingDigest, digest_of, digests_of
 from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
 from .changes import changed_network, changed_weights, trained_otherwise
@@ -93,6 +94,8 @@ class Mechanism:
         self._follower = certifier.norms
         self._projector = Projector(self._follower, plan, self.certificate, named)
         self._certified_versions: list[tuple[int, int]] = []
+        # torch numbers all hooks on modules, tensors and nodes; this many were there at the certificate
+        self._attached = 0
         self._step: int | None = None
         self._sealed, self._weights = False, PendingDigest([b""])
         # on a GPU, digest and versions after the projection
@@ -133,16 +136,16 @@ class Mechanism:
     @property
     def checksum(self) -> bytes:
         """A digest of what the present step starts from, the same on every process that shares it."""
-        tracked = {name: torch.tensor(value, dtype=torch.float64) for name, value in self._tracked.items()}
+        tracked = repr(sorted(self._tracked.items())).encode()
         # bounds may lag behind the weights, and they scale both gradients and noise
-        return state_digest(tracked, bytes(self._weights), *self._context, bounds_of(self.certificate))
+        return digest_of(bytes(self._weights), tracked, bounds_of(self.certificate), *self._context)
 
     @property
     def digest(self) -> bytes:
         """Names all that the step's release is a function of, besides the secret; a seal may have added to it."""
         if self._agreed is not None:
             return self._agreed
-        return state_digest({}, self.checksum, numeric_environment(self._device))
+        return digest_of(self.checksum, numeric_environment(self._device))
 
     def begin_pass(self, drawn: int, rows: int) -> None:
         """Begins a micro-batch of so many drawn examples, in so many rows; further rows are empty."""
@@ -202,6 +205,7 @@ class Mechanism:
         numbers, (overlap, self._overlap) = self._numbers, (self._overlap, None)
         if overlap is not None:
             overlap.check()
+            self._attached += overlap.hooks
         sums = self._sums(numbers)
         # once more to the last bit: a write through .data changes no version
         pending = [self._weights, self._digest.begin(self._state)]
@@ -211,7 +215,7 @@ class Mechanism:
             overlap.finish(sums)
         else:
             if seal is not None:
-                self._agreed = seal(state_digest({}, self.digest, *contribution) if self._sealed else self.digest)
+                self._agreed = seal(digest_of(self.digest, *contribution) if self._sealed else self.digest)
             self._release(sums, self._noise_of(step), reduce)
         self._learn(numbers, sums[-1].values)
         for parameter, owner in self.owners.items():
@@ -266,7 +270,7 @@ class Mechanism:
         """Returns what the step releases: the sum of every parameter's gradients, and the sums of votes."""
         apart, votes = self.scaling.take_sums(), self.scaling.take_votes(self._device)
         # the mean over views; taken in the loss, it would come before the clips
-        share, divisor = 1 / self.views, self.divisor()
+        share, divisor = 1 / self.views, self.scaling.divisor(self._drawn)
         sums = []
         for group, parameters in zip(numbers.certificate.groups, self._parameters, strict=True):
             for parameter in parameters:
@@ -316,7 +320,7 @@ class Mechanism:
             self._check_trained(certificate)
             self._check_identity()
         self.certificate = certificate
-        self._certified_versions = self._versions()
+        self._certified_versions, self._attached = self._versions(), RemovableHandle.next_id
         return self.certificate
 
     def _switch(self, step: int) -> None:
@@ -343,6 +347,8 @@ class Mechanism:
     def _check_unchanged(self, when: str, same_bits: bool = True) -> None:
         """Refuses any change between the certificate and the release, of the weights too."""
         self._check_identity()
+        if RemovableHandle.next_id != self._attached:  # autograd's nodes do not show their hooks to Python
+            raise changed_network(["a hook was attached within a step"])
         if self._certified_versions != self._versions() or not same_bits:
             raise changed_weights(when)
 

@@ -51,8 +51,8 @@ class GaborNet(nn.Module):
         norm_alpha: the floor of the normalisation's divisor.
         bias: whether the layers have a bias.
         zero_init: whether the head starts at zero.
-        frequencies: trains the first filters in the span of the cosines of so many lowest frequencies along each side,
-            which takes noise on frequencies**2 numbers instead of kernel_size**2 for each; 0 trains every pixel of them.
+        frequencies: if it is not 0, the first filters are trained in the span of so many cosines along each side, with
+            noise on frequencies**2 numbers for each instead of kernel_size**2.
     """
 
     def __init__(
@@ -79,9 +79,10 @@ class GaborNet(nn.Module):
         if frequencies:
             layers += low_frequency_convolution(filters, frequencies, stride, padding, bias)
         else:
-            layers.append(nn.Conv2d(channels, width, kernel_size, stride, padding, bias=bias))
+            first = nn.Conv2d(channels, width, kernel_size, stride, padding, bias=bias)
             with torch.no_grad():
-                layers[-1].weight.copy_(filters)
+                first.weight.copy_(filters)
+            layers.append(first)
         for before, after in zip((width, *deeper), (*deeper, None), strict=True):
             layers.append(activation(activation_name))
             if pool > 1:

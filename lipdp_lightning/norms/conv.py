@@ -32,7 +32,7 @@ _FINE_PRODUCTS = 2**29
 
 @dataclass(frozen=True)
 class _Convolution:
-    """Kernel in float64, largest entry 1, as (groups, c_out / groups, c_in / groups, *taps); its geometry."""
+    """Holds a kernel in float64, scaled to a largest entry of 1, as (groups, outputs, inputs, *taps), and its axes."""
 
     kernel: Tensor
     scale: float
@@ -50,7 +50,7 @@ class _Convolution:
         return self.kernel.flatten(2)
 
     def certified(self, norm: float, margin: float = 1.0) -> float:
-        """Undo the scaling; add the rounding margin, also absolutely: symbols may cancel on a small torus."""
+        """Undoes the scaling and adds the rounding margin, absolutely, too: symbols may cancel on a small torus."""
         rounding = margin * rounding_margin(self.rows, self.columns)
         frobenius = float(self.matrices().square().sum(dim=(1, 2)).max().sqrt())
         return math.nextafter((norm * rounding + (rounding - 1.0) * frobenius) * self.scale, math.inf)
@@ -81,7 +81,7 @@ def _built(
 
 
 def polyphase(convolution: _Convolution) -> Tensor:
-    """Space-to-depth: (groups, outputs, inputs * prod(stride), taps per axis ceil(span / stride))."""
+    """Returns the kernel after space-to-depth: (groups, outputs, inputs * prod(stride), taps per axis)."""
     kernel = convolution.kernel
     for index, axis in enumerate(convolution.axes):
         taps = -(-axis.span // axis.stride)
@@ -94,7 +94,7 @@ def polyphase(convolution: _Convolution) -> Tensor:
 
 
 def reduction(axis: Axis) -> tuple[int | None, float]:
-    """Torus on which T acts (None: the whole line bounds every torus) and ||R||^2 ||E||^2.
+    """Returns the torus on which T acts (None: the whole line bounds every torus) and ||R||^2 ||E||^2.
 
     Zero padding: the padded input, cut into polyphase components, on any torus of at least ceil(padded /
     stride) points: no output kept by R reads across the seam. A torus of the bare input is too short.
@@ -114,7 +114,7 @@ def reduction(axis: Axis) -> tuple[int | None, float]:
 
 
 def frequencies(axis: Axis, taps: int, per_tap: int = FINE_GRID) -> tuple[int, float]:
-    """Number of sampled frequencies, and the factor from their maximum to the supremum that is needed.
+    """Returns the number of sampled frequencies, and the factor from their maximum to the supremum that is needed.
 
     |u^* S(theta) v| is a real trigonometric polynomial of degree (taps - 1) / 2 after a shift of phase. By
     Riesz such a polynomial falls from its maximum no faster than a cosine of its degree, so N equidistant
@@ -193,7 +193,7 @@ def _matrix_flops(rows: int, columns: int) -> float:
 
 
 def _sampling(convolution: _Convolution) -> list[tuple[int, float]]:
-    """Frequencies and factor of every axis: a coarse grid, 3 % high on two axes, where a fine one takes long."""
+    """Returns frequencies and factor of each axis: a coarse grid, 3 % high on two axes, where a fine one takes long."""
     taps = [-(-axis.span // axis.stride) for axis in convolution.axes]
     groups, rows = convolution.kernel.shape[:2]
     inputs = convolution.kernel.shape[2] * math.prod(axis.stride for axis in convolution.axes)

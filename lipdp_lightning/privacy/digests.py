@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
 from ..kernels.multilinear import key_table, multilinear_hash
-from .keys import derive_key, encode_bytes
+from .keys import derive_key
 
 _SHORT = 1 << 14  # tensors with fewer bytes are hashed directly
 _AUTHENTICATED = 1 << 30  # bytes of one authentication code, which must be fewer than 2^31
@@ -22,21 +22,27 @@ def state_digest(tensors: Mapping[str, Tensor], *context: bytes) -> bytes:
     As part of the noise key it makes an exact replay of a step repeat its noise (the same release again,
     which costs nothing), and any other continuation draw fresh noise. `context` carries everything else that
     the released sum depends on: plan digest, data fingerprint, world size, code version,
-    numeric_environment(). The hash is SHA-256, since current processors compute it faster than blake2b.
+    numeric_environment().
+    """
+    return digest_of(digest_of(*context), _header(tensors), *[_bytes_of(tensor) for tensor in tensors.values()])
+
+
+def digest_of(*parts: bytes | memoryview) -> bytes:
+    """Returns the SHA-256 hash of the parts, each with its length, so that other parts have other hashes.
+
+    Current processors compute SHA-256 faster than blake2b.
     """
     digest = hashlib.sha256()
-    for item in context:
-        digest.update(encode_bytes(b"c", item))
-    digest.update(_header(tensors))
-    for data in [_bytes_of(tensor) for tensor in tensors.values()]:
-        digest.update(data)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
     return digest.digest()
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:
     """Returns names, dtypes and shapes of tensors, which determine how many bytes follow for each of them."""
     described = [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
-    return encode_bytes(b"n", repr(described).encode())
+    return repr(described).encode()
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
@@ -102,7 +108,8 @@ class KeyedDigest:
             lying.setdefault(tensor.device, {})[name] = tensor
         parts: list[bytes | memoryview | Tensor] = []
         for device, own in lying.items():
-            parts.append(f"{device} ".encode() + _header(own))
+            header = _header(own)
+            parts.append(f"{device} {len(header)} ".encode() + header)
             bits = list(own.values())
             parts += self._codes(bits) if device.type == "cpu" else [self._hash_on(device, bits)]
         return PendingDigest(parts)

@@ -32,13 +32,13 @@ def derive_key(secret: bytes, purpose: str, *indices: int | bytes) -> bytes:
             "and who guesses the secret subtracts the noise.\n"
             "HINT: use new_secret(), or a fixed 16-byte secret in tests."
         )
-    message = bytearray(encode_bytes(b"p", purpose.encode()))
+    message = bytearray(_encode_bytes(b"p", purpose.encode()))
     for index in indices:
-        message += encode_bytes(b"b", index) if isinstance(index, bytes) else _encode_integer(index)
+        message += _encode_bytes(b"b", index) if isinstance(index, bytes) else _encode_integer(index)
     return hmac.digest(secret, bytes(message), "sha256")
 
 
-def encode_bytes(tag: bytes, data: bytes) -> bytes:
+def _encode_bytes(tag: bytes, data: bytes) -> bytes:
     return tag + len(data).to_bytes(8, "big") + data
 
 

@@ -2,9 +2,10 @@
 
     python -m lipdp_lightning.studies.gpu_estimate [--model wrn-16-4 --batch-size 4096 --views 16 --gpus 8]
 
-Parameters, operations, bytes that operations read and write, launches, and waits of the certificate are counted.
-Everything else is an assumption, and printed with the result. The time of a part is the longest of what its operations,
-its bytes and its launches take.
+Parameters, operations, bytes that operations read and write, launches and waits are counted. Everything else is an
+assumption, and printed with the result. The device and the host work side by side: a step takes the longer of what the
+parts take on the device and of what the launches take on the host, and the waits on top. On the device, a part takes
+the longer of its operations and its bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +23,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..bench.networks import network_named
-from ..bench.step_counts import FLOAT32, FLOAT64, CertificateCounts, Counts, count, count_certificate
+from ..bench.step_counts import FLOAT32, FLOAT64, Counts, count, count_certificate
 from ..layers.contribution import TERMS_OF_A_PIECE
 
 STEPS_COUNTED = 20
 UPDATE_SIZE = 0.002
 PRECISIONS = ("bf16", "float32")
-ON_A_GPU = {"scattering-head": (20, 2), "convnet-1.6m": (32, 2), "wrn-16-4": (71, 2)}
-"""Launches and waits of certificate, release and projection in a steady step, as tests/gpu/test_counts.py has them."""
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Launches of one step, as tests/gpu/test_counts.py has them, without those of the optimizer.
+
+    Attributes:
+        passes: Of forward and backward pass.
+        rest: Of certificate, release and projection.
+        waits: Of the host, in the whole step.
+        plain: Of forward and backward pass without privacy.
+    """
+
+    passes: int
+    rest: int
+    waits: int
+    plain: int
+
+
+ON_A_GPU = {
+    "scattering-head": Launches(19, 20, 2, 7), "convnet-1.6m": Launches(41, 32, 2, 26),
+    "wrn-16-4": Launches(159, 71, 2, 131),
+}  # fmt: skip
+SUM_PROGRAMS, SUM_TILE = 864, 64  # of the kernel for weight gradients, kernels/gpu.py
 
 
 @dataclass(frozen=True)
@@ -37,7 +60,7 @@ class Assumed:
     """Assumed rates per GPU unless said otherwise; bytes and operations per second, seconds."""
 
     bf16: float = 125e12
-    tf32: float = 62e12
+    own_bf16: float = 75e12
     float32: float = 14e12
     memory: float = 1.5e12
     normals: float = 55e9
@@ -50,7 +73,7 @@ class Assumed:
     def lines(self) -> list[tuple[str, str]]:
         return [
             ("operations sustained in bfloat16, on tensor cores, per GPU", f"{self.bf16 / 1e12:g} TFLOP/s"),
-            ("the same in TF32", f"{self.tf32 / 1e12:g} TFLOP/s"),
+            ("the same by this library's kernel for weight gradients", f"{self.own_bf16 / 1e12:g} TFLOP/s"),
             ("the same in IEEE float32", f"{self.float32 / 1e12:g} TFLOP/s"),
             ("memory bandwidth, per GPU", f"{self.memory / 1e12:g} TB/s"),
             ("float64 normals, per GPU and second", f"{self.normals / 1e9:g} billion"),
@@ -69,12 +92,12 @@ class Passes:
     Attributes:
         bytes: What all operations read and write for one row.
         launches: The operations, whatever the number of rows.
-        layers: Of each layer, the number of weights, of output positions, and of entries of its input and output.
+        layers: Of each layer, the number of weights, of output positions, of entries of its input, and of outputs.
     """
 
     bytes: int
     launches: int
-    layers: tuple[tuple[int, int, int], ...]
+    layers: tuple[tuple[int, int, int, int], ...]
 
 
 class _Traffic(TorchDispatchMode):
@@ -98,7 +121,7 @@ def count_passes(name: str, rows: int = 8) -> Passes:
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
             layer.register_forward_hook(
                 lambda own, given, out: layers.append(
-                    (own.weight.numel(), out[0].numel() // own.weight.shape[0], given[0][0].numel() + out[0].numel())
+                    (own.weight.numel(), out[0].numel() // own.weight.shape[0], given[0][0].numel(), len(own.weight))
                 )
             )
     for number in (rows, 2 * rows):
@@ -115,53 +138,63 @@ class Step:
     """Seconds of the parts of one private step on ``gpus`` GPUs, and of the same step without privacy."""
 
     gpus: int
-    passes: float
+    passes: float  # but the weights' gradients
+    gradients: float  # of the weights
+    sums: float  # the partial sums of these gradients in float64
     norms: float  # of examples, from every layer's input
-    pieces: float  # sums over the batch, added in float64
-    widened: float  # factors of these sums, from bfloat16 to the float32 that TF32 products take
-    certificate: float
+    weights: float  # digests and norms of weights
     release: float
     sum_over_gpus: float
+    launches: float  # on the host, meanwhile
+    waits: float
     plain: float
 
     @property
     def parts(self) -> tuple[float, ...]:
-        own = self.passes, self.norms, self.pieces, self.widened
-        return *own, self.certificate, self.release, self.sum_over_gpus
+        """The seconds of what runs on the device, one part after the other."""
+        sums = self.passes, self.gradients, self.sums, self.norms
+        return *sums, self.weights, self.release, self.sum_over_gpus
 
     @property
     def total(self) -> float:
-        return sum(self.parts)
+        return max(sum(self.parts), self.launches) + self.waits
 
 
 def estimate(
-    counts: Counts, passes: Passes, certificate: CertificateCounts, rows: int, gpus: int, precision: str,
-    assumed: Assumed,
+    counts: Counts, passes: Passes, launches: Launches, rows: int, gpus: int, precision: str, assumed: Assumed,
+    operations_on_weights: float = 0.0,
 ) -> Step:  # fmt: skip
     """Returns the estimate of a step on so many rows, over all GPUs, each view of an example being a row."""
-    own = rows / gpus
-    width = 0.5 if precision == "bf16" else 1.0
-    fast = assumed.bf16 if precision == "bf16" else assumed.float32
-    slow = assumed.tf32 if precision == "bf16" else assumed.float32
+    own, bf16 = rows / gpus, precision == "bf16"
+    width, fast, slow = (0.5, assumed.bf16, assumed.own_bf16) if bf16 else (1.0, assumed.float32, assumed.float32)
     operations, traffic = counts.operations * own, passes.bytes * own * width / assumed.memory
-    weights = FLOAT32 * counts.parameters
-    pieces = sum(n * max(0, math.ceil(own * p / TERMS_OF_A_PIECE) - 1) for n, p, _ in passes.layers)
-    entries = sum(e for _, _, e in passes.layers)
-    reads_of_weights = 3 * weights / assumed.memory  # two digests, and the copy that norms refer to
-    drawn = max(counts.parameters / assumed.normals, 2 * weights / assumed.memory)
-    plain_sum = _ring(weights, gpus, assumed)
+    size = FLOAT32 * counts.parameters
+    pieces = [0 if bf16 else math.ceil(own * p / TERMS_OF_A_PIECE) for _, p, _, _ in passes.layers]
+    sums = sum(n * (FLOAT32 + 2 * FLOAT64) * (k > 1) * k for (n, *_), k in zip(passes.layers, pieces, strict=True))
+    if bf16:  # partial sums are written and read
+        sums = sum(2 * FLOAT64 * n * _parts(n, outputs, own * p) for n, p, _, outputs in passes.layers)
+    drawn = max(counts.parameters / assumed.normals, 2 * size / assumed.memory)
+    plain_sum = _ring(size, gpus, assumed)
+    computed = operations / fast
     return Step(
         gpus,
-        passes=max(operations * (2 / fast + 1 / slow) / 3, traffic, passes.launches * assumed.launch),
-        norms=own * entries * FLOAT32 * width / assumed.memory,
-        widened=own * entries * 8 / assumed.memory if precision == "bf16" else 0.0,
-        pieces=pieces * (FLOAT32 + 2 * FLOAT64) / assumed.memory,
-        certificate=max(certificate.launches * assumed.launch, certificate.operations / assumed.float32)
-        + certificate.waits * assumed.wait + reads_of_weights,
-        release=drawn if gpus == 1 else drawn + 2 * 2 * weights / assumed.memory,
+        passes=max(computed, traffic) * 2 / 3,
+        gradients=max(operations / slow, traffic) / 3,
+        sums=sums / assumed.memory,
+        norms=own * sum(e for _, _, e, _ in passes.layers) * FLOAT32 * width / assumed.memory,
+        weights=operations_on_weights / assumed.float32 + 3 * size / assumed.memory,
+        release=drawn if gpus == 1 else drawn + 2 * 2 * size / assumed.memory,
         sum_over_gpus=2 * plain_sum,
-        plain=max(operations / fast, traffic, passes.launches * assumed.launch) + plain_sum,
-    )  # fmt: skip
+        launches=(launches.passes + launches.rest + sum(2 * k for k in pieces if k > 1)) * assumed.launch,
+        waits=launches.waits * assumed.wait,
+        plain=max(max(computed, traffic) + plain_sum, launches.plain * assumed.launch),
+    )
+
+
+def _parts(weights: int, outputs: int, terms: float) -> int:
+    """Returns the number of programs that share the sum of one tile of a weight's gradient."""
+    tiles = math.ceil(outputs / SUM_TILE) * math.ceil(weights / outputs / SUM_TILE)
+    return max(1, min(math.ceil(terms / (1 << 13)), SUM_PROGRAMS // tiles))
 
 
 def _ring(size: float, gpus: int, assumed: Assumed) -> float:
@@ -172,8 +205,8 @@ def _ring(size: float, gpus: int, assumed: Assumed) -> float:
 
 
 HEADERS = (
-    "GPUs", "precision", "passes ms", "norms ms", "pieces ms", "widening ms", "certificate and projection ms",
-    "release ms", "sum over GPUs ms", "step ms", "without privacy ms", "ratio",
+    "GPUs", "precision", "passes ms", "weight gradients ms", "their sums ms", "norms ms", "weights ms", "release ms",
+    "sum over GPUs ms", "launches on the host ms", "waits ms", "step ms", "without privacy ms", "ratio",
 )  # fmt: skip
 
 
@@ -181,7 +214,7 @@ def lines(steps: Sequence[tuple[str, Step]]) -> list[list[str]]:
     return [
         [
             str(s.gpus), precision,
-            *(f"{1e3 * part:.2f}" for part in s.parts),
+            *(f"{1e3 * part:.2f}" for part in (*s.parts, s.launches, s.waits)),
             f"{1e3 * s.total:.1f}", f"{1e3 * s.plain:.1f}", f"{s.total / s.plain:.2f}",
         ]
         for precision, s in steps
@@ -196,11 +229,11 @@ def markdown(model: str, batch_size: int, gpus: Sequence[int], views: int = 1, a
     counts, passes = count(model), count_passes(model)
     certificate = count_certificate(model, STEPS_COUNTED, UPDATE_SIZE)
     where = "on a CPU, whose loops take fewer launches than a GPU would"
+    launches = Launches(passes.launches, int(certificate.launches), int(certificate.waits), passes.launches)
     if model in ON_A_GPU:
-        where, (launches, waits) = "on a pretended GPU", ON_A_GPU[model]
-        certificate = CertificateCounts(launches, waits, certificate.operations)
+        where, launches = "on a pretended GPU", ON_A_GPU[model]
     steps = [
-        (kind, estimate(counts, passes, certificate, batch_size * views, number, kind, assumed))
+        (kind, estimate(counts, passes, launches, batch_size * views, number, kind, assumed, certificate.operations))
         for number in gpus
         for kind in PRECISIONS
     ]
@@ -208,12 +241,12 @@ def markdown(model: str, batch_size: int, gpus: Sequence[int], views: int = 1, a
         ("parameters, counted", f"{counts.parameters:,}"),
         ("operations per row, forward and backward, counted", f"{counts.operations / 1e9:.2f} GFLOP"),
         ("bytes per row that these operations read and write in float32, counted", f"{passes.bytes / 1e6:.1f} MB"),
-        ("operations of both passes, counted", f"{passes.launches}"),
         (
-            f"certificate, release and projection per step, counted {where}",
-            f"{certificate.launches:.0f} launches, {certificate.waits:.0f} waits, "
-            f"{certificate.operations / 1e9:.2f} GFLOP",
+            f"launches and waits of a step but for its optimizer, counted {where}",
+            f"passes {launches.passes}, certificate, release and projection {launches.rest}, waits {launches.waits}; "
+            f"{launches.plain} launches without privacy",
         ),
+        ("operations on weights, counted on a CPU", f"{certificate.operations / 1e9:.2f} GFLOP"),
         *((f"{name}, assumed", value) for name, value in assumed.lines()),
     ]
     size = f"{batch_size} examples" + (f" x {views} views" if views > 1 else "")

@@ -4,10 +4,10 @@
     python -m lipdp_lightning.studies.wide_evidence --output curves.csv --figure curves.png
 
 The images are those of CIFAR-10, averaged over squares of 2 x 2 pixels to 16 x 16; the network is WideResNet-10-1; the
-budget is (8, 1e-5). All methods get the same steps, batch, views, weight standardisation and average of the weights, and
-both private methods clip the mean over an example's views to norm 1. Every method is a process of its own, and they take
-turns of a few steps, so that a busy machine slows all of them down alike. The accuracy on test images is written at
-every note, for the last weights and for their average, with the processor time that training took so far.
+budget is (8, 1e-5). All methods get the same steps, batch, views, weight standardisation and average of the weights,
+and both private methods clip the mean over an example's views to norm 1. Every method is a process of its own, and they
+take turns of a few steps, so that a busy machine slows all of them down alike. The accuracy on test images is written
+at every note, for the last weights and for their average, with the processor time that training took so far.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def train(
 
 
 def _arm(method: str, steps: int, batch: int, path: Path, turns: Turns, own: int, options: dict[str, Any]) -> None:
-    """Is the process of one method."""
+    """Runs as the process of one method."""
 
     def note(step: int, cpu: float, rows: int, accuracy: float, averaged: float) -> None:
         with path.open("a", encoding="utf-8", newline="") as file:

@@ -24,7 +24,6 @@ from lipdp_lightning.bounds import graph, identity
 from lipdp_lightning.kernels import loops
 from lipdp_lightning.kernels.multilinear import row_sums_by_torch
 from lipdp_lightning.kernels.normals import normals
-from lipdp_lightning.layers import scaled_functions
 from lipdp_lightning.layers.input import bounded_by_torch
 
 DEVICE = torch.device("cuda", 0)
@@ -264,23 +263,18 @@ def _compile(definition: Callable[..., Any], **_: Any) -> Callable[..., Any]:
     return run
 
 
-def _can_sum(cotangent: Any, inputs: Any, options: Any) -> bool:
-    return bool(cotangent.dtype == inputs.dtype == torch.bfloat16 and (options is None or options[3] == 1))
-
-
 def _weight_gradient(cotangent: Any, inputs: Any, shape: Any, options: Any) -> Tensor:
     """What the kernel of this name and the sum of its parts do."""
     counts.launches += 2
-    weight = torch.zeros(*shape, dtype=torch.float64)
-    given = inputs.inner.double(), cotangent.inner.double()
-    exact, _ = scaled_functions.weighted_gradients(*given, weight, None, (True, False), options)
-    assert exact is not None
+    left, right = cotangent.inner.double(), inputs.inner.double()
+    if options is None:
+        return OnGpu(left.reshape(-1, shape[0]).t() @ right.reshape(-1, shape[1]))
+    weight, inner = torch.zeros(*shape, dtype=torch.float64), [False, [0] * (len(shape) - 2), 1, [False, True, False]]
+    exact = torch.ops.aten.convolution_backward(left, right, weight, None, *options[:3], *inner)[1]
     return OnGpu(exact)
 
 
-KERNELS = SimpleNamespace(
-    release_=_release_, row_sums=_row_sums, can_sum=_can_sum, weight_gradient=_weight_gradient
-)  # fmt: skip
+KERNELS = SimpleNamespace(release_=_release_, row_sums=_row_sums, weight_gradient=_weight_gradient)
 
 
 def _other_modes() -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,19 +88,50 @@ def test_other_rows_are_copied_in_bytes_from_pinned_memory(reason: str, monkeypa
             monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 50 * BYTES_OF_A_ROW - 1, 80 << 30))
         data = prepared(False if asked else "auto", DEVICE)
         assert data.where.startswith("copied to cuda:0 batch by batch")
-        assert data._pinned and data.train_dataloader is not None
-        monkeypatch.setattr("lipdp_lightning.data_modules.poisson.DataLoader", pinning)
+        log = note_streams(monkeypatch)
         counts.clear()
         found = batches(data)
         drawn = sum(len(batch[2]) for batch in found)
         assert counts.to_device == drawn * (BYTES_OF_A_ROW + 8) and counts.waits == 0
     assert same(found, expected)
+    copies = [f"copy {number}" for number in range(4)]
+    used = [[f"use waits for copy {number}", *[f"kept for use: {number}"] * 3] for number in range(4)]
+    assert log == [
+        *copies[:2], *used[0], copies[2], *used[1], copies[3], *used[2], *used[3]
+    ], "every copy but the first begins before the batch before it is handed over"  # fmt: skip
 
 
-def pinning(rows: Any, *, sampler: Any, pin_memory: bool, **_: Any) -> Any:
-    """What torch's loader does where there is a device: here it would find none."""
-    for places in sampler:
-        yield tuple(part.pin_memory() if pin_memory else part for part in rows[places])
+def note_streams(patch: pytest.MonkeyPatch) -> list[str]:
+    """Notes in which order copies begin on the stream of copies, and what the stream that uses them waits for."""
+    log: list[str] = []
+    waited, inside = [0], [False]
+
+    def record_event() -> str:
+        assert inside[0]
+        log.append(f"copy {sum(words.startswith('copy') for words in log)}")
+        return log[-1]
+
+    @contextlib.contextmanager
+    def entered(stream: Any) -> Iterator[None]:
+        inside[0] = True
+        yield
+        inside[0] = False
+
+    def wait_event(event: str) -> None:
+        waited[0] = int(event.split()[-1])
+        log.append(f"use waits for {event}")
+
+    using = SimpleNamespace(wait_event=wait_event)
+    patch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(record_event=record_event))
+    patch.setattr(torch.cuda, "stream", entered)
+    patch.setattr(torch.cuda, "current_stream", lambda device: using)
+
+    def kept(tensor: Tensor, stream: Any) -> None:
+        assert isinstance(tensor, OnGpu) and stream is using
+        log.append(f"kept for use: {waited[0]}")
+
+    patch.setattr(OnGpu, "record_stream", kept, raising=False)
+    return log
 
 
 def test_the_decision_rests_on_the_declared_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:

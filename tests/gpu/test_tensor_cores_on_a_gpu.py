@@ -121,9 +121,7 @@ def test_exact_norms_and_their_sums_do_not_wait_for_the_device(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("rows", [4, 64])
-def test_factors_in_bfloat16_are_summed_by_one_kernel_however_long_the_sum(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensor_cores_sum_by_one_kernel_however_long_the_sum(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And others in pieces, each of which is launched."""
     torch.manual_seed(0)
     options = [1, 1], [1, 1], [1, 1], 1
@@ -134,7 +132,7 @@ def test_factors_in_bfloat16_are_summed_by_one_kernel_however_long_the_sum(
         for kind in (torch.bfloat16, torch.float32):
             given = [to_gpu(t, counted=False) for t in (x.to(kind), d.to(kind), weight)]
             counts.clear()
-            found = weighted_gradients(*given, None, TRAINS, options, tensor_cores=True)
+            found = weighted_gradients(*given, None, TRAINS, options, tensor_cores=kind == torch.bfloat16)
             launched[kind] = counts.launches
             if kind == torch.bfloat16:
                 assert all(f.dtype == torch.float32 for f in found)
@@ -144,7 +142,28 @@ def test_factors_in_bfloat16_are_summed_by_one_kernel_however_long_the_sum(
     assert launched[torch.float32] > rows // 16
 
 
-@pytest.mark.parametrize("given", ["a factor", "groups", "no tensor cores", "one in float32"])
+@pytest.mark.parametrize("kinds", [(torch.bfloat16, torch.float32), (torch.float32, torch.float32)])
+@pytest.mark.parametrize("weighed", [False, True])
+def test_the_kernel_is_given_factors_as_they_are_or_in_float32(
+    kinds: tuple[torch.dtype, ...], weighed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A factor of an example that was rounded to bfloat16 would be beyond the margin."""
+    torch.manual_seed(0)
+    x, d, weight = torch.randn(6, 7).to(kinds[0]), torch.randn(6, 5).to(kinds[1]), torch.randn(5, 7)
+    factor = torch.rand(6) if weighed else None
+    exact, bias = weighted_gradients(x.double(), d.double(), weight.double(), factor, TRAINS, None)
+    with pretended_gpu(monkeypatch), monkeypatch.context() as noting:
+        given: list[tuple[torch.dtype, ...]] = []
+        true = KERNELS.weight_gradient
+        noting.setattr(KERNELS, "weight_gradient", lambda *a: (given.append((a[1].dtype, a[0].dtype)), true(*a))[1])
+        own = [to_gpu(t, counted=False) for t in (x, d, weight)]
+        found = weighted_gradients(*own, None if factor is None else to_gpu(factor), TRAINS, None, tensor_cores=True)
+    assert given == [(torch.float32,) * 2 if weighed else kinds]
+    for one, other in zip(found, (exact, bias), strict=True):
+        torch.testing.assert_close(one.inner.double(), other.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", ["groups", "no tensor cores"])
 def test_what_the_kernel_is_not_for_goes_to_torch(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> Any:
         raise AssertionError("the kernel was called")
@@ -154,7 +173,6 @@ def test_what_the_kernel_is_not_for_goes_to_torch(given: str, monkeypatch: pytes
     weight, options = torch.randn(4, 6 // groups, 3, 3), ([1, 1], [1, 1], [1, 1], groups)
     with pretended_gpu(monkeypatch), monkeypatch.context() as patched:
         patched.setattr(KERNELS, "weight_gradient", refused)
-        factor = to_gpu(torch.rand(4)) if given == "a factor" else None
-        own = [to_gpu(x.float() if given == "one in float32" else x), to_gpu(d), to_gpu(weight)]
+        own = [to_gpu(x), to_gpu(d), to_gpu(weight)]
         cores = given != "no tensor cores"
-        assert weighted_gradients(*own, factor, TRAINS, options, tensor_cores=cores)[0] is not None
+        assert weighted_gradients(*own, None, TRAINS, options, tensor_cores=cores)[0] is not None

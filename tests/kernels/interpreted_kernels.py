@@ -148,6 +148,8 @@ SUMMED: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...] | None
     "convolution": ((5, 7, 9, 8), (10, 7, 3, 3), ((1, 1), (1, 1), (1, 1), 1)),
     "steps, holes and sides": ((3, 4, 11, 10), (6, 4, 3, 2), ((2, 1), (0, 1), (1, 2), 1)),
     "one axis": ((4, 5, 30), (70, 5, 4), ((2,), (1,), (3,), 1)),
+    "channels last": ((5, 7, 9, 8), (10, 7, 3, 3), ((1, 1), (1, 1), (1, 1), 1)),
+    "cut to TF32": ((6, 5, 7, 7), (9, 5, 3, 3), ((1, 1), (1, 1), (1, 1), 1)),
     "linear": ((9, 33), (70, 33), None),
     "linear, with positions": ((2, 5, 33), (3, 33), None),
     "several parts": ((40, 2, 16, 16), (3, 2, 1, 1), ((1, 1), (0, 0), (1, 1), 1)),
@@ -155,17 +157,26 @@ SUMMED: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...] | None
 """Shapes of the inputs and of the weight, and the options of the layer."""
 
 
-def factors(name: str) -> tuple[Tensor, Tensor]:
-    """Returns cotangent and inputs of a layer, numbers of bfloat16 in float32: the interpreter adds no others."""
+def factors(name: str, whole: bool = True) -> tuple[Tensor, Tensor]:
+    """Returns cotangent and inputs of a layer in float32, ``whole`` or as a product reads them.
+
+    The interpreter adds nothing in bfloat16.
+    """
     shape, weight, options = SUMMED[name]
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(shape, generator=generator).bfloat16().float()
+    bits = -1 << (13 if name == "cut to TF32" else 16)  # what a product reads of 32 bits
+    x = torch.randn(shape, generator=generator)
     if options is None:
         outputs: tuple[int, ...] = (*shape[:-1], weight[0])
     else:
         convolve = torch.conv1d if len(weight) == 3 else torch.conv2d
         outputs = tuple(convolve(x, torch.zeros(weight), None, *options).shape)
-    return torch.randn(outputs, generator=generator).bfloat16().float(), x
+    d = torch.randn(outputs, generator=generator)
+    if name != "cut to TF32" or not whole:
+        x, d = ((t.view(torch.int32) & bits).view(torch.float32) for t in (x, d))
+    if name == "channels last":
+        return d.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    return d, x
 
 
 def main(file: str) -> None:

@@ -103,7 +103,7 @@ def test_the_sums_of_a_hash_are_those_of_its_definition(interpreted: dict[str, A
 
 @pytest.mark.parametrize("name", SUMMED)
 def test_the_gradient_of_a_weight_is_that_of_torch_in_float64(name: str, interpreted: dict[str, Any]) -> None:
-    (_, shape, options), (cotangent, inputs) = SUMMED[name], factors(name)
+    (_, shape, options), (cotangent, inputs) = SUMMED[name], factors(name, whole=False)
     weight = torch.zeros(shape, dtype=torch.float64)
     exact, _ = weighted_gradients(inputs.double(), cotangent.double(), weight, None, (True, False), options)
     sizes, _ = weighted_gradients(inputs.double().abs(), cotangent.double().abs(), weight, None, (True, False), options)
@@ -229,9 +229,10 @@ GEOMETRIES = {
 }
 
 
-def compiled_sum(capability: int, geometry: str) -> Any:
+def compiled_sum(capability: int, geometry: str, inputs: str = "bf16") -> Any:
     names = gpu.weight_gradient_kernel.arg_names
-    kinds = {"cotangent": "*bf16", "inputs": "*bf16", "out": "*fp64", "terms": "i64", "share": "i64"}
+    kinds = {"cotangent": "*bf16", "inputs": f"*{inputs}", "out": "*fp64", "terms": "i64", "share": "i64"}
+    kinds |= {f"{tensor}{axis}": "i32" for tensor in "dx" for axis in range(4)}
     numbers = (*GEOMETRIES[geometry], gpu.TILE, gpu.TERMS_AT_ONCE)
     constants = dict(zip(names[len(kinds) :], numbers, strict=True))
     source = ASTSource(
@@ -252,6 +253,15 @@ def test_gradients_of_weights_use_tensor_cores_in_float32_and_nothing_spills(
     products = {p for p in products if "bf16" in p}
     assert products and all(re.search(r"\.f32\.bf16\.bf16", product) for product in products), products
     assert len(re.findall(r"\badd\.(?:rn\.)?f64", code.asm["ptx"])) == gpu.TILE**2 // (32 * gpu.OF_A_SUM["num_warps"])
+    used = resources(code, tmp_path)
+    assert used["STACK"] == used["LOCAL"] == 0, used
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_inputs_in_float32_are_cut_to_tf32_before_they_are_multiplied(capability: int, tmp_path: Path) -> None:
+    code = compiled_sum(capability, "convolution", "fp32")
+    assert re.search(r"and\.b32\s+%r\d+, %r\d+, -8192", code.asm["ptx"])
+    assert re.findall(r"mma\S*\.f32\.tf32\.tf32", code.asm["ptx"]) and "bf16.bf16" not in code.asm["ptx"]
     used = resources(code, tmp_path)
     assert used["STACK"] == used["LOCAL"] == 0, used
 

@@ -1,4 +1,4 @@
-"""Convolutions in the span of cosines: orthonormal patterns, the kernels they stand for, and gradients that do not grow."""
+"""Convolutions in the span of cosines: orthonormal patterns, the same kernels, gradients that do not grow."""
 
 from __future__ import annotations
 

@@ -10,14 +10,13 @@ import torch
 from lipdp_lightning.bench.contender_rows import Row
 from lipdp_lightning.bench.step_counts import (
     NOISE_AT_ONCE,
-    CertificateCounts,
     Counts,
     count,
     count_certificate,
     memory_lines,
 )
 from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum, release_
-from lipdp_lightning.studies.gpu_estimate import Assumed, Passes, Step, count_passes, estimate
+from lipdp_lightning.studies.gpu_estimate import Assumed, Launches, Passes, Step, count_passes, estimate
 from lipdp_lightning.studies.growth import SERIES, fit, laws_of
 
 
@@ -82,26 +81,26 @@ def test_launches_of_a_certificate_are_counted() -> None:
 
 
 def test_the_estimate_adds_up_and_shrinks_with_gpus_only_where_work_is_shared() -> None:
-    counts, certificate = Counts("m", 10**7, 10**5, 10**10, 10**7), CertificateCounts(100, 10, 1e6)
-    passes, rows = Passes(10**6, 100, ((10**6, 100, 10**5),)), 65_536
+    counts, launches = Counts("m", 10**7, 10**5, 10**10, 10**7), Launches(100, 50, 2, 80)
+    passes, rows = Passes(10**6, 100, ((10**6, 100, 10**5, 10**3),)), 65_536
 
     def steps(precision: str = "bf16", **rates: float) -> list[Step]:
         sizes = (1, 8, 64)
-        return [estimate(counts, passes, certificate, rows, n, precision, Assumed(**rates)) for n in sizes]  # type: ignore[arg-type]
+        return [estimate(counts, passes, launches, rows, n, precision, Assumed(**rates), 1e6) for n in sizes]  # type: ignore[arg-type]
 
     one, eight, many = steps()
     assert one.sum_over_gpus == 0 and many.sum_over_gpus > eight.sum_over_gpus, "nodes are farther apart"
     assert eight.passes == pytest.approx(one.passes / 8) and many.norms == pytest.approx(one.norms / 64)
-    assert eight.certificate == one.certificate == many.certificate
+    assert eight.weights == one.weights == many.weights
     assert eight.sum_over_gpus == pytest.approx(2 * 2 * 4e7 * 7 / 8 / 200e9)
-    parts = (one.passes, one.norms, one.pieces, one.widened, one.certificate, one.release)
-    assert one.total == pytest.approx(sum(parts)) and min(parts) > 0 and one.total > one.plain
-    slower = steps(tf32=30e12)[0]
-    assert slower.passes > one.passes and slower.plain == one.plain, "weight gradients alone are in TF32"
+    assert one.total == pytest.approx(sum(one.parts) + one.waits) and min(one.parts[:-1]) > 0 and one.total > one.plain
+    slower = steps(own_bf16=30e12)[0]
+    assert slower.gradients > one.gradients and slower.passes == one.passes and slower.plain == one.plain
     whole = steps("float32")[0]
-    assert whole.passes == whole.plain > one.passes
+    assert whole.passes + whole.gradients == pytest.approx(whole.plain) and whole.plain > one.plain
+    assert whole.launches == pytest.approx((150 + 2 * 400) * 8e-6), "sums in pieces are launched one by one"
     bound = steps(launch=1.0)[0]
-    assert bound.passes == bound.plain == 100 and bound.certificate > 100
+    assert bound.plain == 80 and bound.total == 150 + bound.waits
 
 
 def test_passes_are_counted_by_row() -> None:

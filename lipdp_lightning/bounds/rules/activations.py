@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..registry import Target, module_rule_of, rule
-from ..values import Bound, Operation, Unbounded, Value, full_precision, public_number
+from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value, full_precision, public_number
+from .structure import real
 
 SELU = 1.758100
 GELU_ERF = 1.128905
@@ -99,6 +100,27 @@ def celu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> 
     if not public_number(alpha) > 0:
         raise Unbounded(f"CELU with alpha={alpha} is not Lipschitz", "use a positive alpha")
     return Bound(x.norm, 1.0)
+
+
+@rule(torch.prelu, F.prelu, "prelu")
+def prelu(op: Operation, x: Value, weight: Constant | nn.Parameter) -> Bound:
+    """Bounds PReLU by its steepest slope.
+
+    The gradient of a channel's slope is the inner product of the cotangent with the channel's negative entries; by
+    Cauchy and Schwarz, the slopes' gradients together have a norm of at most ||d|| ||x||.
+    """
+    if not isinstance(weight, Constant | nn.Parameter):
+        raise Unbounded("a slope that depends on the example is a product of activations", "give a constant slope")
+    slopes = weight if isinstance(weight, nn.Parameter) else weight.tensor
+    constant = max(1.0, public_number(float(real(slopes).abs().max())))
+    trained = isinstance(weight, nn.Parameter) and weight.requires_grad
+    return Bound(constant * x.norm, constant, (ParameterUse((slopes,), x.norm),) if trained else ())
+
+
+@rule(nn.PReLU)
+def prelu_module(op: Operation, x: Value) -> Bound:
+    assert isinstance(op.module, nn.PReLU)
+    return prelu(op, x, op.module.weight)
 
 
 @rule(F.gelu)
