@@ -160,7 +160,7 @@ def finish(rows: Rows, out: Output) -> str:
         "(appendix E.4) are not in its text. Bounds alone are behind clipping here because the gradient of the loss is "
         "bounded by 1.5 + 1 = 2.5 while residuals are far smaller: noise is calibrated to a bound that no "
         "example comes "
-        "near. `loss_clip` at 0.1 clips that gradient, as local clipping does, and closes the gap; it is clipping. "
+        "near. `loss_clip` at 0.1 clips that gradient, as local clipping clips gradients: it is clipping. "
         + " ".join(_sentence(rows, data) for data in DATA)
     )
 
