@@ -52,7 +52,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a training function is tested on.
+    """Holds what a training function is tested on.
 
     Args:
         draw: maps a number of rows and a seed to made-up data, with targets far from what a network returns.
