@@ -266,7 +266,7 @@ class Mechanism:
         """Returns what the step releases: the sum of every parameter's gradients, and the sums of votes."""
         apart, votes = self.scaling.take_sums(), self.scaling.take_votes(self._device)
         # the mean over views; taken in the loss, it would come before the clips
-        share, divisor = 1 / self.views, self.scaling.divisor(self._drawn)
+        share, divisor = 1 / self.views, self.divisor()
         sums = []
         for group, parameters in zip(numbers.certificate.groups, self._parameters, strict=True):
             for parameter in parameters:
