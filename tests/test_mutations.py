@@ -526,7 +526,7 @@ def continuations_are_apart(monkeypatch: pytest.MonkeyPatch, digest: Callable[..
     """Two learning rates from one checkpoint: the second steps must not publish the difference of two true sums."""
     with monkeypatch.context() as patch:
         if digest is not None:
-            patch.setattr(mechanism_module, "state_digest", digest)
+            patch.setattr(mechanism_module, "digest_of", digest)
         batch = random_batch(20, (12,), CLASSES)
         outcome = []
         for rate in (0.1, 0.2):

@@ -131,7 +131,7 @@ class Mechanism:
         self._overlap = None
         self._tracked = dict(self.scaling.state())
         self._numbers = self.scaling.numbers(self.certificate)
-        self.scaling.begin(self._numbers)
+        self.scaling.begin(self.numbers())
 
     @property
     def checksum(self) -> bytes:
@@ -176,7 +176,7 @@ class Mechanism:
         self._check_unchanged("between forward and backward")
         if seal is not None:
             self._agreed = seal(self.digest)
-        numbers = self._numbers
+        numbers = self.numbers()
         groups = zip(numbers.certificate.groups, self._parameters, strict=True)
         deviations = {p: numbers.deviations[group.name] for group, own in groups for p in own}
         self._overlap = Overlap(deviations, 1 / self.views, self._noise_of(step), begin_sum, complete)
@@ -202,7 +202,7 @@ class Mechanism:
         """
         assert self._step == step and self._numbers is not None, f"privatize_({step}) without begin_step({step})"
         assert seal is not None or not self._sealed, "a step that is to be sealed needs a seal"
-        numbers, (overlap, self._overlap) = self._numbers, (self._overlap, None)
+        numbers, (overlap, self._overlap) = self.numbers(), (self._overlap, None)
         if overlap is not None:
             overlap.check()
             self._attached += overlap.hooks
@@ -270,7 +270,7 @@ class Mechanism:
         """Returns what the step releases: the sum of every parameter's gradients, and the sums of votes."""
         apart, votes = self.scaling.take_sums(), self.scaling.take_votes(self._device)
         # the mean over views; taken in the loss, it would come before the clips
-        share, divisor = 1 / self.views, self.scaling.divisor(self._drawn)
+        share, divisor = 1 / self.views, self.divisor()
         sums = []
         for group, parameters in zip(numbers.certificate.groups, self._parameters, strict=True):
             for parameter in parameters:

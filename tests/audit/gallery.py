@@ -398,7 +398,7 @@ GALLERY: dict[str, Broken] = {
     }),
     "noise key without the state": Broken(
         "noise", lambda: noise_of(Mechanism),
-        under(lambda: patched((mechanism_module, "state_digest", no_state)), lambda: noise_of(Mechanism)),
+        under(lambda: patched((mechanism_module, "digest_of", no_state)), lambda: noise_of(Mechanism)),
     ),
     **entries("gradient canary", canary_of, Mechanism, {
         "a third of the noise that is stated": added(lambda m, n: 1 / 3),
