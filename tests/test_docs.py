@@ -472,7 +472,7 @@ def test_the_core_is_no_larger_than_the_page_says() -> None:
 
 # What a step of a real run walks through: at most so many files and changes of file. The second pair is for the files
 # that drive the step: training, callbacks and data modules.
-LONGEST_WALK = (51, 375)
+LONGEST_WALK = (52, 375)
 LONGEST_WALK_OF_THE_DRIVERS = (10, 42)
 PACKAGES = ("lipdp_lightning", "callbacks", "data_modules")
 DRIVERS = ("lipdp_lightning/training", "callbacks", "data_modules")
