@@ -74,6 +74,40 @@ CAUGHT: dict[str, dict[str, str]] = {
     "bounds/test_losses.py": {
         "a mean over the batch is accepted as a loss": "test_losses_without_a_bound_are_refused_with_the_fix",
     },
+    "bounds/test_disguises.py": {
+        "a step runs the network's own forward": "test_a_disguised_network_is_refused_or_trains_as_it_was_certified",
+        "writes into views are not followed": "test_a_disguised_network_is_refused_or_trains_as_it_was_certified",
+        "hooks that only look are not called": (
+            "test_what_runs_in_a_step_is_the_graph_and_the_hooks_that_only_look_see_it"
+        ),
+    },
+    "bounds/test_rounded_reads.py": {
+        "repeated reads of a max pool are exact": "test_the_rounding_of_repeated_reads_is_paid_for",
+    },
+    "mechanism/test_deep_changes.py": {
+        "new members of layers' classes are not counted": "test_an_edit_between_steps_is_refused_or_changes_nothing",
+        "code of torch's functions is not compared": "test_an_edit_between_steps_is_refused_or_changes_nothing",
+        "what a loss calls is not compared": (
+            "test_an_edit_between_certificate_and_forward_is_refused_or_changes_nothing"
+        ),
+    },
+    "training/test_deep_steps.py": {
+        "hooks receive the loss with its graph": (
+            "test_a_step_that_is_changed_from_around_it_is_refused_or_released_as_it_was"
+        ),
+        "hooks attached within a step are not counted": (
+            "test_a_step_that_is_changed_from_around_it_is_refused_or_released_as_it_was"
+        ),
+        "the precision plugin runs the backward pass": (
+            "test_a_step_that_is_changed_from_around_it_is_refused_or_released_as_it_was"
+        ),
+        "methods of the mechanism are not compared": (
+            "test_a_step_that_is_changed_from_around_it_is_refused_or_released_as_it_was"
+        ),
+        "methods are not compared before the backward pass": (
+            "test_a_step_that_is_changed_from_around_it_is_refused_or_released_as_it_was"
+        ),
+    },
     "data_modules/test_data_splits.py": {
         "a random split that re-deals the records": "test_a_split_that_moves_other_records_is_refused",
     },

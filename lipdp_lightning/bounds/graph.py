@@ -84,9 +84,12 @@ class _HeldProxy(_Proxy):
     """Stands for a parameter or a buffer: operations on its values are recorded, and its shape is a constant."""
 
     def __getattr__(self, name: str) -> Any:
+        if name not in ("shape", "ndim", "size", "dim", "numel"):
+            return super().__getattr__(name)
         tracer: Any = self.tracer
-        held: Tensor = operator.attrgetter(str(self.node.target))(tracer.root)
-        return getattr(held, name) if name in ("shape", "ndim", "size", "dim", "numel") else super().__getattr__(name)
+        path, _, own = str(self.node.target).rpartition(".")
+        module: nn.Module = tracer.root.get_submodule(path)
+        return getattr({**module._parameters, **module._buffers}[own], name)  # the attribute itself would be a proxy
 
     def __len__(self) -> int:
         return int(self.shape[0])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
-from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..bounds.identity import NetworkIdentity
-from ..mechanism.step import Mechanism
 from . import model_checks
 from .batches import Batch, HandedOver
 from .module import PrivateModule
@@ -19,7 +18,7 @@ from .module import PrivateModule
 _ATTRIBUTES = ("rows_to_multiple_of", "log_nonprivate", "loss")
 _MODULES = ("network", "bounded_input")
 _STRATEGY = ("mechanism", "clipper", "views", "plan", "model", "precision_plugin", "_forward_redirection")
-_MECHANISM = tuple(name for name, method in vars(Mechanism).items() if isinstance(method, FunctionType))
+_MECHANISM = ("run", "begin_step", "begin_pass")  # an audit takes the place of others, to see what is released
 _own_attributes, _own_modules = itemgetter(*_ATTRIBUTES), itemgetter(*_MODULES)
 
 
@@ -56,10 +55,7 @@ class StepIdentity:
         self._of_strategy = attrgetter(*held)
         self._methods = tuple((thing, name) for thing, names, _ in named for name in names)
         # of each object: its own attributes, the names of methods, and what reads these from its class
-        self._classes = [
-            (vars(thing), names, type(thing), attrgetter(*(n for n in names if hasattr(type(thing), n))))
-            for thing, names, _ in named
-        ]
+        self._classes = [(vars(thing), names, type(thing), _reader(type(thing), names)) for thing, names, _ in named]
         self._labels = (
             *(f"{whose} {name}" for _, names, whose in named for name in names),
             *(f"the module's {name}" for name in (*_ATTRIBUTES, *_MODULES)),
@@ -118,6 +114,11 @@ class StepIdentity:
                 "are those of the step as it was. HINT: decide the loss, the input's bound and the methods before "
                 "training starts, and use one run for each of them."
             )
+
+
+def _reader(kind: type, names: Sequence[str]) -> Callable[[type], tuple[Any, ...]]:
+    """Returns what reads the methods that a class has, as a tuple also if there are few."""
+    return attrgetter("__class__", "__class__", *(name for name in names if hasattr(kind, name)))
 
 
 class PartialSums:

@@ -382,6 +382,32 @@ class LeavesItsGradientAlone(Base):
         return self.head(h.detach())
 
 
+READS: dict[str, tuple[Callable[[Any], Any], float]] = {
+    "shape of a weight": (lambda n: 1 / n.layer.weight.shape[1], 1 / 4),
+    "size of a weight": (lambda n: 1 / n.layer.weight.size(1), 1 / 4),
+    "dimensions of a weight": (lambda n: 1 / n.layer.weight.ndim, 1 / 2),
+    "dimensions of a buffer": (lambda n: 1 / (n.gain.dim() + 1), 1 / 2),
+    "entries of a buffer": (lambda n: 1 / n.gain.numel(), 1 / 8),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_forward_may_read_the_shape_of_a_parameter_or_a_buffer(name: str) -> None:
+    read, factor = READS[name]
+
+    class Reads(Base):
+        def prepare(self) -> None:
+            self.register_buffer("gain", torch.ones(8))
+
+        def forward(self, x: Any) -> Any:
+            return self.head(x * read(self))
+
+    network = Reads()
+    network.layer.requires_grad_(False)
+    use = certify(network, (4,), 1.0, "hinge").group("head").uses[0]
+    assert use.input_bound == pytest.approx(factor, rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", [Base, HoldsSettings, ComputesWithSizes, LeavesItsGradientAlone])
 def test_what_hides_nothing_is_certified(kind: type[Base]) -> None:
     torch.manual_seed(0)

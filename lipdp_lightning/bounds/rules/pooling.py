@@ -1,4 +1,7 @@
-"""Rules of pooling, upsampling and padding, by norms of 1-D matrices or by how often an entry is read or copied."""
+"""Rules of pooling, upsampling and padding, by norms of 1-D matrices or by how often an entry is read or copied.
+
+On the way back, torch adds the cotangents of an entry one by one in the precision of the network (``rounded_sum``).
+"""
 
 from __future__ import annotations
 
@@ -90,12 +93,12 @@ def average_pool(
 ) -> Bound:  # fmt: skip
     """Bounds average pooling by the product of its axes' norms: its matrix is a Kronecker product of theirs."""
     kernel = _tuple(kernel_size, rank)
-    axes = zip(
-        _spatial(x, rank), op.output_shape[1:], kernel, _step(stride, kernel), _tuple(padding, rank), strict=True
-    )
+    steps = _step(stride, kernel)
+    axes = zip(_spatial(x, rank), op.output_shape[1:], kernel, steps, _tuple(padding, rank), strict=True)
     lipschitz = math.prod(_average_axis(*axis, count_include_pad, bool(divisor_override)) for axis in axes)
     lipschitz /= abs(divisor_override or 1)
-    return Bound(lipschitz * x.norm, lipschitz)
+    reads = math.prod(-(-width // step) for width, step in zip(kernel, steps, strict=True))
+    return Bound(lipschitz * x.norm, lipschitz * rounded_sum(op, reads))
 
 
 @lru_cache(maxsize=1024)
@@ -121,7 +124,7 @@ def max_pool(
     reads = math.prod(_window_reads(*axis) for axis in axes)
     if reads == 0:
         raise Unbounded("a window holds padding alone and yields minus infinity", "pad less, or dilate less")
-    return Bound(math.sqrt(reads) * x.norm, math.sqrt(reads))
+    return Bound(math.sqrt(reads) * x.norm, math.sqrt(reads) * rounded_sum(op, reads))
 
 
 def _without_indices(return_indices: bool) -> None:
@@ -135,15 +138,15 @@ def _adaptive_sizes(rank: int, op: Operation, x: Value) -> list[tuple[float, int
 
 def adaptive_average(rank: int, op: Operation, x: Value, output_size: Any = None) -> Bound:
     """Bounds adaptive average pooling by the product of the axes' norms."""
-    lipschitz = math.prod(norm for norm, _ in _adaptive_sizes(rank, op, x))
-    return Bound(lipschitz * x.norm, lipschitz)
+    norms, reads = map(math.prod, zip(*_adaptive_sizes(rank, op, x), strict=True))
+    return Bound(norms * x.norm, norms * rounded_sum(op, int(reads)))
 
 
 def adaptive_max(rank: int, op: Operation, x: Value, output_size: Any = None, return_indices: bool = False) -> Bound:
     """Bounds adaptive max pooling by the square root of the largest number of windows that read one input."""
     _without_indices(return_indices)
-    lipschitz = math.sqrt(math.prod(reads for _, reads in _adaptive_sizes(rank, op, x)))
-    return Bound(lipschitz * x.norm, lipschitz)
+    reads = math.prod(reads for _, reads in _adaptive_sizes(rank, op, x))
+    return Bound(math.sqrt(reads) * x.norm, math.sqrt(reads) * rounded_sum(op, reads))
 
 
 def _register(
@@ -264,8 +267,8 @@ def _pad(op: Operation, x: Value, pad: tuple[int, ...], mode: str, value: float 
             f"circular padding by {pad} crops on one side, and torch then copies other entries than it accounts for",
             "crop with slices, then pad",
         )
-    lipschitz = math.sqrt(pad_copies(x.shape, pad, mode))
-    return Bound(lipschitz * x.norm, lipschitz)
+    copies = pad_copies(x.shape, pad, mode)
+    return Bound(math.sqrt(copies) * x.norm, math.sqrt(copies) * rounded_sum(op, int(copies)))
 
 
 @rule(F.pad, torch._C._nn.pad)
