@@ -26,7 +26,7 @@ class _Clip(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        return _clipped(cotangent, ctx.radius), None
+        return (_clipped if cotangent.is_cuda else clipped_by_torch)(cotangent, ctx.radius), None
 
 
 def clipped_by_torch(cotangent: Tensor, radius: float) -> Tensor:
@@ -121,7 +121,7 @@ class _Scale(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
         (factor,) = ctx.saved_tensors
         assert factor.shape == cotangent.shape[:1], "a factor for each row"
-        return _weighed(cotangent, factor), None
+        return (_weighed if cotangent.is_cuda else weighed_by_torch)(cotangent, factor), None
 
 
 def scale_cotangent(x: Tensor, factor: Tensor) -> Tensor:

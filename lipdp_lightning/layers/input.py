@@ -52,7 +52,7 @@ class BoundedInput(nn.Module):
         radius = self.bound * (1 - torch.finfo(x.dtype).eps)
         floor = radius if self.mode == "clip" else radius * SMALLEST_SIZE
         # sanitised after a conversion, too, whose saturation may divide by the smallest float
-        found: Tensor = (bounded_by_torch if x.requires_grad else _bounded)(x, radius, floor)
+        found: Tensor = (_bounded if x.is_cuda and not x.requires_grad else bounded_by_torch)(x, radius, floor)
         return found
 
     def extra_repr(self) -> str:
