@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-slow test-slurm check-speed test-all lint format clean
+.PHONY: help setup demo test test-slow test-slurm check-speed test-all lint format docs tutorials clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,5 +55,11 @@ format: $(STAMP) ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP) ## the documentation as a site, in site/; fails for a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+tutorials: $(STAMP) ## run the tutorials and keep their outputs in docs/tutorials
+	$(BIN)/python docs/tutorials/execute.py
+
 clean: ## remove caches; runs/ and .venv stay
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

@@ -21,7 +21,7 @@ from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
 
 SIGN_OF_LIFE = 10.0  # seconds between two notes of the progress
-NO_METRIC = "none: no row is held out (data.init_args.validation_fraction)"
+NO_METRIC = "none: no row is held out (data.init_args.validation_fraction, or a validation loader)"
 """The words in the table before the first step if nothing will tell how good the model is."""
 
 

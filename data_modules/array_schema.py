@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from lipdp_lightning.data_modules.found_files import refusal
-from lipdp_lightning.data_modules.placeholders import refuse_placeholders
 from lipdp_lightning.data_modules.schema import ClassLabel, NumberLabel, scale_declared
-from lipdp_lightning.data_modules.schema_yaml import Reader, schema_content
+from lipdp_lightning.data_modules.schema_yaml import Reader, opened
 from lipdp_lightning.data_modules.units import Grouping
 
 _KEYS = {"rows", "shape", "low", "high", "features", "label", "group", "resize"}
@@ -97,11 +96,7 @@ def _label(reader: Reader, value: Any) -> ClassLabel | NumberLabel | None:
 
 def load_array_schema(source: str | Path | Mapping[str, Any]) -> tuple[ArraySchema, int]:
     """Returns the declaration of arrays in a YAML file, or in the content of one, and the rows that it declares."""
-    if isinstance(source, Mapping):
-        path, content = "the schema", dict(source)
-    else:
-        path, content = str(source), schema_content(Path(source))
-    refuse_placeholders(content, path)
+    path, content = opened(source)
     reader = Reader()
     top = reader.keys("schema", content, _KEYS, {"rows", "shape", "label", "low", "high"})
     rows, shape = reader.rows(top), _shape(reader, top.get("shape", [1]))

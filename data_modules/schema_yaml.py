@@ -44,7 +44,7 @@ _TOP = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Keeps the text of numbers and dates that are written in a way of their own."""
+    """Keeps the text of numbers and dates that are written in a way of their own, and of yes, no, on and off."""
 
 
 def _as_written(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
@@ -56,8 +56,17 @@ def _as_written(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
     return text
 
 
+def _truth(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    text = str(loader.construct_scalar(node))
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
 for _tag in ("int", "float", "timestamp"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _as_written)
+_Loader.add_constructor("tag:yaml.org,2002:bool", _truth)
+
+
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
 
 class Reader:
@@ -83,13 +92,14 @@ class Reader:
             return float("nan")
 
     def flag(self, where: str, value: Any) -> bool:
+        value = _WORDS.get(value, value) if isinstance(value, str) else value
         if not isinstance(value, bool):
             self.problems.append(f"{where} is {value!r}, not true or false")
         return bool(value)
 
     def text(self, where: str, value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, str | int):
-            # YAML reads a bare yes, no, on or off as a truth value, and 1e3 as 1000.0
+            # YAML reads a bare true or false as a truth value, and 1e3 as 1000.0
             self.problems.append(f"{where} is {value!r}, not text: put quotes around it")
         return str(value)
 
@@ -183,13 +193,23 @@ class Reader:
         return rows if isinstance(rows, int) else 0
 
 
-def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, int]:
-    """Returns the schema in a YAML file, or in the content of one, and the number of rows that it declares."""
+def opened(source: str | Path | Mapping[str, Any]) -> tuple[str, Any]:
+    """Returns the name of a declaration in a YAML file, or in the content of one, and what it holds.
+
+    Raises:
+        ValueError: If an entry is still to be filled in.
+    """
     if isinstance(source, Mapping):
         path, content = "the schema", dict(source)
     else:
         path, content = str(source), schema_content(Path(source))
     refuse_placeholders(content, path)
+    return path, content
+
+
+def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, int]:
+    """Returns the schema in a YAML file, or in the content of one, and the number of rows that it declares."""
+    path, content = opened(source)
     reader = Reader()
     top = reader.keys("schema", content, _TOP, {"rows", "columns", "label"})
     rows, written = reader.rows(top), reader.written(top.get("numbers", {}))

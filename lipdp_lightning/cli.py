@@ -15,6 +15,7 @@ COMMANDS = {
     "predict": "write the outputs of a run or a released model for held-out rows",
     "certify": "print the certificate of a configuration's model, and attack it",
     "audit": "attack what a configuration claims, and measure how much of its epsilon is real",
+    "debug": "test a training function of your own for three common mistakes of DP-SGD",
     "budget": "print the epsilon that a noise multiplier spends, or the noise that an epsilon needs",
     "bench": "measure the cost of a private step beside other methods on this machine",
     "curves": "release a distribution function, an ROC curve or a calibration test with noise",

@@ -20,7 +20,7 @@ KEPT_OUT = ("lightning", "pytorch_lightning", "wandb", "logging", "callbacks", "
 LONGEST_MODULE = 500
 TOP_LEVEL = {
     *PACKAGES, "configs", "slurm", "tests", "docs", ".ci", "pyproject.toml", "constraints.txt", "Makefile",
-    "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".gitignore",
+    "mkdocs.yml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".gitignore",
 }  # fmt: skip
 # put together here, so that this file does not name them
 REGISTRY_HOSTS = [
@@ -387,8 +387,8 @@ def direct_requirements() -> list[str]:
     """Of the package, its extras and its developers, from pyproject.toml; pyarrow stays the user's choice."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     main = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-    extras = re.findall(r"^(?:vision|tune|dev) = \[(.*)\]$", text, re.MULTILINE)
-    assert main and len(extras) == 3
+    extras = re.findall(r"^(?:vision|tune|docs|dev) = \[(.*)\]$", text, re.MULTILINE)
+    assert main and len(extras) == 4
     lines = [line for line in main.group(1).splitlines() if not line.strip().startswith("#")]
     found = re.findall(r'"([^"]+)"', "\n".join([*lines, *extras]))
     return [requirement for requirement in found if not requirement.startswith("lipdp-lightning")]

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lipdp_lightning.accounting.events import LedgerEntry
+from lipdp_lightning.accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import (
     ADD,
     REMOVE,
@@ -34,6 +34,7 @@ from lipdp_lightning.accounting.privacy_curves import (
     Release,
     collect,
 )
+from lipdp_lightning.accounting.pure_releases import MixedCurve
 from lipdp_lightning.bound_text import lower_text, upper_text
 
 ADD_REMOVE = "add_remove"
@@ -102,6 +103,10 @@ def epsilon_of(
         return PrivacyBound(0.0, 0.0, 0.0, accountant, "nothing was released")
     if any(entry.noise_multiplier == 0 for entry in recorded):
         return PrivacyBound(math.inf, math.inf, math.inf, accountant, "a release without noise has no epsilon")
+    if any(entry.mechanism not in (SUBSAMPLED_GAUSSIAN, GAUSSIAN) for entry in recorded):
+        curve = MixedCurve(recorded, adjacency == REPLACE_ONE)
+        bound = _upper_bound("pld", curve, max_examples_per_unit, delta, _relation(adjacency, max_examples_per_unit))
+        return replace(bound, note=f"{bound.note}, with Laplace noise or choices")
     releases = collect(recorded)
     if adjacency == REPLACE_ONE and accountant != "pld":
         bound = _first_answer("pld", releases, delta, adjacency, max_examples_per_unit)

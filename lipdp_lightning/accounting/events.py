@@ -1,4 +1,4 @@
-"""The entries of a ledger: releases with Gaussian noise, and their numbers."""
+"""The entries of a ledger: releases with Gaussian or Laplace noise, choices, and their numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 SUBSAMPLED_GAUSSIAN = "subsampled_gaussian"
 GAUSSIAN = "gaussian"
-MECHANISMS = (SUBSAMPLED_GAUSSIAN, GAUSSIAN)
+SUBSAMPLED_LAPLACE = "subsampled_laplace"
+LAPLACE = "laplace"
+CHOICE = "choice"
+MECHANISMS = (SUBSAMPLED_GAUSSIAN, GAUSSIAN, SUBSAMPLED_LAPLACE, LAPLACE, CHOICE)
 
 # a year has 3e7 seconds; up to this number, values for each step, or each step of an epoch, fit into memory
 MOST_STEPS = 10**9
@@ -21,13 +24,16 @@ SMALLEST_EPSILON = 1e-9
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """`count` releases of one mechanism, whose L2 sensitivity to adding or removing one example is 1.
+    """`count` releases of one mechanism, whose sensitivity to adding or removing one example is 1: in the l2 norm for
+    Gaussian noise, in the l1 norm for Laplace noise.
 
     A ledger is a sequence of entries. The ledger of a run is `plan.events(branches.spent(step))`: the statistics
     released before the first step, and the steps of all branches of the run.
 
     `subsampled_gaussian`: each example is in the sum with probability ``sample_rate``, independently and afresh each
-    time. `gaussian`: every example is in it. A noise multiplier of 0 spends everything. The label is for readers.
+    time. `gaussian`: every example is in it. `subsampled_laplace` and `laplace`: the same with independent Laplace
+    noise, whose multiplier is its scale. `choice`: one of several candidates by a mechanism that is epsilon-DP, with
+    epsilon the inverse of the multiplier. A noise multiplier of 0 spends everything. The label is for readers.
 
     Example:
         >>> LedgerEntry("subsampled_gaussian", noise_multiplier=1.1, sample_rate=256 / 60000, count=14062)
@@ -47,8 +53,8 @@ class LedgerEntry:
             problems.append(f"noise_multiplier {self.noise_multiplier} is not a finite number >= 0.")
         if not 0 < self.sample_rate <= 1:
             problems.append(f"sample_rate {self.sample_rate} is not in (0, 1].")
-        if self.mechanism == GAUSSIAN and self.sample_rate != 1:
-            problems.append(f"a 'gaussian' entry uses every example, but sample_rate is {self.sample_rate}.")
+        if self.mechanism in (GAUSSIAN, LAPLACE, CHOICE) and self.sample_rate != 1:
+            problems.append(f"a {self.mechanism!r} entry uses every example, but sample_rate is {self.sample_rate}.")
         if self.count < 0 or int(self.count) != self.count:
             problems.append(f"count {self.count} is not a number of releases.")
         if problems:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lipdp_lightning.accounting.events import LedgerEntry
+from lipdp_lightning.accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
 
 # (noise multiplier, sample rate, count)
 Release = tuple[float, float, int]
@@ -41,6 +41,7 @@ def collect(entries: Iterable[LedgerEntry]) -> list[Release]:
     """
     counts: dict[tuple[float, float], int] = defaultdict(int)
     for entry in entries:
+        assert entry.mechanism in (SUBSAMPLED_GAUSSIAN, GAUSSIAN), f"{entry.mechanism} is not Gaussian"
         counts[entry.noise_multiplier, entry.sample_rate] += entry.count
     releases = [(s, q, n) for (s, q), n in sorted(counts.items()) if q < 1 and n > 0]
     precision = math.fsum(n / s**2 for (s, q), n in counts.items() if q == 1)

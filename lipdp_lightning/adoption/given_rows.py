@@ -210,6 +210,11 @@ class AdoptedRows(PrivateDataModule):
         known = self._ready()
         return torch.zeros((rows, *known.x.shape[1:])), known.y.new_zeros((rows, *known.y.shape[1:]))
 
+    @property
+    def holds_rows_out(self) -> bool:
+        """True if the project has a loader of validation rows, from which metrics come."""
+        return bool(self.val_dataloader())
+
     def hold_out(self, **loaders: Any) -> None:
         """Takes loaders of held-out rows by their stage: validation, test or prediction."""
         self._held_out |= loaders

@@ -43,23 +43,27 @@ class Ledger:
         settings: What the plan leaves open, such as the size of a micro-batch.
         run_dir: The folder of ledger, record, checkpoint and report; None keeps the ledger in memory.
         title: The title of the report.
+        scaling_reason: Why the scaling was chosen, if the project left it open.
     """
 
-    def __init__(self, plan: PrivacyPlan, settings: PrivacySettings, run_dir: Any, title: str) -> None:
-        self.plan, self._settings, self.title = plan, settings, title
+    def __init__(
+        self, plan: PrivacyPlan, settings: PrivacySettings, run_dir: Any, title: str, scaling_reason: str = ""
+    ) -> None:
+        self.plan, self._settings, self.title, self._scaling_reason = plan, settings, title, scaling_reason
         self.directory = None if run_dir is None else RunDirectory(run_dir)
         self._branches, self._record = Branches(), StepRecord(None)
 
     def strategy(self) -> PrivateStrategy:
         """Returns a Strategy that takes steps of the plan."""
-        folder, settings = self.directory, self._settings
-        return PrivateStrategy(
-            self.plan, physical_batch_size=settings.physical_batch_size, noise_mode=settings.noise_mode,
-            deterministic=settings.deterministic, tf32=settings.tf32,
+        folder, settings, strategy = self.directory, self._settings, PrivateStrategy()
+        strategy.configure(
+            self.plan, settings.physical_batch_size, settings.noise_mode,
             branches=self._branches if folder is None else Branches(folder.ledger),
             record=self._record if folder is None else StepRecord(folder.steps),
             statistics=None if folder is None else Statistics(folder.statistics),
+            deterministic=settings.deterministic, tf32=settings.tf32, scaling_reason=self._scaling_reason,
         )  # fmt: skip
+        return strategy
 
 
 class PrivateTrainer(lightning.Trainer):

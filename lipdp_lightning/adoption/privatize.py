@@ -18,6 +18,7 @@ from ..bounds.losses import as_loss
 from ..data_modules.base import PrivateDataModule
 from ..layers import make_private
 from ..privacy.plan import PrivacyPlan
+from ..training.automatic_scaling import settle
 from ..training.set_up import refuse
 from ..training.settings import PrivacySettings
 from .adopted_module import AdoptedModule, adopted, project_problems
@@ -26,8 +27,6 @@ from .faithful_copy import Understood, understand, validation_names
 from .given_rows import LARGEST_ENTRY, AdoptedRows, GivenRows, classes_of
 from .private_trainer import Ledger, PrivateTrainer
 from .recorded_step import tensors_of
-
-_SCALING: dict[str, Any] = {"scaling": "exact", "radius": 1.0, "max_norm": None}
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,8 @@ def privatize(
         run_dir: A new or empty folder for ledger, checkpoint and report, or that of an unfinished run to continue.
         log_nonprivate: Whether to log the training loss as ``nonprivate/loss``; the report says so.
         **privacy: Keys of the ``privacy`` group of a configuration, such as epsilon, delta, epochs and batch_size.
-            By default, gradients are scaled by their exact norms (``scaling='exact'``, ``radius=1.0``), and no layer is
-            projected. The batch size is that of the project's loader.
+            As with ``lipdp fit``, the scaling is chosen from the certificate unless it is given, and the reason is
+            told when training starts. The batch size is that of the project's loader.
 
     Raises:
         ValueError: If the project cannot be trained privately; it lists all reasons, each with a HINT.
@@ -122,11 +121,14 @@ def privatize(
     source = data if isinstance(data, PrivateDataModule) else AdoptedRows(
         given, understood.path.x, understood.path.y, plan.dataset_size, understood.loss,
         classes_of(understood.path.outputs), bound)  # fmt: skip
-    notes = _notes(plain.project, understood, plan, bound, told is not None, log_nonprivate)
+    settled, reason = _attempt(problems, lambda: settle(plan, private, source)) or (plan, "")
+    refuse(problems)
+    notes = _notes(plain.project, understood, settled, bound, told is not None, log_nonprivate)
+    notes += (f"the scaling is {settled.scaling!r}: {reason}",) if reason else ()
     # one ledger for all Trainers that are made from here: what one has taken, the next must leave
-    ledger = Ledger(plan, settings, run_dir, f"{type(plain.project).__name__}, made private")
+    ledger = Ledger(settled, settings, run_dir, f"{type(plain.project).__name__}, made private", reason)
     trainer = functools.partial(PrivateTrainer, ledger, notes, (understood.logged, held_out or None))
-    return Privatized(private, source, plan, notes, trainer)
+    return Privatized(private, source, settled, notes, trainer)
 
 
 def _attempt(problems: list[str], action: Callable[[], Any]) -> Any:
@@ -164,7 +166,7 @@ def _settings(privacy: dict[str, Any], data: Any, given: GivenRows | None, plan:
         raise ValueError(
             f"a plan was given, and {', '.join(sorted(privacy))} beside it. HINT: state everything in one of the two."
         )
-    chosen = dict(privacy) if {"scaling", "method"} & set(privacy) else _SCALING | privacy
+    chosen = dict(privacy)
     if given is not None and given.batch_size is not None:
         chosen.setdefault("batch_size", given.batch_size)
     try:

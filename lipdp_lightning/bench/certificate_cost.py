@@ -55,7 +55,6 @@ class CertificateCost:
     exact_certificate: float
     cheap_certificate: float
     projection: float
-    tightenings_per_step: float
     refreshes_per_step: float
     amortised: float
     percent_of_step: float
@@ -127,7 +126,7 @@ def measure(
         CertificateCost(
             name, sum(p.numel() for p in model.parameters()), update_size, slack, torch.get_num_threads(), batch,
             len(taken), statistics.median(taken), exact, statistics.median(certificates), projection,
-            renewals.tightened / steps, renewals.evaluated / steps, amortised,
+            renewals.evaluated / steps, amortised,
             100 * amortised / statistics.median(taken),
         )
         for batch, taken in passes.seconds.items()
@@ -147,24 +146,20 @@ class Clipping:
 
 
 class Renewals:
-    """Counts how often the followed weights got a new reference, and whether their norms were evaluated."""
+    """Counts how often the norms of the followed weights were evaluated."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self._before = follower.state()["anchors"]
         self._unevaluated = set(self._before)
-        self.tightened = self.evaluated = 0
+        self.evaluated = 0
 
     def count(self) -> None:
         now = self._follower.state()["anchors"]
         for name, anchor in now.items():
-            if anchor["reference"] is self._before[name]["reference"]:
-                continue
-            if anchor["exact"] == anchor["norms"]:
+            if anchor["reference"] is not self._before[name]["reference"]:
                 self.evaluated += 1
                 self._unevaluated.discard(name)
-            else:
-                self.tightened += 1
         self._before = now
 
     def evaluate_others(self) -> None:
@@ -172,7 +167,7 @@ class Renewals:
         self.evaluated += len(self._unevaluated)
         for name in self._unevaluated:
             for operator in self._follower.operators_of(name):
-                operator.close_norm(self._follower.weight_of(name))
+                operator.norm(self._follower.weight_of(name))
 
 
 class RandomUpdates:

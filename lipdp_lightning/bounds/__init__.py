@@ -1,11 +1,11 @@
 """Upper bounds, per parameter group, on what one example contributes to the gradient.
 
-The spine, in the order of reading: ``certificate`` (the result), ``certifier`` (the walk forward, with ``checks``),
+The spine, in the order of reading: ``certificate`` (the result), ``certifier`` (the walk forward),
 ``backward`` (the walk back), ``registry`` and ``values`` (rules, their arguments and results), ``rules.linear`` (one
 rule), ``identity`` and ``rehearsal`` (checks that the network which trains is the one that was certified).
 
 The appendices: ``graph`` (tracing), ``shapes`` (shapes, numbers made from them, constants), ``inplace`` (writes on
-memory), ``reachable`` and ``modes`` (what an identity compares), ``losses``, and the other ``rules``.
+memory), ``reachable`` and ``modes`` (what an identity compares), ``rounding``, ``losses``, and the other ``rules``.
 """
 
 from .certificate import Certificate, GroupBound, NodeBound, UseBound

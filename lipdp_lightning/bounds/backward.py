@@ -81,7 +81,7 @@ class CotangentWalk:
         for reader, value in arriving:
             member = _member(reader, parts)
             by_member[member] = by_member.get(member, 0.0) + value
-        return math.hypot(*by_member.values()) if by_member else 0.0
+        return math.hypot(*by_member.values())
 
     def _between(self, start: fx.Node, region: Sequence[fx.Node], bounds: Mapping[fx.Node, Bound]) -> float:
         reach = {start: 1.0}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -113,60 +113,31 @@ class Certificate:
 Use = tuple[tuple[Tensor, ...], UseBound]
 
 
-@dataclass(frozen=True)
-class _Group:
-    name: str
-    labels: tuple[str, ...]
-    tensors: tuple[Tensor, ...]
-    uses: tuple[int, ...]
+def grouped(uses: Iterable[Use], named: Mapping[str, Tensor]) -> tuple[GroupBound, ...]:
+    """Returns the bounds of groups, in the order of the model's parameters.
 
-
-class Groups:
-    """Sorts parameters into groups: those that are used together, or share a tensor, are in one group.
-
-    A group is named after its first parameter's layer. The groups are computed anew only if uses read other tensors
-    than the last time.
+    Parameters that are used together, or share a tensor with others, are in one group, which is named after the layer
+    of its first parameter.
 
     Args:
+        uses: The tensors of each use, and its bound.
         named: The model's parameters, in its order.
     """
-
-    def __init__(self, named: Mapping[str, Tensor]) -> None:
-        self._named = named
-        self._read: list[tuple[Tensor, ...]] = []  # kept alive, so that no other tensor can get the id of one
-        self._identities: list[tuple[int, ...]] = []
-        self._groups: list[_Group] = []
-
-    def of(self, uses: Sequence[Use]) -> tuple[GroupBound, ...]:
-        """Returns the groups with the bounds of their uses, in the order of the model's parameters."""
-        identities = [tuple(map(id, parameters)) for parameters, _ in uses]
-        if identities != self._identities:
-            self._read = [parameters for parameters, _ in uses]
-            self._groups, self._identities = _work_out(self._read, self._named), identities
-        return tuple([
-            GroupBound(g.name, g.labels, sum([t.numel() for t in g.tensors]), tuple([uses[i][1] for i in g.uses]))
-            for g in self._groups
-        ])  # fmt: skip
-
-
-def _work_out(read: Sequence[tuple[Tensor, ...]], named: Mapping[str, Tensor]) -> list[_Group]:
-    names = {id(tensor): name for name, tensor in named.items()}
-    order = {key: i for i, key in enumerate(names)}
-    members: list[tuple[dict[int, Tensor], list[int]]] = []
-    for index, parameters in enumerate(read):
-        merged, together = {id(p): p for p in parameters}, [index]
-        for other in [m for m in members if merged.keys() & m[0].keys()]:
-            members.remove(other)
-            merged = {**other[0], **merged}
-            together = other[1] + together
-        members.append((merged, together))
+    of_tensor: dict[int, list[Use]] = {}  # by the id of a tensor, all uses of its group
+    for use in uses:
+        earlier = {id(found): found for tensor in use[0] if (found := of_tensor.get(id(tensor))) is not None}
+        together = [*(other for found in earlier.values() for other in found), use]
+        of_tensor.update({id(tensor): together for tensors, _ in together for tensor in tensors})
+    order = {id(tensor): (place, name) for place, (name, tensor) in enumerate(named.items())}
     groups = []
-    for tensors, together in members:
-        keys = sorted(tensors, key=lambda k: order.get(k, len(order)))
-        labels = tuple(names.get(k, "?") for k in keys)
-        name = labels[0].rpartition(".")[0] or labels[0]
-        held = tuple(tensors[k] for k in keys)
-        groups.append((order.get(keys[0], 0), _Group(name, labels, held, tuple(together))))
-    groups.sort(key=lambda g: g[0])
-    taken = [g.name for _, g in groups]
-    return [_Group(g.labels[0] if taken.count(g.name) > 1 else g.name, g.labels, g.tensors, g.uses) for _, g in groups]
+    for together in {id(group): group for group in of_tensor.values()}.values():
+        held = {id(tensor): tensor for tensors, _ in together for tensor in tensors}
+        placed = sorted([order.get(key, (len(order), "?")) for key in held])
+        labels = tuple([name for _, name in placed])
+        size, bounds = sum([tensor.numel() for tensor in held.values()]), tuple([bound for _, bound in together])
+        groups.append((placed[0], GroupBound(labels[0].rpartition(".")[0] or labels[0], labels, size, bounds)))
+    groups.sort(key=lambda group: group[0])
+    taken = [group.name for _, group in groups]
+    return tuple([
+        replace(group, name=group.parameters[0]) if taken.count(group.name) > 1 else group for _, group in groups
+    ])  # fmt: skip

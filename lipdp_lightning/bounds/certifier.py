@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsBytes
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from ..norms.operators import NormSource
 from . import rules
 from .backward import CotangentWalk
-from .certificate import Certificate, Groups, NodeBound, UseBound
-from .checks import (
-    LARGEST_BOUND,
-    OPERATION_MARGIN,
-    SMALLEST_BOUND,
-    RoundedNorms,
-    checked_loss,
-    loss_problem,
-    refuse_all,
-    unbounded,
+from .certificate import Certificate, GroupBound, NodeBound, UseBound, grouped
+from .graph import (
+    CertificationError,
+    Problem,
+    alterations,
+    is_leaf,
+    node_path,
+    operation_name,
+    structural_problems,
+    trace,
+    unsupported,
 )
-from .graph import CertificationError, Problem, alterations, is_leaf, node_path, operation_name, trace, unsupported
 from .identity import NetworkIdentity
-from .losses import Loss
+from .losses import Loss, as_loss
 from .registry import Rule, function_rule, module_rule
 from .rehearsal import rehearse
+from .rounding import LARGEST_BOUND, OPERATION_MARGIN, RoundedNorms, dtype_problems, range_problems
 from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes
 from .values import Bound, Operation, ParameterUse, Unbounded, Value
 
@@ -43,7 +45,6 @@ class _Step:
         node: The node.
         rule: Its rule; None for the input and for a member of a tuple.
         reads: The nodes in its argument slots that depend on the example.
-        shapes: The shape of one example of each of its outputs.
         operation: The description of the node that its rule receives.
         path: The path of its module; empty if that is the model itself.
         scalable: Whether its module can measure and scale its gradient by example.
@@ -53,7 +54,6 @@ class _Step:
     node: fx.Node
     rule: Rule | None
     reads: tuple[fx.Node, ...]
-    shapes: tuple[tuple[int, ...], ...]
     operation: Operation
     path: str
     scalable: bool
@@ -105,7 +105,7 @@ class Certifier:
         cotangent_caps: Mapping[str, float] | None = None,
         tf32: bool = False,
     ) -> None:
-        self.loss = checked_loss(model, input_bound, loss, compute_dtype)
+        self.loss = _checked(model, input_bound, loss, compute_dtype)
         self.input_bound = float(input_bound)
         self.norms = norms or NormSource()
         self._norms_used = RoundedNorms(self.norms) if compute_dtype == torch.bfloat16 else self.norms
@@ -119,11 +119,11 @@ class Certifier:
     def _take_up(self) -> None:
         """Traces the network as it is now, and takes its identity, which every certificate relies on."""
         model = self._model
-        refuse_all(alterations(model))
+        _refuse(alterations(model))
         self.identity = NetworkIdentity.of(model, self.loss)
-        refuse_all([Problem(type(model).__name__, label + _UNSTEADY, _STEADY) for label in self.identity.unsteady])
+        _refuse([Problem(type(model).__name__, label + _UNSTEADY, _STEADY) for label in self.identity.unsteady])
         self._graph = trace(model)
-        refuse_all(unsupported(self._graph))
+        _refuse(unsupported(self._graph))
         propagate_shapes(self._graph, self._input_shape)
         self._parameters = dict(model.named_parameters())
         self._device = next((p.device.type for p in self._parameters.values()), "cpu")
@@ -136,11 +136,12 @@ class Certifier:
         try:
             self.loss.lipschitz(self._output.meta["shape"])
         except ValueError as error:
-            raise CertificationError([loss_problem(error)]) from error
+            raise CertificationError([_loss_problem(error)]) from error
         self._caps = _caps(self._steps, self._cotangent_caps, self._margin)
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
-        self._groups = Groups(self._parameters)
+        inner = [module for module in model.modules() if not is_leaf(module)]
+        self._looking = [hooks for module in inner for hooks in (module._forward_hooks, module._forward_pre_hooks)]
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -151,6 +152,22 @@ class Certifier:
         """Traces the network anew, and takes a new ``identity``, if it differs from the network that was traced."""
         if self.identity.differences():
             self._take_up()
+
+    def run(self, x: Tensor) -> Tensor:
+        """Returns the network's output as the graph computes it, which is what bounds are for.
+
+        A private step calls this and not the network. The graph calls the layers; the network's own forward, which
+        could find out that it is no longer traced, does not run. A network that its own ``compile()`` has compiled is
+        called itself.
+        """
+        if self._model._compiled_call_impl is not None:
+            called: Tensor = self._model(x)
+            return called
+        if any(self._looking):  # trusted hooks of modules that the graph does not call
+            with torch.no_grad():
+                self._model(x)
+        output: Tensor = self._graph.forward(x)
+        return output
 
     def certify(self, state: SupportsBytes = b"") -> Certificate:
         """Returns bounds for the network and its weights as they are now.
@@ -173,11 +190,10 @@ class Certifier:
                 reason = f"{step.operation.name}: {found.reason}"
                 problems.append(Problem(node_path(step.node), reason, found.hint))
                 nothing = (0.0,) * len(step.reads)
-                bounds[step.node] = Bound(0.0, nothing, parts=(0.0,) * len(step.shapes), slots=nothing)
-        refuse_all(problems)
+                bounds[step.node] = Bound(0.0, nothing, parts=(0.0,) * len(step.operation.output_shapes), slots=nothing)
+        _refuse(problems)
         at_output = self.loss.lipschitz(self._output.meta["shape"]) * self._margin
-        cotangent = self._walk.run(bounds, at_output, self._caps)
-        return self._assemble(bounds, cotangent, at_output)
+        return self._assemble(bounds, self._walk.run(bounds, at_output, self._caps), at_output)
 
     def _forward(self, step: _Step, bounds: dict[fx.Node, Bound]) -> Bound:
         if step.rule is None:
@@ -215,38 +231,25 @@ class Certifier:
         )  # fmt: skip
 
     def _assemble(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float], at_output: float) -> Certificate:
-        refuse_all(self._overflows(bounds, cotangent))
         nodes, uses = [], []
+        problems: list[Problem] = []
+        trained: set[fx.Node] = set()
         for step in self._steps:
             node, bound = step.node, bounds[step.node]
             received, slots = cotangent[node], bound.slots
-            nodes.append(NodeBound(node.name, step.operation.name, bound.norm, slots, received, step.shapes[0]))
+            if bound.uses or not trained.isdisjoint(step.reads):
+                trained.add(node)  # no cotangent is computed for nodes before the first parameter
+            problems += range_problems(node, bound.norm, received if node in trained else 0.0)
+            of = step.operation
+            nodes.append(NodeBound(node.name, of.name, bound.norm, slots, received, of.output_shape))
             for use in bound.uses:
                 reads = bounds[step.reads[0]].norm if step.reads else 0.0
                 lipschitz, factor = slots[0] if slots else 0.0, use.gradient_factor
                 of_use = UseBound(node.name, step.path, received, factor, reads, lipschitz, step.scalable)
                 uses.append((use.parameters, of_use))
-        groups = self._groups.of(uses)
-        refuse_all(unbounded(groups, self._parameters))
+        groups = grouped(uses, self._parameters)
+        _refuse(problems or _unbounded(groups, self._parameters))
         return Certificate(tuple(nodes), groups, at_output, self.input_bound, self._output.name)
-
-    def _overflows(self, bounds: dict[fx.Node, Bound], cotangent: dict[fx.Node, float]) -> list[Problem]:
-        """Finds nodes whose values, or whose cotangents on the way to a parameter, might leave float32's range."""
-        problems: list[Problem] = []
-        trained: set[fx.Node] = set()
-        for step in self._steps:
-            node, norm = step.node, bounds[step.node].norm
-            if bounds[node].uses or not trained.isdisjoint(step.reads):
-                trained.add(node)  # no cotangent is computed for nodes before the first parameter
-            if 0 < norm < SMALLEST_BOUND:
-                reason = f"its values are at most {norm:.3g}, where float32 rounds them up by more than the margin"
-                problems.append(Problem(node_path(node), reason, "drop extreme constants"))
-            size = max(norm, cotangent[node] if node in trained else 0.0)
-            if not size < LARGEST_BOUND:
-                reason = f"its values or cotangents may reach {size:.3g}, where float32 overflows"
-                hint = "bound the layers' norms by a projection, put BoundedInput first, or drop extreme constants"
-                problems.append(Problem(node_path(node), reason, hint))
-        return problems
 
 
 def certify(
@@ -263,6 +266,43 @@ def certify(
         CertificationError: If a module or operation cannot be bounded; it lists each with the reason and the fix.
     """
     return Certifier(model, input_shape, input_bound, loss, compute_dtype=compute_dtype).certify()
+
+
+def _refuse(problems: list[Problem]) -> None:
+    if problems:
+        raise CertificationError(problems)
+
+
+def _checked(model: nn.Module, input_bound: float, loss: Any, compute_dtype: torch.dtype) -> Loss:
+    """Returns the loss as a certified one, or refuses all arguments that are wrong."""
+    problems = dtype_problems(model, compute_dtype)
+    if not (isinstance(input_bound, int | float) and math.isfinite(input_bound) and input_bound > 0):
+        hint = "the radius of the ball that BoundedInput keeps every example in, such as 1.0"
+        problems.append(Problem("input_bound", f"{input_bound!r} is not a positive, finite number", hint))
+    try:
+        certified = as_loss(loss)
+    except ValueError as error:
+        problems.append(_loss_problem(error))
+    if problems:
+        raise CertificationError(problems + alterations(model) + structural_problems(model))
+    return certified
+
+
+def _loss_problem(error: ValueError) -> Problem:
+    reason, _, hint = str(error).partition(" HINT: ")
+    return Problem("loss", reason.rstrip("."), hint.rstrip("."))
+
+
+def _unbounded(groups: tuple[GroupBound, ...], named: Mapping[str, nn.Parameter]) -> list[Problem]:
+    """Finds trained parameters that no use bounds, and groups whose bound is too large to scale noise to."""
+    covered = {name for group in groups for name in group.parameters}
+    reason = "this trained parameter has no bound: no certified operation uses it"
+    hint = "freeze it with requires_grad_(False), remove it, or return a ParameterUse for it from its layer's rule"
+    problems = [Problem(n, reason, hint) for n, p in named.items() if p.requires_grad and n not in covered]
+    hint = "limit the layers' norms by a projection, or put BoundedInput first"
+    sizes = {group.name: group.worst_case for group in groups}
+    too_large = {name: f"its sensitivity bound is {size}" for name, size in sizes.items() if not size < LARGEST_BOUND}
+    return problems + [Problem(name, reason, hint) for name, reason in too_large.items()]
 
 
 def _surroundings(compute_dtype: torch.dtype, device: str) -> list[Problem]:
@@ -301,8 +341,8 @@ def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: 
         operation = Operation(operation_name(node), module, shapes[0], norms, shapes, names)
         path = "" if module is None or module is model else str(node.target)
         scalable = bool(getattr(module, "scales_gradient", False))
-        steps.append(_Step(node, rule, reads, shapes, operation, path, scalable, _trained(node, module, model)))
-    refuse_all(problems)
+        steps.append(_Step(node, rule, reads, operation, path, scalable, _trained(node, module, model)))
+    _refuse(problems)
     return steps
 
 

@@ -20,7 +20,7 @@ from .modes import (
     modes_of_operations,
     other_modes,
 )
-from .reachable import Reachable, TrustedHook, code_of
+from .reachable import Reachable, TrustedHook, code_of, codes_of
 
 __all__ = ["NetworkIdentity", "TrustedHook"]
 
@@ -79,6 +79,7 @@ class NetworkIdentity:
         """Prepares the comparison of every step with the things found, in their order."""
         self._found = found
         self._reads, self._objects, self._functions = [p.read for p in found.parts], found.objects, found.functions
+        self._installed, self._classes, self._members = found.installed, found.classes, list(map(len, found.classes))
         now = self._now()
         self._lengths, self._items = list(map(len, now)), list(chain.from_iterable(now))
         self._empty = found.empty
@@ -88,7 +89,7 @@ class NetworkIdentity:
     def _now(self) -> list[Collection[object]]:
         """Returns everything that is compared, as it is now."""
         code = list(chain.from_iterable(map(code_of, self._functions)))
-        return [*[read() for read in self._reads], list(map(_class_of, self._objects)), code]
+        return [*[read() for read in self._reads], list(map(_class_of, self._objects)), code, codes_of(self._installed)]
 
     def differences(self) -> list[str]:
         """Returns a text for every change; the list is empty while the network is the one that was certified."""
@@ -104,6 +105,7 @@ class NetworkIdentity:
             list(map(len, now)) == self._lengths
             and all(map(is_, chain.from_iterable(now), self._items))
             and not any(self._empty)
+            and list(map(len, self._classes)) == self._members
             and list(map(flags_of, self._tensors)) == self._flags
             and not any(gc.get_referents(*self._accumulators))
             and self._sizes_as_certified()

@@ -105,7 +105,9 @@ class Reachable:
         self._only = hooks
         self._seen: dict[int, object] = {}
         self.objects: list[object] = []  # their classes are compared
-        self.functions: list[types.FunctionType] = []  # their code is compared
+        self.classes: list[Mapping[str, Any]] = []  # the numbers of their members are compared
+        self.functions: list[types.FunctionType] = []  # their code and defaults are compared
+        self.installed: list[types.FunctionType] = []  # their code is compared
         self._labels: list[tuple[list[str], Callable[[], Iterable[object]]]] = []
         self._spaces: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}  # modules, and names that are read there
         self._names: set[str] = set()  # all that followed code names
@@ -254,10 +256,23 @@ class Reachable:
                 self._keys(base.__dict__)
                 self._methods += [(name, f"{label}.{name}", value) for name, value in members.items()]
                 continue
-            self._read([name for name in members if name not in _ASIDE], base.__dict__, f"{label}.{_HERE}")
-            if isinstance(forward := members.get("forward"), types.FunctionType):
-                self._code(f"{label}.forward", forward)
-                self._globals(reachable_names(forward, set()))
+            self.classes.append(base.__dict__)
+            self._labels.append(([f"{label}.{name}" for name in members], base.__dict__.values))
+            kept = {name: member for name, member in members.items() if name not in _ASIDE}
+            self._read(kept, base.__dict__, f"{label}.{_HERE}")
+            for name in kept if _package(base) == "lipdp_lightning" else kept.keys() & {"forward"}:
+                self._runs(f"{label}.{name}", kept[name])
+
+    def _runs(self, label: str, function: object) -> None:
+        """Takes up a function of an installed package that layers or losses run, and what it names."""
+        if not isinstance(function, types.FunctionType) or not self._new(function):
+            return
+        self.installed.append(function)
+        self._labels.append(([f"the code of {label}"], partial(codes_of, [function])))
+        if _package(function) == "lipdp_lightning" or "." in label:
+            reads = [one for one in reachable_names(function, set()) if one[0] is not vars(builtins)]
+            for name, named in self._globals(reads):
+                self._runs(name, named)
 
     def _follow_named_methods(self) -> None:
         """Follows methods by name until nothing is new; values in classes are followed in any case."""
@@ -309,6 +324,12 @@ class Reachable:
 
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")
 code_of = attrgetter(*_CODE)
+_code = attrgetter("__code__")
+
+
+def codes_of(functions: list[types.FunctionType]) -> list[object]:
+    """Returns the code objects of functions."""
+    return list(map(_code, functions))
 
 
 def set_in_steps(kind: type) -> tuple[str, ...]:

@@ -154,10 +154,6 @@ def full_precision(*options: object) -> None:
             raise Unbounded("it takes the dtype of another tensor", "name the dtype")
 
 
-def root_of_squares(values: Sequence[float]) -> float:
-    return math.hypot(*values) if values else 0.0
-
-
 @dataclass(frozen=True)
 class BatchNumber:
     """A number made from the batch size: ``factor`` times it, or any other number if ``factor`` is None.

@@ -17,10 +17,16 @@ class Clipper(Protocol):
         """Returns the summed loss of the rows; ``loss_of`` gives the loss of each."""
 
 
-def make_clipper(network: nn.Module, plan: PrivacyPlan) -> Clipper | None:
-    """Returns what bounds each example's gradient if the plan clips; None if the certificate bounds it."""
+def make_clipper(network: nn.Module, plan: PrivacyPlan, views: int = 1) -> Clipper | None:
+    """Returns what bounds each example's gradient if the plan clips; None if the certificate bounds it.
+
+    Args:
+        network: the network that is trained.
+        plan: the settled plan of the run.
+        views: the number of consecutive rows that are views of one example.
+    """
     if not plan.clips_examples:
         return None
     from .clipper import OpacusClipper
 
-    return OpacusClipper(network, plan)
+    return OpacusClipper(network, plan, views)

@@ -29,12 +29,14 @@ class OpacusClipper:
     each.
 
     With flat and per_layer, the clipped gradients of the examples are formed and added; each is bounded by its own norm
-    as computed, whatever the layers do. With ghost, norms come first, then a second pass over the weighted losses. A
-    row whose gradient is not finite counts as zero. Hooks exist during the pass alone.
+    as computed, whatever the layers do. Rows that are views of one example share the factor that clips their mean,
+    which is what enters the release. With ghost, norms come first, then a second pass over the weighted losses, and
+    every view is clipped by itself. A row whose gradient is not finite counts as zero. Hooks exist during the pass
+    alone.
     """
 
-    def __init__(self, network: nn.Module, plan: PrivacyPlan) -> None:
-        self._network, self._plan = network, plan
+    def __init__(self, network: nn.Module, plan: PrivacyPlan, views: int = 1) -> None:
+        self._network, self._plan, self._views = network, plan, views
         self._parameters = [p for p in network.parameters() if p.requires_grad]
 
     def total(self, rows: Tensor, loss_of: LossOf, step: int) -> Tensor:
@@ -70,7 +72,8 @@ class OpacusClipper:
         with torch.no_grad():
             for _, members in clip_groups(self._network, self._plan.scaling):
                 gradients = {id(p): samples[id(p)] for p in members.values()}
-                factors = clip_factors(_norms(list(gradients.values())), radius, clipping)
+                norms = _norms(list(gradients.values()), self._views)
+                factors = clip_factors(norms, radius, clipping).repeat_interleave(self._views)
                 sums |= {key: _weighted_sum(factors, gradient) for key, gradient in gradients.items()}
         return loss, [sums[id(p)] for p in self._parameters]
 
@@ -128,9 +131,10 @@ def _one(parameter: Any) -> Tensor:
     return sample
 
 
-def _norms(gradients: list[Tensor]) -> Tensor:
-    """Returns the norm of each example over all its gradients, in float64."""
-    each = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float64) for g in gradients]
+def _norms(gradients: list[Tensor], views: int) -> Tensor:
+    """Returns the norm of each example over all its gradients, in float64: that of the mean over its views."""
+    means = [g.flatten(1) if views == 1 else torch.unflatten(g.flatten(1), 0, (-1, views)).mean(1) for g in gradients]
+    each = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in means]
     return torch.stack(each).square().sum(0).sqrt()
 
 

@@ -15,7 +15,7 @@ from opacus.grad_sample.linear import compute_linear_grad_sample
 from torch import Tensor, fx
 
 from ..bounds.graph import CertificationError, trace
-from ..layers.exact_norms import Contribution
+from ..layers.contribution import Contribution
 from ..layers.scaled import ScaledConv1d, ScaledConv2d, ScaledLinear
 from ..privacy.plan import PrivacyPlan
 

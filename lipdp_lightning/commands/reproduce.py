@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="entries to reproduce; --list shows the names")
-    parser.add_argument("--list", action="store_true", help="list names, sources and expected times")
+    parser.add_argument(
+        "--list", action="store_true", help="list the entries, and for each paper its items with their states"
+    )
     parser.add_argument(
         "--out", metavar="DIR", help="directory for the results (default runs/reproduce, or runs/reproduce-quick)"
     )
@@ -30,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="J", help="worker processes, one thread each (default 1)"
     )
+    parser.add_argument("--into", metavar="PAGE", help="a page whose quotation of the entries is written anew")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from ..studies.reproduce.entry_run import check_data
 
     if args.list:
+        from ..studies.reproduce.paper_items import listing, paper_items
+
         _list(catalogue())
+        _tell("\n".join(listing(paper_items())))
         return 0
     problems = []
     if not args.names:
@@ -61,9 +68,10 @@ def _make(chosen: Sequence[Listed], args: argparse.Namespace) -> int:
 
     failed = 0
     out = args.out or f"runs/reproduce{'-quick' * args.quick}"
+    into = Path(args.into) if args.into else None
     for listed in chosen:
         try:
-            made = reproduce(listed, out, Options(args.quick, args.seeds), args.jobs, _tell)
+            made = reproduce(listed, out, Options(args.quick, args.seeds), args.jobs, _tell, into)
         except KeyboardInterrupt:
             sys.stderr.write(f"lipdp reproduce: interrupted. HINT: the same command continues {listed.entry.name}.\n")
             return 130

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..kernels.multilinear import key_table, multilinear_hash
 from ..kernels.normals import normals
 from ..kernels.numeric_environment import repeats_bits, require_repeated_bits
-from ..layers.scaled_functions import weighted_gradients
+from ..layers.contribution import weighted_gradients
 from ..mechanism.allocation import sum_margin
 from ..mechanism.noise import StepNoise, Sum, release_
 from .finding import Finding

@@ -15,8 +15,11 @@ from .public_training import MOST_STEPS, LayerSignal, Outcome, PublicTraining, S
 
 MOST_OPERATIONS = 1e11
 LARGEST_OPERATIONS = 2e12
-ENOUGH_SIGNAL = 0.5
-"""The signal over the noise of a run from which on a strongest layer is expected to learn, if few steps are tried."""
+ENOUGH_SIGNAL = 0.25
+"""The signal over the noise of the run in the median layer from which on it is expected to learn after few steps."""
+
+CLOSE = 0.1
+"""The relative distance from the score that is needed within which the score of few rows says nothing."""
 
 EXPLAINED = 0.1
 """The share of the variance that a regression has to explain."""
@@ -58,13 +61,26 @@ class Forecast:
 
     @property
     def learns(self) -> bool:
-        """Returns whether the run is expected to learn, from the score, or after few steps from the signal alone."""
-        return self.outcome.score >= self.needed or (self.short and self.strongest.over_run >= ENOUGH_SIGNAL)
+        """Returns whether the run is expected to learn, from the score, or where that says little from the signal.
+
+        It says little if it is close to what is needed, and if it is low after few steps. The head of a deep network
+        has a signal even if nothing of the input reaches it, so the median layer decides then.
+        """
+        score, needed = self.outcome.score, self.needed
+        if abs(score - needed) <= CLOSE * needed or (self.short and score < needed):
+            return self.typical.over_run >= ENOUGH_SIGNAL
+        return score >= needed
 
     @property
     def weakest(self) -> LayerSignal:
         """The layer with the least signal for its noise."""
         return min(self.outcome.signals, key=lambda signal: signal.over_run)
+
+    @property
+    def typical(self) -> LayerSignal:
+        """The layer in the middle of all, by its signal over the noise; the lower of two."""
+        ordered = sorted(self.outcome.signals, key=lambda signal: signal.over_run)
+        return ordered[(len(ordered) - 1) // 2]
 
     @property
     def strongest(self) -> LayerSignal:
@@ -82,10 +98,11 @@ class Forecast:
         score = "explained variance" if outcome.chance == 0 else "accuracy"
         result = f"{size} end at {score} {outcome.score:.2f}, where chance is {outcome.chance:.2f}"
         if self.learns and outcome.score < self.needed:
-            best = self.strongest
+            middle = self.typical
+            why = "the network is too large to try more, and" if self.short else "the score is close:"
             return (
-                f"this run is expected to learn, by its signal alone: in {best.name} it is {best.over_run:.1g} of the "
-                f"noise over the run; the network is too large to try more, and {result}"
+                f"this run is expected to learn, by its signal alone: in the median layer, {middle.name}, it is "
+                f"{middle.over_run:.2g} of the noise over the run; {why} {result}"
             )
         if self.learns:
             return f"this run is expected to learn: {result}"
@@ -103,6 +120,11 @@ class Forecast:
             )
         if self.scaling not in _EXACT and len(signals) > 1:
             return "leave privacy.scaling, allocation and max_norm out, and auto takes the exact norms of gradients."
+        if self.typical.over_run < self.strongest.over_run / 10:
+            return (
+                f"{self.strongest.name} has a signal and most layers have none: normalisations with a smaller floor "
+                "(norm_alpha), or fewer layers."
+            )
         if self.strongest.over_run < 1:
             return "the noise is too large: more epochs, a larger batch_size, fewer parameters, or a larger epsilon."
         return "the noise leaves a signal: try other learning rates, fewer layers, or a larger epsilon."

@@ -75,7 +75,10 @@ class Outcome:
 
 
 class _Recorded(Mechanism):
-    """Keeps the product of each sum with the one before it, which holds other rows: noise of sampling cancels."""
+    """Keeps the product of every second sum with the one before it: other rows at the same weights.
+
+    In their mean, the noise of sampling cancels, and so does any oscillation of the weights.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.products: dict[str, list[float]] = defaultdict(list)
@@ -88,10 +91,12 @@ class _Recorded(Mechanism):
         left = iter(sums)
         for group in numbers.certificate.groups:
             own = torch.cat([next(left).total() for _ in group.parameters])
-            if group.name in self._before:
-                self.products[group.name].append(float(own @ self._before[group.name]))
+            before = self._before.pop(group.name, None)
+            if before is None:
+                self._before[group.name] = own
+            else:
+                self.products[group.name].append(float(own @ before))
             self.noise[group.name].append(numbers.deviations[group.name] * math.sqrt(group.numel))
-            self._before[group.name] = own
         return sums
 
 
@@ -138,10 +143,7 @@ class PublicTraining:
         try:
             mechanism.project_()
             for step in range(size.steps):
-                mechanism.begin_step(step)
-                taken = torch.arange(step * size.rows, (step + 1) * size.rows) % len(x)
-                self._backward(mechanism, x[taken], y[taken])
-                mechanism.privatize_(step)
+                self._release_halves(mechanism, step, size, x, y)
                 for optimizer in optimizers:
                     optimizer.step()
                 mechanism.project_()
@@ -149,6 +151,20 @@ class PublicTraining:
             mechanism.close()
         score, chance = self._score(rows.x[-test:], rows.y[-test:])
         return Outcome(self._signals(mechanism, size), score, chance, size)
+
+    def _release_halves(self, mechanism: Mechanism, step: int, size: Size, x: Tensor, y: Tensor) -> None:
+        """Leaves the mean of two releases as the gradient, of different rows at the same weights."""
+        half, parameters = size.rows // 2, [p for p in self.network.parameters() if p.requires_grad]
+        before: list[Tensor | None] = [None] * len(parameters)
+        for number in (2 * step, 2 * step + 1):
+            mechanism.begin_step(number)
+            taken = torch.arange(number * half, (number + 1) * half) % len(x)
+            self._backward(mechanism, x[taken], y[taken])
+            mechanism.privatize_(number)
+            for i, parameter in enumerate(parameters):
+                first, own = before[i], parameter.grad
+                parameter.grad = own if own is None or first is None else (own + first) / 2
+                before[i] = own
 
     def _mechanism(self, size: Size) -> _Recorded:
         plan, clips = self._plan, matching_modules(self.network, self._plan.cotangent_clip)
@@ -158,8 +174,9 @@ class PublicTraining:
         attach_cotangent_clips(self.network, clips)
         noise = plan.noise_multiplier * size.rows / plan.expected_batch_size * math.sqrt(size.steps / plan.steps)
         options = {
-            "dataset_size": max(plan.dataset_size, size.rows), "expected_batch_size": size.rows, "steps": size.steps,
-            "noise_multiplier": noise, "preliminary": (),
+            "dataset_size": max(plan.dataset_size, size.rows), "expected_batch_size": size.rows // 2,
+            "steps": 2 * size.steps,
+            "noise_multiplier": noise / math.sqrt(2), "preliminary": (),
         }  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -200,8 +217,8 @@ class PublicTraining:
         return max(0.0, 1 - float(error / y.double().var(unbiased=False).clamp_min(1e-12))), 0.0
 
     def _signals(self, mechanism: _Recorded, size: Size) -> tuple[LayerSignal, ...]:
-        # sums of the coarse steps had less noise than those of the plan
-        finer = math.sqrt(size.steps / self._plan.steps)
+        # sums of the coarse steps had less noise than those of the plan, and those of their halves had more
+        finer = math.sqrt(2 * size.steps / self._plan.steps)
         found = []
         for name, products in mechanism.products.items():
             signal = math.sqrt(max(math.fsum(products) / len(products), 0.0))

@@ -80,6 +80,14 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
+def state_of_memory(tensor: Tensor) -> tuple[int, int]:
+    """Returns two numbers, one of which changes if torch writes to a tensor's memory, or replaces it.
+
+    A write through ``tensor.data`` changes neither.
+    """
+    return tensor._version, tensor.data_ptr()
+
+
 class Fused:
     """A definition in torch's operations, which a GPU runs in one pass over memory, or in few.
 

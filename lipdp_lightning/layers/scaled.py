@@ -16,16 +16,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ..bounds.registry import rule
 from ..bounds.rules.linear import conv_module, linear_module
 from ..kernels.rows import patch_norms, row_norms
 from ..norms.geometry import coverage, output_size
-from .exact_norms import Contribution
-from .scaled_functions import TERMS_OF_A_PIECE, Keep, convolve, scaled
+from .contribution import TERMS_OF_A_PIECE, Contribution, conv_gradient, weighted_gradients
 
 GradientScaler = Callable[[Tensor], Tensor | None]
 GradientKeeper = Callable[[Contribution], None]
+Keep = Callable[[Tensor, Tensor], None]
 
 
 class ScaledLayer(nn.Module):
@@ -112,6 +113,66 @@ def under_autocast(input: Tensor) -> bool:
     return torch.is_autocast_enabled(input.device.type)
 
 
+def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...]) -> Tensor:
+    """Returns a convolution over one or two axes; the options are stride, padding, dilation and groups."""
+    return (F.conv1d if weight.dim() == 3 else F.conv2d)(inputs, weight, bias, *options)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        factor: Tensor | None,
+        keep: Keep | None,
+        options: tuple[Any, ...] | None,
+        tensor_cores: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(inputs, weight, factor)
+        ctx.keep, ctx.options, ctx.tensor_cores = keep, options, tensor_cores
+        return F.linear(inputs, weight, bias) if options is None else convolve(inputs, weight, bias, options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight, factor = ctx.saved_tensors
+        to_input, to_weight, to_bias, *_ = ctx.needs_input_grad
+        grad_input = grad_weight = grad_bias = None
+        # without autocast, the sum over the batch is formed in the weight's own precision
+        with torch.autocast(cotangent.device.type, enabled=False):
+            if to_input:
+                cast, linear = weight.to(cotangent.dtype), ctx.options is None
+                found = cotangent @ cast if linear else conv_gradient(cotangent, inputs, cast, ctx.options, which=0)
+                grad_input = found.to(inputs.dtype)
+            if ctx.keep is not None:
+                ctx.keep(inputs, cotangent)
+            elif to_weight or to_bias:
+                grad_weight, grad_bias = weighted_gradients(
+                    inputs, cotangent, weight, factor, (to_weight, to_bias), ctx.options, ctx.tensor_cores
+                )
+        return grad_input, grad_weight, grad_bias, None, None, None, None
+
+
+def scaled(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, keep: Keep | None,
+    options: tuple[Any, ...] | None, tensor_cores: bool = False,
+) -> Tensor:  # fmt: skip
+    """Returns a linear map or a convolution, and multiplies example i's gradient in (weight, bias) by factor[i].
+
+    Args:
+        inputs: The layer's inputs.
+        weight: Its weight.
+        bias: Its bias, or None.
+        factor: The factors c_i; None stands for 1.
+        keep: Receives (input, cotangent) in the backward pass, and no gradient is summed, if given.
+        options: Stride, padding, dilation and groups of a convolution with zero padding; None for a linear map.
+        tensor_cores: As for ``weighted_gradients``.
+    """
+    return _Scaled.apply(inputs, weight, bias, factor, keep, options, tensor_cores)
+
+
 class ScaledLinear(ScaledLayer, nn.Linear):
     """nn.Linear whose parameter gradient can be scaled by example.
 
@@ -119,9 +180,11 @@ class ScaledLinear(ScaledLayer, nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        factor, keep = self._factor(lambda: self.example_norms(input)), self._keep(None)
-        long, cores = input.numel() > TERMS_OF_A_PIECE * self.in_features, self.tensor_cores and input.is_cuda
-        if factor is None and keep is None and not (long or cores) and not under_autocast(input):
+        keep, cores = self._keep(None), self.tensor_cores and input.is_cuda
+        long = input.numel() > TERMS_OF_A_PIECE * self.in_features
+        plain = keep is None and not (long or cores or under_autocast(input))
+        factor = self._factor(lambda: self.example_norms(input))
+        if plain and factor is None:
             return F.linear(input, self.weight, self.bias)
         return scaled(input, self.weight, self.bias, factor, keep, None, cores)
 
@@ -153,14 +216,15 @@ class _ScaledConv(ScaledLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         padded, padding = self._padded(input)
-        factor = self._factor(lambda: self._norms_of_padded(padded, padding))
         layer: Any = self
         options = (list(layer.stride), list(padding), list(layer.dilation), layer.groups)
         keep = self._keep(options)
         pixels = [size + 2 * more for size, more in zip(padded.shape[2:], padding, strict=True)]
         long = padded.shape[0] * math.prod(pixels) > TERMS_OF_A_PIECE  # no fewer than the positions of the output
         cores = self.tensor_cores and padded.is_cuda
-        if factor is None and keep is None and not (long or cores) and not under_autocast(padded):
+        plain = keep is None and not (long or cores or under_autocast(padded))
+        factor = self._factor(lambda: self._norms_of_padded(padded, padding))
+        if plain and factor is None:
             return convolve(padded, layer.weight, layer.bias, options)
         return scaled(padded, layer.weight, layer.bias, factor, keep, options, cores)
 

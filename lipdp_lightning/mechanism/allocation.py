@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..privacy.plan import PrivacyPlan
-from ..privacy.plan_parts import CustomShares, Shares, Unsettled
-from .custom_shares import shares_of
+from ..privacy.plan_parts import CustomShares, Shares, Unsettled, shares_of
 
 Allocation = Literal["equal", "global", "optimal", "custom"]
 
@@ -32,7 +31,7 @@ def sum_margin(rows: float, tensor_cores: bool = False) -> float:
 
     * 2^-16 covers norms and factors of one example.
     * The stored sum may be as large as rows D, so it is rounded by up to 2^-24 of that, with an example and without it.
-    * Sums are formed in pieces of 2^14 terms (layers/scaled_functions.py), which are added in float64. The roundings
+    * Sums are formed in pieces of 2^14 terms (layers/contribution.py), which are added in float64. The roundings
       within a piece cost 2^-10 in IEEE float32, and 2^-9 on tensor cores, which may cut off where a CPU rounds to the
       nearest number. These two are measured on adversarial sums and not proved: the worst case over all orders of
       summation grows with the product of rows and terms.

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from torch import Tensor
+
 from ..bounds.certificate import Certificate
-from ..layers.exact_norms import LARGEST_CANCELLATION
+from ..layers.contribution import LARGEST_CANCELLATION
+from ..layers.scaled import GradientScaler
 from ..privacy.plan import PrivacyPlan
 from ..privacy.plan_parts import (
     Automatic,
@@ -16,12 +21,37 @@ from ..privacy.plan_parts import (
     Unlimited,
 )
 from .allocation import NoiseBudget
-from .batch_max import BatchMax
-from .exact import ALL, Exact, ExactLayerwise
-from .radius import Radii, Radius
-from .scaling import Joint, Layerwise, Scaling
+from .radii import ALL, Exact, ExactLayerwise, Radii, Radius
+from .scaling import SMALLEST, Joint, Layerwise, Scaling, StepNumbers
 
 FIRST_RADIUS = 1.0  # where a tracked radius starts: public, and the tracking forgets it geometrically
+
+
+class BatchMax(Scaling):
+    """c_k = 1 / max_j n_jk over the private batch: thesis Algorithm 8, line 11. NOT private.
+
+    Its factors depend on the whole batch. It is there to reproduce a published mistake.
+    """
+
+    name = "batch_max"
+    certified = False
+    notes_uses = False
+
+    def numbers(self, certificate: Certificate) -> StepNumbers:
+        """Adds sigma Delta_k to each layer, as printed, whatever their number."""
+        numbers, sigma = super().numbers(certificate), self.budget.noise_multiplier
+        return replace(numbers, deviations={name: sigma * value for name, value in numbers.sensitivities.items()})
+
+    def divisor(self, drawn: int) -> float:
+        return float(max(1, drawn))
+
+    def scaler_of(self, path: str) -> GradientScaler | None:
+        return self._factors
+
+    @staticmethod
+    def _factors(norms: Tensor) -> Tensor:
+        largest = norms.max().clamp_min(SMALLEST) if norms.numel() else norms.new_ones(())
+        return norms.new_ones(norms.shape) / largest
 
 
 class Clipped(Scaling):

@@ -41,6 +41,8 @@ class Overlap:
     ) -> None:  # fmt: skip
         self._parameters, self._deviations, self._share = list(deviations), deviations, share
         self._noise, self._begin_sum, self._add_earlier = noise, begin_sum, complete
+        self.hooks = len(self._parameters)
+        """The number of hooks that the context attaches."""
         self._left = buckets_of([p.numel() for p in deviations], BUCKET)
         self._held: dict[int, Sum] = {}
         self._taken: set[int] = set()

@@ -1,8 +1,7 @@
 """The factors c_ik that scale each example's gradient, and the sensitivities they leave (guarantee page, 1.4).
 
 A factor is a function of example i and of public numbers, and of no other example: that is what makes it private.
-Scalings whose radii are tracked are in radius.py, and those by exact norms in exact.py. The one in batch_max.py breaks
-this rule, and is never certified.
+Scalings by radii are in radii.py. One in choice.py breaks this rule, and is never certified.
 """
 
 from __future__ import annotations
@@ -210,7 +209,7 @@ class JointCondition(Scaling):
     def numbers(self, certificate: Certificate) -> StepNumbers:
         """Calibrates sigma_k = sigma tau_k reach, which meets the condition as a whole, with no sqrt(K)."""
         thresholds = self.budget.thresholds(self.reference(certificate), certificate.sizes())
-        reach = self.reach(certificate, thresholds) * self.budget.margin(self.partial_sums)
+        reach = self.budget.margin(self.partial_sums) * self.reach(certificate, thresholds)
         sensitivities = {name: value * reach for name, value in thresholds.items()}
         deviations = {name: self.budget.noise_multiplier * value for name, value in sensitivities.items()}
         return StepNumbers(certificate, sensitivities, deviations, thresholds)

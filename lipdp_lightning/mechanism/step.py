@@ -17,13 +17,15 @@ from typing import SupportsBytes
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
+from ..kernels.loops import state_of_memory
 from ..kernels.numeric_environment import numeric_environment
 from ..norms.follow import Follower
-from ..privacy.keyed_digest import KeyedDigest, PendingDigest, digests_of
-from ..privacy.keys import derive_key, state_digest
+from ..privacy.digests import KeyedDigest, PendingDigest, digest_of, digests_of
+from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
 from .changes import changed_network, changed_weights, trained_otherwise
 from .choice import scaling_of
@@ -73,7 +75,7 @@ class Mechanism:
         self._context = plan.digest(), context
         self._digest = KeyedDigest(derive_key(secret, "state"))
         self._contributed = KeyedDigest(derive_key(secret, "contribution"))
-        self._watched = WatchedTensors(model)
+        self._state: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.certificate = certifier.certify()
         self._identity = certifier.identity
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
@@ -91,14 +93,17 @@ class Mechanism:
         assert isinstance(certifier.norms, Follower), "training needs a Certifier with a Follower"
         self._follower = certifier.norms
         self._projector = Projector(self._follower, plan, self.certificate, named)
-        self._certified_versions: list[int] = []
+        self._certified_versions: list[tuple[int, int]] = []
+        # torch numbers all hooks on modules, tensors and nodes; this many were there at the certificate
+        self._attached = 0
         self._step: int | None = None
         self._sealed, self._weights = False, PendingDigest([b""])
-        self._left: tuple[PendingDigest, list[int]] | None = None  # on a GPU, digest and versions after the projection
+        # on a GPU, digest and versions after the projection
+        self._left: tuple[PendingDigest, list[tuple[int, int]]] | None = None
         self._tracked: dict[str, float] = {}
         self._agreed: bytes | None = None
+        self._numbers: StepNumbers | None = None  # those of the step that is under way
         self._overlap: Overlap | None = None
-        self._known: tuple[Certificate, Scaling, dict[str, float], StepNumbers] | None = None
         self._drawn = 0
         self.numbers()  # shares that fit no group are refused here and not in the first step
 
@@ -118,29 +123,29 @@ class Mechanism:
         if self._step == step:
             self._check_unchanged("between two micro-batches")
             return
-        named = self._watched.named()
-        self._weights = self._present(named)
+        self._weights = self._present()
         self._certify(self._weights)  # for the same weights, the bounds of the projection still hold
         if self._switches:
             self._switch(step)
         self._step, self._drawn, self._sealed, self._agreed = step, 0, sealed, None
         self._overlap = None
-        self.scaling.begin(self.numbers())
         self._tracked = dict(self.scaling.state())
+        self._numbers = self.scaling.numbers(self.certificate)
+        self.scaling.begin(self._numbers)
 
     @property
     def checksum(self) -> bytes:
         """A digest of what the present step starts from, the same on every process that shares it."""
-        tracked = {name: torch.tensor(value, dtype=torch.float64) for name, value in self._tracked.items()}
+        tracked = repr(sorted(self._tracked.items())).encode()
         # bounds may lag behind the weights, and they scale both gradients and noise
-        return state_digest(tracked, bytes(self._weights), *self._context, bounds_of(self.certificate))
+        return digest_of(bytes(self._weights), tracked, bounds_of(self.certificate), *self._context)
 
     @property
     def digest(self) -> bytes:
         """Names all that the step's release is a function of, besides the secret; a seal may have added to it."""
         if self._agreed is not None:
             return self._agreed
-        return state_digest({}, self.checksum, numeric_environment(self._device))
+        return digest_of(self.checksum, numeric_environment(self._device))
 
     def begin_pass(self, drawn: int, rows: int) -> None:
         """Begins a micro-batch of so many drawn examples, in so many rows; further rows are empty."""
@@ -167,15 +172,19 @@ class Mechanism:
             complete: adds to a parameter's ``grad`` what earlier micro-batches have left of its sum.
             seal: as for ``privatize_``, which ends the step.
         """
-        assert self._step == step and self.may_overlap
+        assert self._step == step and self._numbers is not None and self.may_overlap
         self._check_unchanged("between forward and backward")
         if seal is not None:
             self._agreed = seal(self.digest)
-        numbers = self.numbers()
+        numbers = self._numbers
         groups = zip(numbers.certificate.groups, self._parameters, strict=True)
         deviations = {p: numbers.deviations[group.name] for group, own in groups for p in own}
         self._overlap = Overlap(deviations, 1 / self.views, self._noise_of(step), begin_sum, complete)
         return self._overlap
+
+    def run(self, x: Tensor) -> Tensor:
+        """Returns the output of the certified graph, in place of the network's own forward pass."""
+        return self._certifier.run(x)
 
     @torch.no_grad()
     def privatize_(self, step: int, reduce: Reduce | None = None, seal: Seal | None = None) -> None:
@@ -191,35 +200,35 @@ class Mechanism:
                 fresh noise on each, and replicated noise is one draw. In a sealed step, no two releases have the same
                 noise and different sums, whatever changed between them. Without it, ``digest`` keys the noise.
         """
-        assert self._step == step, f"privatize_({step}) without begin_step({step})"
+        assert self._step == step and self._numbers is not None, f"privatize_({step}) without begin_step({step})"
         assert seal is not None or not self._sealed, "a step that is to be sealed needs a seal"
-        numbers, (overlap, self._overlap) = self.numbers(), (self._overlap, None)
+        numbers, (overlap, self._overlap) = self._numbers, (self._overlap, None)
         if overlap is not None:
             overlap.check()
+            self._attached += overlap.hooks
         sums = self._sums(numbers)
         # once more to the last bit: a write through .data changes no version
-        pending = [self._weights, self._digest.begin(self._watched.named())]
+        pending = [self._weights, self._digest.begin(self._state)]
         before, after, *contribution = digests_of([*pending, self._contribution(sums)] if self._sealed else pending)
         self._check_unchanged("between forward and privatize_", before == after)
         if overlap is not None:
             overlap.finish(sums)
         else:
             if seal is not None:
-                self._agreed = seal(state_digest({}, self.digest, *contribution) if self._sealed else self.digest)
+                self._agreed = seal(digest_of(self.digest, *contribution) if self._sealed else self.digest)
             self._release(sums, self._noise_of(step), reduce)
         self._learn(numbers, sums[-1].values)
         for parameter, owner in self.owners.items():
             if owner != self.place.rank:  # its sum was not released here, and its owner updates it
                 parameter.grad = None
-        self._step = None
+        self._step = self._numbers = None
 
     def project_(self) -> None:
         """Puts every layer back into its norm ball."""
         self._projector.project_()
-        named = self._watched.named()
-        left = self._digest.begin(named)
-        self._left = (left, self._watched.versions()) if self._waits else None
-        self._follower.seal(left, named)
+        left = self._digest.begin(self._state)
+        self._left = (left, self._versions()) if self._waits else None
+        self._follower.seal(left, self._state)
 
     # ---- public numbers
 
@@ -228,12 +237,8 @@ class Mechanism:
         return self.scaling.divisor(self._drawn)
 
     def numbers(self) -> StepNumbers:
-        """Returns sensitivities, deviations and thresholds under the present certificate and scaling."""
-        certificate, scaling, state = self.certificate, self.scaling, self.scaling.state()
-        known = self._known
-        if known is None or known[0] is not certificate or known[1] is not scaling or known[2] != state:
-            known = self._known = certificate, scaling, state, scaling.numbers(certificate)
-        return known[3]
+        """Returns the public numbers of the step that is under way, or else those under the present certificate."""
+        return self.scaling.numbers(self.certificate) if self._numbers is None else self._numbers
 
     def sensitivities(self) -> dict[str, float]:
         """Returns Delta_k of every group under the plan's scaling, with the margin for float32 sums."""
@@ -265,7 +270,7 @@ class Mechanism:
         """Returns what the step releases: the sum of every parameter's gradients, and the sums of votes."""
         apart, votes = self.scaling.take_sums(), self.scaling.take_votes(self._device)
         # the mean over views; taken in the loss, it would come before the clips
-        share, divisor = 1 / self.views, self.divisor()
+        share, divisor = 1 / self.views, self.scaling.divisor(self._drawn)
         sums = []
         for group, parameters in zip(numbers.certificate.groups, self._parameters, strict=True):
             for parameter in parameters:
@@ -279,23 +284,25 @@ class Mechanism:
         replicated, owners = self.place.mode != "distributed", list(self.owners.values())
         release_(sums, noise, reduce, replicated, owners, self.place.rank)
 
-    def _present(self, named: Mapping[str, Tensor]) -> PendingDigest:
+    def _present(self) -> PendingDigest:
         """Returns the digest of the present weights.
 
         On a GPU, the host would wait for the digest. If nothing has counted a change since the projection, the weights
         are taken for those that it left; the release compares them to the last bit, and refuses others.
         """
-        if self._left is not None and self._left[1] == self._watched.versions():
+        if self._left is not None and self._left[1] == self._versions():
             return self._left[0]
-        return self._digest.begin(named)
+        return self._digest.begin(self._state)
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Returns numbers that change if torch writes to a parameter or buffer, or replaces its memory."""
+        return [state_of_memory(tensor) for tensor in self._state.values()]
 
     def _contribution(self, sums: Sequence[Sum]) -> PendingDigest:
         """Returns a digest of what this process adds to the sums, under a key of the secret; nothing of it is kept."""
         parts = {f"sum {number}": one.values for number, one in enumerate(sums)}
         parts |= {f"apart {number}": one.apart for number, one in enumerate(sums) if one.apart is not None}
-        digest = self._contributed.begin(parts)
-        self._contributed.forget()
-        return digest
+        return self._contributed.begin(parts)
 
     def _learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
         self.scaling.learn(numbers, noisy_votes)
@@ -313,7 +320,7 @@ class Mechanism:
             self._check_trained(certificate)
             self._check_identity()
         self.certificate = certificate
-        self._certified_versions = self._watched.versions()
+        self._certified_versions, self._attached = self._versions(), RemovableHandle.next_id
         return self.certificate
 
     def _switch(self, step: int) -> None:
@@ -340,27 +347,10 @@ class Mechanism:
     def _check_unchanged(self, when: str, same_bits: bool = True) -> None:
         """Refuses any change between the certificate and the release, of the weights too."""
         self._check_identity()
-        if self._certified_versions != self._watched.versions() or not same_bits:
+        if RemovableHandle.next_id != self._attached:  # autograd's nodes do not show their hooks to Python
+            raise changed_network(["a hook was attached within a step"])
+        if self._certified_versions != self._versions() or not same_bits:
             raise changed_weights(when)
-
-
-class WatchedTensors:
-    """Parameters and buffers by name, and whether any of them changed.
-
-    They are looked up once: that the network holds others is seen by its identity, before anything is released.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._named: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-    def named(self) -> dict[str, Tensor]:
-        """Returns the tensors by their first name, parameters first."""
-        return self._named
-
-    def versions(self) -> list[int]:
-        """Returns numbers that change when a tensor is replaced, or changed in place by a torch operation."""
-        tensors = self._named.values()
-        return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
 
 
 def bounds_of(certificate: Certificate) -> bytes:

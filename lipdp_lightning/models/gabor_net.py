@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..layers import Centre, GroupNorm
 from .blocks import activation, feature_shape, image_shape
+from .low_frequency import low_frequency_convolution
 
 
 def gabor_filters(count: int, size: int, channels: int = 1) -> Tensor:
@@ -50,6 +51,8 @@ class GaborNet(nn.Module):
         norm_alpha: the floor of the normalisation's divisor.
         bias: whether the layers have a bias.
         zero_init: whether the head starts at zero.
+        frequencies: if it is not 0, the first filters are trained in the span of so many cosines along each side, with
+            noise on frequencies**2 numbers for each instead of kernel_size**2.
     """
 
     def __init__(
@@ -67,13 +70,19 @@ class GaborNet(nn.Module):
         norm_alpha: float = 0.1,
         bias: bool = False,
         zero_init: bool = False,
+        frequencies: int = 0,
     ) -> None:
         super().__init__()
         channels, _, _ = image_shape(input_shape, "GaborNet")
-        first = nn.Conv2d(channels, width, kernel_size, stride, padding, bias=bias)
-        with torch.no_grad():
-            first.weight.copy_(gabor_filters(width, kernel_size, channels))
-        layers: list[nn.Module] = [Centre(), first]
+        filters = gabor_filters(width, kernel_size, channels)
+        layers: list[nn.Module] = [Centre()]
+        if frequencies:
+            layers += low_frequency_convolution(filters, frequencies, stride, padding, bias)
+        else:
+            first = nn.Conv2d(channels, width, kernel_size, stride, padding, bias=bias)
+            with torch.no_grad():
+                first.weight.copy_(filters)
+            layers.append(first)
         for before, after in zip((width, *deeper), (*deeper, None), strict=True):
             layers.append(activation(activation_name))
             if pool > 1:

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dense import as_float64, largest_norm, rounding_margin, spectral_norms
-from .geometry import Axis, Padding, Sizes, convolution_axes, kappa_of
+from .geometry import Axis, Padding, Sizes, convolution_axes, kappa, kappa_of
+from .operators import Operator
 
-SIZE_FREE_ITERATIONS = 4
 FINE_GRID, COARSE_GRID = 16, 9
 """Frequencies per polyphase tap and axis when the torus is larger or its size unknown: 1.005 or 1.016 high."""
 
@@ -32,7 +32,7 @@ _FINE_PRODUCTS = 2**29
 
 @dataclass(frozen=True)
 class _Convolution:
-    """Kernel in float64, largest entry 1, as (groups, c_out / groups, c_in / groups, *taps); its geometry."""
+    """Holds a kernel in float64, scaled to a largest entry of 1, as (groups, outputs, inputs, *taps), and its axes."""
 
     kernel: Tensor
     scale: float
@@ -50,13 +50,13 @@ class _Convolution:
         return self.kernel.flatten(2)
 
     def certified(self, norm: float, margin: float = 1.0) -> float:
-        """Undo the scaling; add the rounding margin, also absolutely: symbols may cancel on a small torus."""
+        """Undoes the scaling and adds the rounding margin, absolutely, too: symbols may cancel on a small torus."""
         rounding = margin * rounding_margin(self.rows, self.columns)
         frobenius = float(self.matrices().square().sum(dim=(1, 2)).max().sqrt())
         return math.nextafter((norm * rounding + (rounding - 1.0) * frobenius) * self.scale, math.inf)
 
 
-def build_convolution(
+def _built(
     kernel: Tensor,
     stride: Sizes,
     padding: Padding,
@@ -81,7 +81,7 @@ def build_convolution(
 
 
 def polyphase(convolution: _Convolution) -> Tensor:
-    """Space-to-depth: (groups, outputs, inputs * prod(stride), taps per axis ceil(span / stride))."""
+    """Returns the kernel after space-to-depth: (groups, outputs, inputs * prod(stride), taps per axis)."""
     kernel = convolution.kernel
     for index, axis in enumerate(convolution.axes):
         taps = -(-axis.span // axis.stride)
@@ -94,7 +94,7 @@ def polyphase(convolution: _Convolution) -> Tensor:
 
 
 def reduction(axis: Axis) -> tuple[int | None, float]:
-    """Torus on which T acts (None: the whole line bounds every torus) and ||R||^2 ||E||^2.
+    """Returns the torus on which T acts (None: the whole line bounds every torus) and ||R||^2 ||E||^2.
 
     Zero padding: the padded input, cut into polyphase components, on any torus of at least ceil(padded /
     stride) points: no output kept by R reads across the seam. A torus of the bare input is too short.
@@ -114,7 +114,7 @@ def reduction(axis: Axis) -> tuple[int | None, float]:
 
 
 def frequencies(axis: Axis, taps: int, per_tap: int = FINE_GRID) -> tuple[int, float]:
-    """Number of sampled frequencies, and the factor from their maximum to the supremum that is needed.
+    """Returns the number of sampled frequencies, and the factor from their maximum to the supremum that is needed.
 
     |u^* S(theta) v| is a real trigonometric polynomial of degree (taps - 1) / 2 after a shift of phase. By
     Riesz such a polynomial falls from its maximum no faster than a cosine of its degree, so N equidistant
@@ -167,41 +167,6 @@ def _tight(convolution: _Convolution) -> float:
     return convolution.certified(largest * factor, rounding_margin(*blocks.shape[1:3]))
 
 
-def _size_free(convolution: _Convolution, iterations: int) -> float:
-    blocks = polyphase(convolution)
-    support = [2**iterations * (taps - 1) + 1 for taps in blocks.shape[3:]]
-    gram_side = min(blocks.shape[1:3])
-    bounds = []
-    for block in blocks:
-        bounds.append(_gram_of_kernel(block[None], support, gram_side, iterations))
-    factor = math.prod(math.sqrt(reduction(axis)[1]) for axis in convolution.axes)
-    # the inverse transform errs at every tap of the final kernel, the root divides that by 2^iterations
-    transform = 1.0 + math.prod(support) * gram_side**1.5 * 2.0**-50 / 2**iterations
-    return convolution.certified(max(bounds) * factor, transform * rounding_margin(*blocks.shape[1:3]))
-
-
-def _gram_of_kernel(block: Tensor, support: Sequence[int], side: int, iterations: int) -> float:
-    """Norm of one group by Gram iteration on its kernel: K <- K^T * K doubles the support and squares the
-    norm.
-
-    All self-correlations are taken on one grid that holds the final support, hence without wrapping round.
-    """
-    values = symbol(block, support)[0]
-    gram = values.mH @ values if values.shape[-1] == side else values @ values.mH
-    log_norm = 0.0
-    for _ in range(iterations - 1):
-        frobenius = float(gram.abs().square().sum().sqrt())
-        if frobenius == 0.0:
-            return 0.0
-        gram = gram / frobenius
-        gram = gram @ gram
-        log_norm = 2.0 * (log_norm + math.log(frobenius))
-    halved = [*support[:-1], support[-1] // 2 + 1]
-    taps = torch.fft.irfftn(gram.reshape(*halved, side, side), s=list(support), dim=list(range(len(support))))
-    total = float(torch.linalg.matrix_norm(taps).sum())
-    return math.exp((log_norm + math.log(total)) * 2.0**-iterations) if total > 0.0 else 0.0
-
-
 def _exact(convolution: _Convolution) -> float:
     groups, _, inputs = convolution.kernel.shape[:3]
     sizes = [axis.known_size for axis in convolution.axes]
@@ -228,7 +193,7 @@ def _matrix_flops(rows: int, columns: int) -> float:
 
 
 def _sampling(convolution: _Convolution) -> list[tuple[int, float]]:
-    """Frequencies and factor of every axis: a coarse grid, 3 % high on two axes, where a fine one takes long."""
+    """Returns frequencies and factor of each axis: a coarse grid, 3 % high on two axes, where a fine one takes long."""
     taps = [-(-axis.span // axis.stride) for axis in convolution.axes]
     groups, rows = convolution.kernel.shape[:2]
     inputs = convolution.kernel.shape[2] * math.prod(axis.stride for axis in convolution.axes)
@@ -240,34 +205,30 @@ def _sampling(convolution: _Convolution) -> list[tuple[int, float]]:
     return sampled
 
 
-def _flops(convolution: _Convolution) -> dict[str, float]:
-    """Rough cost of the bounds that are tight; those that do not apply are left out."""
+def _flops(convolution: _Convolution) -> tuple[float, float]:
+    """Returns the rough costs of the tight bound and of the exact matrix; the latter is infinite if it is too large."""
     groups, rows = convolution.kernel.shape[:2]
     inputs = convolution.kernel.shape[2] * math.prod(axis.stride for axis in convolution.axes)
-    taps = [-(-axis.span // axis.stride) for axis in convolution.axes]
-    tight = [count for count, _ in _sampling(convolution)]
-    support = [2**SIZE_FREE_ITERATIONS * (count - 1) + 1 for count in taps]
-    complex_flops = 2.0 * groups * _matrix_flops(rows, inputs)  # four real products, half of the frequencies
-    costs = {"tight": complex_flops * math.prod(tight), "size_free": complex_flops * math.prod(support)}
-    if all(axis.size is not None for axis in convolution.axes):
-        pixels = convolution.kernel.shape[2] * math.prod(axis.known_size for axis in convolution.axes)
-        outputs = rows * math.prod(axis.outputs for axis in convolution.axes)
-        if pixels * outputs <= _EXACT_ENTRIES:
-            costs["exact"] = groups * _matrix_flops(outputs, pixels)
-    return costs
+    # a complex product is four real ones, for half of the frequencies
+    tight = 2.0 * groups * _matrix_flops(rows, inputs) * math.prod(count for count, _ in _sampling(convolution))
+    if any(axis.size is None for axis in convolution.axes):
+        return tight, math.inf
+    pixels = convolution.kernel.shape[2] * math.prod(axis.known_size for axis in convolution.axes)
+    outputs = rows * math.prod(axis.outputs for axis in convolution.axes)
+    return tight, groups * _matrix_flops(outputs, pixels) if pixels * outputs <= _EXACT_ENTRIES else math.inf
 
 
 def _auto(convolution: _Convolution) -> float:
     fast = _fast(convolution)
-    costs = _flops(convolution)
-    exact = costs.get("exact", math.inf)
-    if exact <= _EXACT_FLOPS or exact <= min(costs.values()):
+    tight, exact = _flops(convolution)
+    if exact <= _EXACT_FLOPS or exact <= tight:
         return min(fast, _exact(convolution))
     if kappa_of(convolution.axes) == 1.0:  # patches are disjoint: already the norm of the whole line
         return fast
-    if costs["tight"] <= costs["size_free"]:
-        return min(fast, _tight(convolution))
-    return min(fast, _size_free(convolution, SIZE_FREE_ITERATIONS))
+    return min(fast, _tight(convolution))
+
+
+_METHODS: dict[str, Callable[[_Convolution], float]] = {"auto": _auto, "fast": _fast, "tight": _tight, "exact": _exact}
 
 
 def conv_norm(
@@ -280,32 +241,47 @@ def conv_norm(
     padding_mode: str = "zeros",
     input_size: Sizes | None = None,
     method: str = "auto",
-    iterations: int = SIZE_FREE_ITERATIONS,
     name: str = "kernel",
 ) -> float:
-    """Certified upper bound on the spectral norm of the convolution, bias not included; arguments as in
-    torch.nn.
+    """Returns a certified upper bound on the spectral norm of a convolution; arguments are as in torch.nn.
 
-    ``fast``: kappa s(kernel as c_out x (c_in k_h k_w)). ``tight``: largest singular value of the symbol over
+    ``fast``: kappa s(kernel as c_out x (c_in k_h k_w)). ``tight``: the largest singular value of the symbol over
     the frequencies of a sufficient torus, or over a fixed grid times a factor below 1.005 per axis (1.016 for
-    large kernels) when that is smaller or ``input_size`` is None. ``size_free``: Gram iteration on the kernel
-    (Delattre et al. 2024), for every input size. ``exact``: the explicit matrix, for small inputs. ``auto``:
-    the exact matrix if small, else the cheaper of the tight ones by their operation counts; never above
-    ``fast``. Reflect and replicate padding multiply the bound for the padded input by sqrt(copies of a pixel),
-    except in ``fast`` and ``exact``, which count through the padding. All methods take the maximum over groups
-    and return 0.0 for a zero kernel.
+    large kernels) if that is smaller or ``input_size`` is None. ``exact``: the norm of the explicit matrix, for small
+    inputs. ``auto``: the exact norm if its matrix is small, else the tight bound; never above ``fast``. Reflect and
+    replicate padding multiply the tight bound for the padded input by sqrt(copies of a pixel), while the others count
+    through the padding. All methods take the maximum over groups and return 0.0 for a zero kernel.
     """
-    convolution = build_convolution(kernel, stride, padding, dilation, groups, padding_mode, input_size, name)
-    methods: dict[str, Callable[[_Convolution], float]] = {
-        "auto": _auto,
-        "fast": _fast,
-        "tight": _tight,
-        "size_free": lambda of: _size_free(of, iterations),
-        "exact": _exact,
-    }
-    if method not in methods or iterations < 1:
+    convolution = _built(kernel, stride, padding, dilation, groups, padding_mode, input_size, name)
+    if method not in _METHODS:
         raise ValueError(
-            f"method={method!r}, iterations={iterations}: not a certified norm of a convolution.\n"
-            f"HINT: use one of {sorted(methods)}, and at least one iteration."
+            f"method={method!r}: not a certified norm of a convolution.\nHINT: use one of {sorted(_METHODS)}."
         )
-    return methods[method](convolution) if convolution.scale > 0.0 else 0.0
+    return _METHODS[method](convolution) if convolution.scale > 0.0 else 0.0
+
+
+@dataclass(frozen=True)
+class Convolution(Operator):
+    """Applies a convolution of one or two axes; arguments are as in torch.nn, with the size of the images.
+
+    The guarantee on changes holds for kappa: each input pixel is read by at most kappa^2 pairs of an output and a tap,
+    so that the norm of the patches, on which a change of the kernel acts, is at most kappa times that of the image.
+    Groups make ``D.flatten(1)`` a stack of their matrices, whose norm is not below that of any of them.
+    """
+
+    stride: Sizes = 1
+    padding: Padding = 0
+    dilation: Sizes = 1
+    groups: int = 1
+    padding_mode: str = "zeros"
+    input_size: Sizes | None = None
+
+    def norm(self, weight: Tensor, name: str = "weight") -> float:
+        return conv_norm(
+            weight, stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups,
+            padding_mode=self.padding_mode, input_size=self.input_size, name=name,
+        )  # fmt: skip
+
+    def deviation_factor(self, weight: Tensor) -> float:
+        taps = tuple(weight.shape[2:])
+        return kappa(taps, self.stride, self.dilation, self.padding, self.padding_mode, self.input_size)

@@ -5,7 +5,7 @@ present weight W
 
     norm(W)  <=  f norm(W0) + k s(W - f W0),
 
-with k the operator's deviation factor: 1 for a dense layer, kappa for a convolution (operators.py). Without kappa this
+with k the operator's deviation factor: 1 for a dense layer, kappa for a convolution. Without kappa this
 is false for kernels. The last term is bounded by strips of rows (strips.py), for all weights at once.
 """
 
@@ -19,15 +19,13 @@ from typing import Any, SupportsBytes
 import torch
 from torch import Tensor
 
-from .dense import frobenius_norm
-from .operators import NormSource, Operator
-from .strips import STRIP, TALL_STRIP, Change, Reference, changes
+from .operators import NormSource, Operator, frobenius_norm
+from .strips import Change, Reference, changes
 
 SLACK = 0.1
 """A bound may be this much above the last exact norm; it then is about 6 % above it on average. Half of it costs two to
 five times as much work per step, double saves a quarter."""
 
-_TALL_SHARE = 0.6  # of the slack: where tall strips leave less of it, they would be needed again at once
 _ABOVE = 1.0 + 2.0**-40
 
 
@@ -64,13 +62,9 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Anchor:
-    """An earlier weight, and the bounds that held for it before it was scaled.
-
-    ``exact`` are the norms evaluated last, from which the slack counts; the bounds may have been followed from there.
-    """
+    """An earlier weight, and the bounds that held for it before it was scaled."""
 
     reference: Reference
-    exact: Mapping[Operator, float]
     bounds: Bounds
 
     def followed(self, change: Change) -> Bounds:
@@ -78,9 +72,9 @@ class Anchor:
         return self.bounds.moved(self.reference.factor, change)
 
     def within(self, bounds: Bounds, slack: float) -> bool:
-        """Tells whether bounds have drifted by no more than ``slack``; NaN has drifted."""
+        """Returns whether bounds have drifted by no more than ``slack``; NaN has drifted."""
         factor = self.reference.factor
-        return all(norm <= (1.0 + slack) * factor * self.exact[operator] for operator, norm in bounds.norms.items())
+        return all(norm <= (1.0 + slack) * factor * self.bounds.norms[o] for o, norm in bounds.norms.items())
 
 
 class Follower(NormSource):
@@ -92,9 +86,8 @@ class Follower(NormSource):
     how much work is done, and never whether a bound holds.
 
     ``measure`` bounds all weights that were asked about before, and the norms of vectors, in one sweep. Of each weight
-    it keeps one copy. Bounds that have drifted by ``slack`` are measured by taller strips, which may show that the norm
-    moved less, so that the present weight becomes the reference; else the norms are evaluated. Norms that are cheap are
-    evaluated in every walk.
+    it keeps one copy. Where bounds have drifted by ``slack``, the norms are evaluated, and the present weight becomes
+    the reference. Norms that are cheap are evaluated in every walk.
     """
 
     def __init__(self, slack: float = SLACK) -> None:
@@ -157,7 +150,7 @@ class Follower(NormSource):
         """
         vectors = list(self._asked.values())
         anchored = [name for name in self._weights if self._usable(name)]
-        moved, norms = changes(self._pairs(anchored), STRIP, vectors)
+        moved, norms = changes([(self._weights[n], self._anchors[n].reference) for n in anchored], vectors)
         self._vectors = {id(vector): (vector, norm) for vector, norm in zip(vectors, norms, strict=True)}
         self._bounds, drifted = {}, []
         for name, change in zip(anchored, moved, strict=True):
@@ -193,7 +186,7 @@ class Follower(NormSource):
     def settle(self, name: str, norm: float) -> None:
         """Takes over ``norm`` as an upper bound on the norms of all operators of a weight as it is now."""
         norms, weight = dict.fromkeys(self._operators[name], norm), self._weights[name]
-        self._refer(name, norms, _bounds_of(weight, norms, frobenius_norm(weight)))
+        self._refer(name, _bounds_of(weight, norms, frobenius_norm(weight)))
 
     def seal(self, state: SupportsBytes, named: Mapping[str, Tensor]) -> None:
         """Keeps the present bounds for a walk over the tensors ``named``, all of whose bits the state names."""
@@ -210,8 +203,7 @@ class Follower(NormSource):
         """
         state, sealed, _ = self._sealed
         anchors = {
-            name: {"reference": a.reference.values, "factor": a.reference.factor, "exact": _texts(a.exact)}
-            | _plain(a.bounds)
+            name: {"reference": a.reference.values, "factor": a.reference.factor} | _plain(a.bounds)
             for name, a in self._anchors.items()
         }
         bounds = {name: _plain(now) for name, now in sealed.items()}
@@ -230,8 +222,7 @@ class Follower(NormSource):
                 reference = Reference(
                     saved["reference"].to(self._weights[name].device), bounds.frobenius, saved["factor"]
                 )
-                exact = {operator: saved["exact"][repr(operator)] for operator in bounds.norms}
-                self._anchors[name] = Anchor(reference, exact, bounds)
+                self._anchors[name] = Anchor(reference, bounds)
         sealed = {name: self._restored(name, saved) for name, saved in state["sealed"].items()}
         known = {name: bounds for name, bounds in sealed.items() if bounds is not None}
         self._sealed = bytes.fromhex(state["digest"]), known, {}
@@ -249,11 +240,8 @@ class Follower(NormSource):
         return (
             anchor is not None
             and anchor.reference.fits(self._weights[name])
-            and len(anchor.exact) == len(self._operators[name])
+            and len(anchor.bounds.norms) == len(self._operators[name])
         )
-
-    def _pairs(self, names: Sequence[str]) -> list[tuple[Tensor, Reference]]:
-        return [(self._weights[name], self._anchors[name].reference) for name in names]
 
     def _now(self, name: str) -> Bounds:
         """Returns the bounds of a weight as it was measured last, or as it is if that has not been done."""
@@ -262,45 +250,29 @@ class Follower(NormSource):
         return self._bounds[name]
 
     def _renew(self, names: Sequence[str]) -> None:
-        """Bounds weights that strips of sixteen rows do not serve, by taller ones or by their values."""
-        tried = [
-            n for n in names if self._usable(n) and not all([o.is_quick(self._weights[n]) for o in self._operators[n]])
-        ]
-        for name, change in zip(tried, changes(self._pairs(tried), TALL_STRIP)[0] if tried else (), strict=True):
-            anchor = self._anchors[name]
-            closer = anchor.followed(change)
-            if anchor.within(closer, _TALL_SHARE * self._slack):
-                self._refer(name, {o: anchor.reference.factor * norm for o, norm in anchor.exact.items()}, closer)
-        due = [name for name in names if name not in self._bounds]
-        expensive = {n for n in due for operator in self._operators[n] if not operator.is_cheap(self._weights[n])}
-        for name, bounds in zip(due, self._evaluated(due), strict=True):
-            if name in expensive:
-                self._refer(name, bounds.norms, bounds)
-            else:
-                self._anchors.pop(name, None)
-                self._bounds[name] = bounds
-
-    def _evaluated(self, names: Sequence[str]) -> list[Bounds]:
-        """Returns what holds for weights by their values, at first as closely as possible, later with less work."""
-        found = []
-        for name, values in zip(names, _on_host([self._weights[name] for name in names]), strict=True):
-            norms, factors, again = {}, {}, name in self._anchors
+        """Evaluates the norms of weights, which become references unless their norms are cheap."""
+        held = _on_host([self._weights[name] for name in names])
+        sizes = [frobenius_norm(values) for values in held]
+        for name, values, size in zip(names, held, sizes, strict=True):
+            norms, factors, costly = {}, {}, False
             for operator in self._operators[name]:
-                evaluate = operator.close_norm if again else operator.norm
-                factors[operator], norm = operator.deviation_factor(values), evaluate(values, name)
-                if not (math.isfinite(norm) and norm >= 0.0):
+                norm, factors[operator] = operator.norm(values, name), operator.deviation_factor(values)
+                costly = costly or not operator.is_cheap(self._weights[name])
+                if not 0.0 <= norm < math.inf:
                     raise ValueError(
                         f"{name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
                         "HINT: lower the learning rate, or restore the last finite checkpoint."
                     )
                 norms[operator] = norm
-            found.append(Bounds(norms, factors, frobenius_norm(values)))
-        return found
+            self._bounds[name] = Bounds(norms, factors, size)
+            self._anchors.pop(name, None)
+            if costly:
+                self._refer(name, self._bounds[name])
 
-    def _refer(self, name: str, exact: Mapping[Operator, float], bounds: Bounds) -> None:
+    def _refer(self, name: str, bounds: Bounds) -> None:
         """Makes the present weight the reference, and ``bounds`` what holds for it."""
         values = self._weights[name].detach().clone(memory_format=torch.contiguous_format)
-        self._anchors[name] = Anchor(Reference(values, bounds.frobenius), exact, bounds)
+        self._anchors[name] = Anchor(Reference(values, bounds.frobenius), bounds)
         self._bounds[name] = bounds
 
 
@@ -316,9 +288,6 @@ def _on_host(weights: Sequence[Tensor]) -> list[Tensor]:
     return [copy.view(weight.shape).to(weight.dtype) for copy, weight in zip(copies, weights, strict=True)]
 
 
-def _texts(values: Mapping[Operator, float]) -> dict[str, float]:
-    return {repr(operator): value for operator, value in values.items()}
-
-
 def _plain(bounds: Bounds) -> dict[str, Any]:
-    return {"norms": _texts(bounds.norms), "frobenius": bounds.frobenius}
+    norms = {repr(operator): norm for operator, norm in bounds.norms.items()}
+    return {"norms": norms, "frobenius": bounds.frobenius}

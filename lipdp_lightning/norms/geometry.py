@@ -23,9 +23,7 @@ Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Axis:
-    """One spatial axis: kernel length, stride, dilation, padding before and after, its mode, input size if
-    known.
-    """
+    """Describes one spatial axis; the size of the input is None if it is not known."""
 
     kernel: int
     stride: int
@@ -37,7 +35,7 @@ class Axis:
 
     @property
     def span(self) -> int:
-        """Length of the dilated kernel."""
+        """The length of the dilated kernel."""
         return self.dilation * (self.kernel - 1) + 1
 
     @property
@@ -78,7 +76,7 @@ class Axis:
         return torch.bincount(read[read >= 0], minlength=self.known_size)
 
     def max_reads(self) -> int:
-        """Largest entry of :meth:`reads`; for zero padding of unknown size the supremum over sizes.
+        """Returns the largest entry of :meth:`reads`; for zero padding of unknown size, the supremum over sizes.
 
         Pairs (t, j) with s t + d j fixed have j in one residue class modulo s / gcd(s, d).
         """
@@ -87,7 +85,7 @@ class Axis:
         return int(self.reads().max())
 
     def max_copies(self) -> int:
-        """Largest number of padded positions that hold one input pixel: s(padding)^2, exactly."""
+        """Returns the largest number of padded positions that hold one input pixel: s(padding)^2, exactly."""
         if self.mode == "zeros" or self.before == self.after == 0:
             return 1
         sources = self.sources()
@@ -135,10 +133,12 @@ def convolution_axes(
     padding_mode: str = "zeros",
     input_size: Sizes | None = None,
 ) -> tuple[Axis, ...]:
-    """Returns the axes of a convolution as torch.nn.Conv1d / Conv2d read the same arguments; ValueError if torch
-    would refuse.
+    """Returns the axes of a convolution as torch.nn.Conv1d and Conv2d read the same arguments.
 
     ``padding`` also takes one (before, after) pair per axis. An int ``kernel_size`` means one axis.
+
+    Raises:
+        ValueError: If torch would refuse the arguments.
     """
     kernel = (kernel_size,) if isinstance(kernel_size, int) else tuple(int(k) for k in kernel_size)
     kernel = _per_axis(kernel, len(kernel), "kernel_size", 1)
@@ -184,18 +184,19 @@ def output_size(
     padding_mode: str = "zeros",
     input_size: Sizes | None = None,
 ) -> tuple[int, ...]:
-    """Spatial size of the convolution's output."""
+    """Returns the spatial size of the convolution's output."""
     axes = convolution_axes(kernel_size, stride, dilation, padding, padding_mode, input_size)
     return tuple(axis.outputs for axis in axes)
 
 
 def root_above(integer: int) -> float:
-    """Square root, exact for perfect squares and rounded up otherwise."""
+    """Returns the square root, exact for perfect squares and rounded up otherwise."""
     exact = math.isqrt(integer)
     return float(exact) if exact * exact == integer else math.nextafter(math.sqrt(integer), math.inf)
 
 
 def kappa_of(axes: Sequence[Axis]) -> float:
+    """Returns kappa of the axes; see :func:`kappa`."""
     return root_above(math.prod(axis.max_reads() for axis in axes))
 
 
@@ -207,7 +208,7 @@ def kappa(
     padding_mode: str = "zeros",
     input_size: Sizes | None = None,
 ) -> float:
-    """kappa, with kappa^2 the largest number of (output, tap) pairs that read one input pixel.
+    """Returns kappa, with kappa^2 the largest number of (output, tap) pairs that read one input pixel.
 
     Then ||patches(x)||_F <= kappa ||x||, so s(conv) <= kappa s(kernel as c_out x (c_in k_h k_w)). With
     ``input_size`` the count is exact, for every padding mode. Without it, zero padding gives the supremum

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,14 +32,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dense import float32_products_are_exact_to_rounding
-
-STRIP, TALL_STRIP = 16, 128
-"""Rows of a strip on a CPU. Tall strips give a closer bound and cost several times as much."""
+STRIP = 16
+"""Rows of a strip on a CPU."""
 
 _MODERATE = 2.0**40
 _SINGLE_COLUMNS = 2**20
 _SMALLEST_TRACE = 1e-299
+_ONEDNN_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Reference:
     factor: float = 1.0
 
     def fits(self, weight: Tensor) -> bool:
-        """Tells whether a difference from the weight can be bounded: same kind of tensor, a moderate factor."""
+        """Returns whether a difference from the weight can be bounded: same kind of tensor, a moderate factor."""
         own = self.values
         alike = weight.shape == own.shape and weight.dtype == own.dtype and weight.device == own.device
         return alike and weight.numel() > 0 and 1.0 / _MODERATE <= self.factor <= _MODERATE
@@ -68,9 +68,7 @@ Pair = tuple[Tensor, Reference]
 
 
 @torch.no_grad()
-def changes(
-    pairs: Sequence[Pair], height: int = STRIP, vectors: Sequence[Tensor] = ()
-) -> tuple[list[Change], list[float]]:
+def changes(pairs: Sequence[Pair], vectors: Sequence[Tensor] = ()) -> tuple[list[Change], list[float]]:
     """Returns how far weights are from references that fit them, and upper bounds on the norms of vectors.
 
     All are measured at once, and the host waits once. NaN propagates.
@@ -79,9 +77,9 @@ def changes(
     assert all([weight.device == device for weight, _ in pairs]), "all weights lie on one device"
     trusted = bool(pairs) and float32_products_are_exact_to_rounding(device)
     dtypes = [_working_dtype(weight, trusted) for weight, _ in pairs]
-    whole = _has_all_rows(device, height)
+    whole = _has_all_rows(device)
     with torch.autocast(device.type, enabled=False):
-        sums = (_as_a_whole(pairs, dtypes) if whole else _by_strips(pairs, dtypes, height)) if pairs else []
+        sums = (_as_a_whole(pairs, dtypes) if whole else _by_strips(pairs, dtypes)) if pairs else []
     parts = [*sums, *(torch._foreach_norm([v.detach() for v in vectors], 2, dtype=torch.float64) if vectors else ())]
     flat = [part.flatten().to(parts[0].device) for part in parts]
     entries = iter(torch.cat(flat).tolist() if flat else [])
@@ -89,13 +87,13 @@ def changes(
     for pair, dtype, part in zip(pairs, dtypes, flat, strict=False):
         own, rows = list(itertools.islice(entries, len(part))), len(pair[0])
         top, trace = _total(own[::2]), math.sqrt(rows) * own[0] if whole else _total(own[1::2])
-        moved.append(_bounds(top, trace, *pair, rows if whole else height, dtype))
+        moved.append(_bounds(top, trace, *pair, rows if whole else STRIP, dtype))
     return moved, [norm * (1.0 + (v.numel() + 16) * 2.0**-52) for norm, v in zip(entries, vectors, strict=True)]
 
 
-def _has_all_rows(device: torch.device, height: int) -> bool:
-    """Tells whether one strip stands for those of sixteen rows."""
-    return device.type == "cuda" and height <= STRIP
+def _has_all_rows(device: torch.device) -> bool:
+    """Returns whether one strip stands for those of sixteen rows."""
+    return device.type == "cuda"
 
 
 def _total(values: Sequence[float]) -> float:
@@ -119,20 +117,20 @@ def _as_a_whole(pairs: Sequence[Pair], dtypes: Sequence[torch.dtype]) -> Sequenc
     return torch._foreach_norm([change @ change.mT for change in rows], 2, dtype=torch.float64)
 
 
-def _by_strips(pairs: Sequence[Pair], dtypes: Sequence[torch.dtype], height: int) -> Sequence[Tensor]:
+def _by_strips(pairs: Sequence[Pair], dtypes: Sequence[torch.dtype]) -> Sequence[Tensor]:
     """Returns, for the strips of every change, a bound on the largest eigenvalue of D_i D_i^T and the trace."""
-    grams = [_grams(*pair, height, dtype) for pair, dtype in zip(pairs, dtypes, strict=True)]
+    grams = [_grams(*pair, dtype) for pair, dtype in zip(pairs, dtypes, strict=True)]
     return _eigenvalues(torch.cat(grams).double()).split([len(gram) for gram in grams])
 
 
-def _grams(weight: Tensor, reference: Reference, height: int, dtype: torch.dtype) -> Tensor:
-    """Returns D_i D_i^T for every strip of the change, (strips, height, height)."""
+def _grams(weight: Tensor, reference: Reference, dtype: torch.dtype) -> Tensor:
+    """Returns D_i D_i^T for every strip of the change, (strips, rows, rows)."""
     device = weight.device if weight.device.type != "mps" else torch.device("cpu")  # MPS has no float64
     own, earlier = weight.detach().to(device, dtype), reference.values.to(device, dtype)
     change = torch.sub(own, earlier, alpha=reference.factor).reshape(len(own), -1)
-    if missing := -len(change) % height:
+    if missing := -len(change) % STRIP:
         change = F.pad(change, (0, 0, 0, missing))
-    strips = change.view(-1, height, change.shape[1])
+    strips = change.view(-1, STRIP, change.shape[1])
     return torch.bmm(strips, strips.mT)
 
 
@@ -162,3 +160,23 @@ def _bounds(top: float, trace: float, weight: Tensor, reference: Reference, heig
     rounding = 2.0 * unit * math.sqrt(frobenius) + product + smallest * math.sqrt(weight.numel())
     above = 1.0 + 2.0**-40
     return Change((math.sqrt(spectral) + rounding) * above, (math.sqrt(frobenius) + rounding) * above)
+
+
+def float32_products_are_exact_to_rounding(device: torch.device) -> bool:
+    """Returns whether torch multiplies float32 matrices in float32 on this device; False if that is not certain.
+
+    Global settings may let torch round the factors to TF32 or bfloat16 first. (Autocast does so, too, and is switched
+    off around the products instead.)
+    """
+    if device.type not in ("cpu", "cuda"):
+        return False
+    if any(os.environ.get(name, "STRICT").upper() not in ("", "STRICT") for name in _ONEDNN_MODES):
+        return False
+    try:
+        if torch.get_float32_matmul_precision() != "highest":
+            return False
+    except RuntimeError:  # set through several interfaces that disagree
+        return False
+    backends = torch.backends
+    settings = (backends, backends.mkldnn, getattr(backends.mkldnn, "matmul", None), backends.cuda.matmul)
+    return all(getattr(setting, "fp32_precision", "none") in ("none", "ieee") for setting in settings)

@@ -13,8 +13,7 @@ from typing import Any
 
 from ..accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry, join_noise_multipliers
 from . import plan_parts as parts
-from .plan_checks import normalised, plan_problems
-from .plan_request import PlanRequest
+from .plan_options import PlanRequest, normalised, plan_problems
 
 PARTS = ("influence", "shares", "constraint")
 

@@ -30,7 +30,7 @@ import torch
 
 from ..experiment import run_once
 from ..experiment.experiment import parse_experiment
-from ..layers.exact_norms import Contribution
+from ..layers.contribution import Contribution
 from ..layers.scaled import ScaledLayer
 from ..report.atomic import write_atomically
 from ..report.tables import render_table

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..bench.networks import network_named
 from ..bench.step_counts import FLOAT32, FLOAT64, Counts, count, count_certificate
-from ..layers.scaled_functions import TERMS_OF_A_PIECE
+from ..layers.contribution import TERMS_OF_A_PIECE
 
 STEPS_COUNTED = 20
 UPDATE_SIZE = 0.002

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..bounds.certificate import Certificate, UseBound
 from ..bounds.certifier import CertificationError, Certifier
-from ..bounds.checks import LARGEST_BOUND
+from ..bounds.rounding import LARGEST_BOUND
 from ..layers import ScaledLayer
 from ..layers.scaled import hands_over
 from ..norms.operators import NormSource, Operator
@@ -46,7 +46,7 @@ def settle(plan: PrivacyPlan, module: PrivateModule, data: Any) -> tuple[Privacy
         certificate = _certifier(plan, module, data, _SameNorm(2.0)).certify()
     scaling, reason = choose_scaling(module.network, certificate)
     if scaling == "exact":
-        return with_scaling(plan, "exact", _largest_norm(plan, module, data)), reason
+        return with_scaling(plan, "exact", largest_norm(plan, module, data)), reason
     # the norm of a layer enters the bounds of others, and not its own
     return with_scaling(plan, "joint", None if len(certificate.groups) == 1 else 1.0), reason
 
@@ -88,7 +88,7 @@ class _SameNorm(NormSource):
         return self.norm
 
 
-def _largest_norm(plan: PrivacyPlan, module: PrivateModule, data: Any) -> float:
+def largest_norm(plan: PrivacyPlan, module: PrivateModule, data: Any) -> float:
     """Returns the largest norm of all layers for which the certificate stays finite however they are trained.
 
     Exact norms of examples do not need small layers, but a certificate that overflows would end the run.

@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 
+from ..kernels.loops import state_of_memory
 from ..own_folders import is_own
 from ..privacy.plan import PrivacyPlan
 from ..privacy.sampling import SampleCiphers, local_slice, poisson_sample
@@ -83,7 +85,7 @@ class HandedOver:
 
     kept: Batch
     shown: Batch
-    _shown_as: tuple[tuple[Any, ...], ...]
+    _shown_as: list[tuple[Any, ...]]
 
     @classmethod
     def of(cls, batch: Any) -> HandedOver:
@@ -104,7 +106,7 @@ class HandedOver:
             )
         x, y, ids = batch
         shown = x.clone(), y.clone(), ids.clone()
-        return cls((x, y, ids), shown, tuple(map(_looks, shown)))
+        return cls((x, y, ids), shown, _looks(shown))
 
     def opened(self, batch: Any) -> Batch:
         """Returns the batch for the network.
@@ -118,8 +120,8 @@ class HandedOver:
         same = (
             isinstance(batch, tuple)
             and len(batch) == 3
-            and all(given is shown for given, shown in zip(batch, self.shown, strict=True))
-            and all(_looks(shown) == before for shown, before in zip(self.shown, self._shown_as, strict=True))
+            and all(map(is_, batch, self.shown))
+            and _looks(self.shown) == self._shown_as
             # on other devices a comparison would wait for the device; the network does not read the copy anyway
             and (self.kept[0].device.type != "cpu" or all(map(_same_bits, self.kept, self.shown)))
         )
@@ -132,8 +134,9 @@ class HandedOver:
         return self.kept
 
 
-def _looks(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+def _looks(batch: Batch) -> list[tuple[Any, ...]]:
+    """Returns what changes if torch writes to a tensor of a batch, or shows its memory in another way."""
+    return [(*state_of_memory(tensor), tensor.shape, tensor.stride(), tensor.dtype) for tensor in batch]
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:

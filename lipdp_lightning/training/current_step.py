@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import is_
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..bounds.identity import NetworkIdentity
+from ..mechanism.step import Mechanism
 from . import model_checks
 from .batches import Batch, HandedOver
 from .module import PrivateModule
 
 _ATTRIBUTES = ("rows_to_multiple_of", "log_nonprivate", "loss")
 _MODULES = ("network", "bounded_input")
-_STRATEGY = ("mechanism", "clipper", "views", "plan")
+_STRATEGY = ("mechanism", "clipper", "views", "plan", "model", "precision_plugin", "_forward_redirection")
+_MECHANISM = tuple(name for name, method in vars(Mechanism).items() if isinstance(method, FunctionType))
+_own_attributes, _own_modules = itemgetter(*_ATTRIBUTES), itemgetter(*_MODULES)
 
 
 @dataclass(frozen=True)
@@ -45,44 +50,69 @@ class StepIdentity:
             (module, model_checks.FIXED_METHODS, "the module's"),
             (strategy, model_checks.STRATEGY_METHODS, "the Strategy's"),
             (data, model_checks.DATA_METHODS, "the data module's"),
+            (strategy.mechanism, _MECHANISM, "the mechanism's"),
         )
+        held = [name for name in _STRATEGY if hasattr(strategy, name)]  # an Engine has fewer
+        self._of_strategy = attrgetter(*held)
         self._methods = tuple((thing, name) for thing, names, _ in named for name in names)
+        # of each object: its own attributes, the names of methods, and what reads these from its class
+        self._classes = [
+            (vars(thing), names, type(thing), attrgetter(*(n for n in names if hasattr(type(thing), n))))
+            for thing, names, _ in named
+        ]
         self._labels = (
             *(f"{whose} {name}" for _, names, whose in named for name in names),
             *(f"the module's {name}" for name in (*_ATTRIBUTES, *_MODULES)),
-            *(f"the Strategy's {name}" for name in _STRATEGY),
+            *(f"the Strategy's {name}" for name in held),
             "the class of the module", "the class of the Strategy", "trainer.accumulate_grad_batches",
         )  # fmt: skip
         self._parts = NetworkIdentity.of(module.bounded_input)  # what the loss holds is in the mechanism's identity
         self._kept = self._now()
+        self._of_classes = list(chain.from_iterable(self._in_classes()))
+
+    def _in_classes(self) -> list[tuple[Any, ...]]:
+        return [read(kind) for _, _, kind, read in self._classes]
+
+    def _objects(self) -> tuple[Any, ...]:
+        module, strategy = self._module, self._strategy
+        own, accumulated = vars(module), module.trainer.accumulate_grad_batches
+        of_module = (*_own_attributes(own), *_own_modules(own["_modules"]))
+        return (*of_module, *self._of_strategy(strategy), type(module), type(strategy), accumulated)
 
     def _now(self) -> list[Any]:
-        module, strategy = self._module, self._strategy
-        own, parts = vars(module), vars(module)["_modules"]
         return [
             *[vars(t)[n] if n in vars(t) else getattr(type(t), n, None) for t, n in self._methods],
-            *[own.get(name) for name in _ATTRIBUTES],
-            *[parts.get(name) for name in _MODULES],
-            *[getattr(strategy, name) for name in _STRATEGY],
-            type(module), type(strategy), module.trainer.accumulate_grad_batches,
-        ]  # fmt: skip
+            *self._objects(),
+        ]
+
+    def _same(self) -> bool:
+        """Returns whether nothing has changed; an object with a method of its own needs the longer comparison."""
+        return (
+            all([own.keys().isdisjoint(names) for own, names, _, _ in self._classes])
+            and all(map(is_, chain.from_iterable(self._in_classes()), self._of_classes))
+            and all(map(is_, self._objects(), self._kept[len(self._methods) :]))
+        )
 
     def differences(self) -> list[str]:
         """Returns a text for every change since set-up."""
-        now = self._now()
-        if all(map(is_, now, self._kept)):
-            return self._parts.differences()
-        changed = [
+        return self._replaced() + self._parts.differences()
+
+    def _replaced(self) -> list[str]:
+        if self._same():
+            return []
+        return [
             f"{label} is another than it was"
-            for label, a, b in zip(self._labels, now, self._kept, strict=True)
+            for label, a, b in zip(self._labels, self._now(), self._kept, strict=True)
             if a is not b and not (isinstance(a, int) and a == b)
         ]
-        return changed + self._parts.differences()
 
-    def check(self) -> None:
-        """Raises ValueError if something has changed for which the certificate and the noise were made."""
-        differences = self.differences()
-        if differences:
+    def check(self, forward: bool = True) -> None:
+        """Raises ValueError if something has changed for which the certificate and the noise were made.
+
+        Args:
+            forward: Whether the forward pass, which reads the input's bound, is still to come.
+        """
+        if differences := self.differences() if forward else self._replaced():
             raise ValueError(
                 f"the private step was changed after set-up: {'; '.join(differences)}. The certificate and the noise "
                 "are those of the step as it was. HINT: decide the loss, the input's bound and the methods before "
@@ -104,7 +134,10 @@ class PartialSums:
         self._released: list[tuple[Tensor | None, int]] = [(None, 0)] * len(self._parameters)
 
     def check_none(self) -> None:
-        """Raises ValueError if a backward pass would add to a gradient that is neither released nor zero."""
+        """Raises ValueError if a backward pass would add to a gradient that is neither released nor zero.
+
+        Released gradients are forgotten, so that a pass whose optimizer has set them to None does not hold them twice.
+        """
         for parameter, (released, version) in zip(self._parameters, self._released, strict=True):
             gradient = parameter.grad
             if gradient is None or (gradient is released and gradient._version == version):
@@ -114,6 +147,7 @@ class PartialSums:
                     "a gradient was there before the step's own backward pass, and its bound does not cover two. "
                     "HINT: call no backward() in a hook; torch.autograd.grad leaves gradients alone."
                 )
+        self._released = [(None, 0)] * len(self._parameters)
 
     def remember(self) -> None:
         """Remembers the present gradients as released ones."""
@@ -180,7 +214,8 @@ class CurrentStep:
         self._step = Step(number)
 
     def check_gradients(self) -> None:
-        """Raises ValueError if a backward pass would add to a gradient that is neither released nor zero."""
+        """Raises ValueError if a hook changed the step, or a gradient is there that is neither released nor zero."""
+        self._identity.check(forward=False)
         self._sums.check_none()
 
     def is_last(self, micro_batches: int) -> bool:

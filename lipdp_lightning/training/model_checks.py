@@ -23,8 +23,8 @@ from .module import PrivateModule
 # the methods that a private step calls before noise is in its gradients
 FIXED_METHODS = (
     "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__getattribute__",
-    "forward", "training_step", "_summed_loss", "_output", "_views", "_key_dropout", "private_loss", "clip_loss",
-    "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer",
+    "forward", "training_step", "_summed_loss", "_output", "_of_bounded", "_views", "_key_dropout",
+    "private_loss", "clip_loss", "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer",
     "backward", "manual_backward", "optimizer_step", "optimizer_zero_grad", "optimizers",
     "toggle_optimizer", "untoggle_optimizer", "toggled_optimizer", "clip_gradients",
 )  # fmt: skip

@@ -121,7 +121,10 @@ class PrivateModule(lightning.LightningModule):
             restore_statistics(checkpoint, getattr(self.trainer, "datamodule", None))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.network(self.bounded_input(x if self.dtype != torch.float64 else x.double()))
+        return self._of_bounded(self.network, x)
+
+    def _of_bounded(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return network(self.bounded_input(x if self.dtype != torch.float64 else x.double()))
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
         """Returns the summed loss of a batch, whose gradient the mechanism releases."""
@@ -150,20 +153,20 @@ class PrivateModule(lightning.LightningModule):
         strategy: Any = self.trainer.strategy
         if strategy.clipper is not None:
             total: Tensor = strategy.clipper.total(
-                x, lambda rows: self.loss.per_example(self._output(rows), y), self.trainer.global_step
+                x, lambda rows: self.loss.per_example(self._output(rows, private), y), self.trainer.global_step
             )
             return total
         rows, multiple = len(x), self.rows_to_multiple_of
         padded = x if multiple == 1 else with_empty_rows(x, multiple)
-        logits = self._output(padded)
+        logits = self._output(padded, private)
         factor = private.scaling.example_factor(len(padded), logits.device)
         if padded is not x:  # the cotangents of the appended rows are zero
             logits, factor = logits[:rows], None if factor is None else factor[:rows]
         return self.loss.per_example(logits if factor is None else scale_cotangent(logits, factor), y).sum()
 
-    def _output(self, x: Tensor) -> Tensor:
-        """Returns the output of forward; hooks on this module, such as those of loggers, receive copies."""
-        output: Tensor = self.forward(x)
+    def _output(self, x: Tensor, private: Any) -> Tensor:
+        """Returns the output of the certified graph; hooks on this module, such as those of loggers, receive copies."""
+        output = self._of_bounded(private.run, x)
         if self._forward_hooks or self._forward_pre_hooks:
             self._show(x, output)
         return output

@@ -116,7 +116,7 @@ class PrivateSteps:
         assert plan is not None
         self._norms = norms
         certifier = make_certifier(trainer, module, plan, data, norms)
-        self.clipper = make_clipper(module.network, plan)
+        self.clipper = make_clipper(module.network, plan, self.rows_per_example)
         self._hooks = attach_cotangent_clips(module.network, matching_modules(module.network, plan.cotangent_clip))
         self.statistics = settle_statistics(self, data)
         if plan.preliminary:  # the hooks on a batch depend on the statistics

@@ -159,6 +159,13 @@ class ProcessStrategy(DDPStrategy):
         """The processes of the run."""
         return Ranks(self.global_rank, self.world_size, self.root_device)
 
+    def _configure_launcher(self) -> None:
+        """Starts no processes for a run of one, so that notebooks and interactive sessions can train."""
+        environment = self.cluster_environment
+        started_outside = environment is not None and environment.creates_processes_externally
+        if started_outside or self.num_processes * self.num_nodes > 1:
+            super()._configure_launcher()
+
     def setup_distributed(self) -> None:
         """Connects the processes; a single one needs no process group, with its port and threads."""
         if self.num_nodes * self.num_processes > 1:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import lightning
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
+from torch import Tensor
 
 from ..bounds.certifier import CertificationError, Certifier
 from ..kernels.arithmetic import check_exact_arithmetic, require_exact_arithmetic
@@ -18,7 +19,7 @@ from ..kernels.numeric_environment import require_repeated_bits
 from ..mechanism.noise import Mode
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
-from ..norms.operators import NormSource
+from ..norms.operators import NormSource, Operator
 from ..privacy.keys import new_secret
 from ..privacy.plan import PrivacyPlan
 from ..slurm.environment import task_problems
@@ -28,6 +29,7 @@ from .module import PrivateModule
 from .views import view_problems
 
 PRECISIONS = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.bfloat16}
+GROWTH = 2.0  # how far norms that nothing limits may grow before a certificate overflows
 _MONITORED = ("validation/", "epsilon", "nonprivate/")
 
 
@@ -375,4 +377,32 @@ def _certificate(
         return [str(problem) for problem in error.problems], ()
     except ValueError as error:
         return [str(error)], ()
-    return [], certifier.output_shape
+    return _room_problems(trainer, module, plan, data), certifier.output_shape
+
+
+class _GrownNorms(NormSource):
+    """Gives every operator a multiple of its present norm, so that a certificate is that of weights that have grown."""
+
+    def operator_norm(self, name: str, weight: Tensor, operator: Operator) -> float:
+        return GROWTH * operator.norm(weight, name)
+
+
+def _room_problems(trainer: lightning.Trainer, module: PrivateModule, plan: PrivacyPlan, data: Any) -> list[str]:
+    """Returns why a certificate that nothing keeps small would soon overflow, and end the run at that step.
+
+    Exact norms of examples need no small layers. They need that no value of a pass leaves float32's range, since one
+    example with an infinite gradient would be seen in the sum, and the certificate is the proof of that.
+    """
+    if plan.scaling not in ("exact", "exact_layerwise") or plan.constraint.balls is not None:
+        return []
+    try:
+        make_certifier(trainer, module, plan, data, _GrownNorms()).certify()
+    except CertificationError:
+        from .automatic_scaling import largest_norm
+
+        return [
+            f"scaling {plan.scaling!r} with max_norm null lets the norms of layers grow freely, and when each is "
+            f"{GROWTH:g} times its present one, the certificate of this network overflows: the run would end midway. "
+            f"HINT: max_norm={largest_norm(plan, module, data):g}."
+        ]
+    return []

@@ -198,15 +198,16 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         """Runs the backward pass, and adds noise before the first hook that sees gradients."""
         module = self.lightning_module
         assert module is not None and self._current is not None
-        before = closure_loss._version, closure_loss.grad_fn
-        self.pre_backward(closure_loss)
-        loss = self.precision_plugin.pre_backward(closure_loss, module)
-        _check_same_loss(loss, closure_loss, before)
+        leaf = closure_loss.detach().requires_grad_()
+        shown = leaf.clone()  # through the loss itself, a hook could reach what the backward pass reads
+        before = shown._version, shown.grad_fn
+        self.pre_backward(shown)
+        _check_same_loss(self.precision_plugin.pre_backward(shown, module), shown, before, leaf)
         self._current.check_gradients()
         with self._backward_pass():
-            self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
+            closure_loss.backward(*args, **kwargs)
         self._end_pass()
-        loss = self.precision_plugin.post_backward(loss, module)
+        loss = self.precision_plugin.post_backward(closure_loss, module)
         self.post_backward(loss)
         return loss
 
@@ -252,9 +253,9 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         super().teardown()
 
 
-def _check_same_loss(loss: Tensor, given: Tensor, before: tuple[int, Any]) -> None:
-    """Refuses a loss that hooks before the backward pass have changed, since this would change every gradient."""
-    if loss is not given or (loss._version, loss.grad_fn) != before or loss._backward_hooks:
+def _check_same_loss(loss: Tensor, given: Tensor, before: tuple[int, Any], leaf: Tensor) -> None:
+    """Refuses hooks before the backward pass that changed the loss, or ran a backward pass of their own."""
+    if loss is not given or (loss._version, loss.grad_fn) != before or loss._backward_hooks or leaf.grad is not None:
         raise ValueError(
             "a hook has changed the loss, or will change its gradient, and the certificate is for the loss as it was. "
             "HINT: on_before_backward may look at the loss and no more; put the factor into a Loss."

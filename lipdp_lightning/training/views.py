@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..augmentations import Augmentation, Draws, seeded
-from ..privacy.keys import state_digest
+from ..privacy.digests import state_digest
 
 StepKey = Callable[..., int]
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -73,7 +73,7 @@ class Views:
                 kind = f"{path} {type(module).__module__}.{type(module).__qualname__}"
                 settings = {k: v for k, v in vars(module).items() if k not in _OF_EVERY_MODULE}
                 digest.update(f"{kind} {_ADDRESS.sub('', repr(sorted(settings.items())))}\n".encode())
-            digest.update(state_digest([*augmentation.named_parameters(), *augmentation.named_buffers()]))
+            digest.update(state_digest(dict([*augmentation.named_parameters(), *augmentation.named_buffers()])))
         return digest.digest()
 
     def __repr__(self) -> str:

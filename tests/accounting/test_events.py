@@ -44,7 +44,7 @@ def test_an_entry_survives_json_exactly(entry):
 
 def test_bad_entries_name_all_problems():
     with pytest.raises(ValueError) as caught:
-        LedgerEntry("laplace", -1.0, 1.5, -2)
+        LedgerEntry("cauchy", -1.0, 1.5, -2)
     for word in ("mechanism", "noise_multiplier", "sample_rate", "count", "HINT"):
         assert word in str(caught.value)
     with pytest.raises(ValueError, match="every example"):

@@ -358,7 +358,32 @@ def test_declared_arrays_train_through_both_entrances() -> None:
     assert len(list(lipdp_lightning.Engine(make_network(), plan, data, loss="cross_entropy"))) == 12
 
 
+def test_the_scaling_is_chosen_as_lipdp_fit_does_and_the_reason_is_told(tmp_path: Path) -> None:
+    class Linear(Project):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(6, 3)
+
+    budget = {"epsilon": 8.0, "delta": 1e-3, "steps": 12, "run_dir": tmp_path / "run"}
+    private = privatize(**budget)
+    assert private.plan.scaling == "exact" and private.plan.is_settled
+    assert "the scaling is 'exact': 2 layers are trained, and bounds loosen with depth" in private.notes
+    fit(private)
+    report = json.loads((tmp_path / "run" / "privacy_report.json").read_text())
+    assert any("2 layers are trained" in note for note in report["notes"])
+    tight = privatize(Linear(), **budget | {"run_dir": None})
+    assert tight.plan.scaling == "joint" and any("whose bound is tight" in note for note in tight.notes)
+    stated = privatize(**budget | {"run_dir": None}, scaling="layerwise", allocation="equal")
+    assert stated.plan.scaling == "layerwise" and not any("the scaling is" in note for note in stated.notes)
+
+
 # ---- run directories
+
+
+def test_a_run_says_before_it_spends_that_no_metric_will_exist(tmp_path: Path, capsys: Any) -> None:
+    for name, rows_out in (("without", None), ("with", held_out())):
+        fit(privatize(run_dir=tmp_path / name), held_out=rows_out)
+        assert ("no row is held out" in capsys.readouterr().out) == (rows_out is None)
 
 
 def test_a_run_directory_is_continued_bit_for_bit_and_reported(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lipdp_lightning.bounds.registry import _RULES
 from lipdp_lightning.bounds.values import Bound, NormSource, Operation, Value
 from lipdp_lightning.layers import ScaledLinear, make_private
 from lipdp_lightning.layers.nonlinearities import floored_normalization
-from lipdp_lightning.norms import operators
+from lipdp_lightning.norms import conv, dense
 
 Case = tuple[nn.Module, tuple[int, ...]]
 
@@ -101,7 +101,7 @@ def two_linears() -> Case:
 
 
 def test_power_iteration_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_caught(monkeypatch, two_linears, patched(operators, "dense_norm", power_iteration))
+    assert_caught(monkeypatch, two_linears, patched(dense, "dense_norm", power_iteration))
 
 
 def own_size_torus(kernel: Tensor, *, input_size: Any, **_: Any) -> float:
@@ -115,7 +115,7 @@ def test_a_torus_of_the_images_own_size_is_caught(monkeypatch: pytest.MonkeyPatc
         layer = assigned(nn.Conv1d(1, 1, 3, padding=1, bias=False), torch.tensor([1.0, -1.0, 1.0]))
         return nn.Sequential(nn.Conv1d(1, 1, 1, bias=False), layer, nn.Flatten()), (1, 3)
 
-    assert_caught(monkeypatch, case, patched(operators, "conv_norm", own_size_torus))
+    assert_caught(monkeypatch, case, patched(conv, "conv_norm", own_size_torus))
 
 
 def convolution() -> Case:
@@ -124,14 +124,14 @@ def convolution() -> Case:
 
 
 def test_kappa_left_out_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_caught(monkeypatch, convolution, patched(operators, "kappa", lambda *a, **k: 1.0))
+    assert_caught(monkeypatch, convolution, patched(conv, "kappa", lambda *a, **k: 1.0))
 
 
 def test_the_reshaped_kernels_norm_without_kappa_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def reshaped(kernel: Tensor, **_: Any) -> float:
         return float(torch.linalg.matrix_norm(kernel.detach().double().flatten(1), 2))
 
-    assert_caught(monkeypatch, convolution, patched(operators, "conv_norm", reshaped))
+    assert_caught(monkeypatch, convolution, patched(conv, "conv_norm", reshaped))
 
 
 def biased() -> Case:

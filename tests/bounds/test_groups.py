@@ -1,11 +1,11 @@
-"""Groups of parameters: worked out once, and anew when uses read other tensors."""
+"""Groups of parameters that are used together, or share a tensor."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from lipdp_lightning.bounds.certificate import Groups, Use, UseBound
+from lipdp_lightning.bounds.certificate import Use, UseBound, grouped
 from lipdp_lightning.bounds.certifier import Certifier
 
 
@@ -13,22 +13,21 @@ def use(bound: float, *parameters: torch.Tensor) -> Use:
     return parameters, UseBound("node", "linear", bound, 1.0, 1.0, 1.0, True)
 
 
-def test_uses_that_share_a_tensor_become_one_group_when_they_begin_to_share_it() -> None:
+def test_uses_that_share_a_tensor_become_one_group() -> None:
     a, b, c = (nn.Parameter(torch.zeros(n)) for n in (2, 3, 4))
-    groups = Groups({"one.weight": a, "one.bias": b, "two.weight": c})
-    apart = groups.of([use(1.0, a, b), use(2.0, c)])
+    named = {"one.weight": a, "one.bias": b, "two.weight": c}
+    apart = grouped([use(1.0, a, b), use(2.0, c)], named)
     assert [(g.name, g.numel, g.worst_case) for g in apart] == [("one", 5, 1.0), ("two", 4, 2.0)]
-    # the same tensors with other bounds: nothing is kept of the old ones
-    again = groups.of([use(5.0, a, b), use(7.0, c)])
-    assert [g.worst_case for g in again] == [5.0, 7.0]
-    together = groups.of([use(1.0, a, b), use(2.0, c, b)])
+    together = grouped([use(1.0, a, b), use(2.0, c, b)], named)
     assert [(g.parameters, g.numel, g.worst_case) for g in together] == [
         (("one.weight", "one.bias", "two.weight"), 9, 3.0)
     ]
-    assert len(groups.of([use(1.0, a, b)])) == 1
-    assert [g.name for g in groups.of([use(2.0, c), use(1.0, a, b)])] == ["one", "two"]
-    renamed = Groups({"first": a, "second": b, "third": c})
-    assert [g.name for g in renamed.of([use(1.0, a), use(2.0, c)])] == ["first", "third"]
+    assert len(grouped([use(1.0, a, b)], named)) == 1
+    bridged = grouped([use(1.0, a), use(2.0, c), use(4.0, b), use(8.0, c, b)], named)
+    assert [(g.name, g.worst_case) for g in bridged] == [("one.weight", 1.0), ("one.bias", 14.0)]
+    assert [g.name for g in grouped([use(2.0, c), use(1.0, a, b)], named)] == ["one", "two"]
+    renamed = {"first": a, "second": b, "third": c}
+    assert [g.name for g in grouped([use(1.0, a), use(2.0, c)], renamed)] == ["first", "third"]
 
 
 def test_a_layer_tied_after_set_up_joins_the_group() -> None:

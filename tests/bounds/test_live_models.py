@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lipdp_lightning.bounds.certifier import CertificationError, Certifier
+from lipdp_lightning.bounds.losses import Loss
 
 
 class Network(nn.Module):
@@ -59,3 +60,24 @@ def test_a_parameter_that_no_rule_bounds_is_refused_whenever_it_comes() -> None:
     network.activation.extra = nn.Parameter(torch.ones(()))
     with pytest.raises(CertificationError, match=r"activation.*its rule bounds no gradient"):
         certifier.certify()
+
+
+SLOPE = [1.0]
+"""What the loss below reads at every call."""
+
+
+class Steep(Loss):
+    def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
+        return SLOPE[0] * logits.sum(1)
+
+    def lipschitz(self, shape: tuple[int, ...]) -> float:
+        return 2 * SLOPE[0]
+
+
+def test_the_constant_of_the_loss_is_asked_for_in_every_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    certifier = Certifier(Network(), (4,), 1.0, Steep())
+    before = certifier.certify()
+    monkeypatch.setattr("test_live_models.SLOPE", [3.0])
+    after = certifier.certify()
+    assert after.loss_lipschitz == pytest.approx(3 * before.loss_lipschitz)
+    assert after.group("first").worst_case == pytest.approx(3 * before.group("first").worst_case)

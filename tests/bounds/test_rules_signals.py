@@ -11,7 +11,7 @@ from rule_checks import SLACK, Forward, bounds_of, jacobian_norm, largest_output
 from torch import nn
 
 from lipdp_lightning.bounds import CertificationError, certify
-from lipdp_lightning.bounds.rules import signals
+from lipdp_lightning.bounds.rules import activations, pooling
 
 VECTOR, IMAGE = (4,), (2, 5, 4)
 INDEX = torch.tensor([3, 0, 3, 3])
@@ -82,7 +82,7 @@ def test_linear_maps_attain_their_constant(name):
     assert largest_output(model, shape, 1.5, steps=20) <= norm * SLACK
 
 
-@pytest.mark.parametrize(("function", "slope"), [(torch.sin, 1.0), (torch.cos, 1.0), (torch.erf, signals.ERF)])
+@pytest.mark.parametrize(("function", "slope"), [(torch.sin, 1.0), (torch.cos, 1.0), (torch.erf, activations.ERF)])
 def test_waves(function, slope):
     model = Forward(lambda m, x: function(x))
     for radius in (0.05, 1.0, 4.0, 40.0):
@@ -96,7 +96,7 @@ def test_waves(function, slope):
 
 def test_a_cosine_is_not_bounded_by_its_input():
     assert largest_output(Forward(lambda m, x: x.cos()), (5,), 0.05) > 0.05 * 10
-    assert 2 / math.sqrt(math.pi) <= signals.ERF < 2 / math.sqrt(math.pi) * (1 + 1e-6)
+    assert 2 / math.sqrt(math.pi) <= activations.ERF < 2 / math.sqrt(math.pi) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("largest", [torch.maximum, torch.minimum])
@@ -167,7 +167,7 @@ def test_prelu(slopes, trained):
 def test_upsampling_in_float32_keeps_the_norm_of_float64(mode):
     """torch places a point among n in float32; the norm that is certified is computed in float64."""
     for n, size in ((7, 61), (129, 300), (333, 1000), (1000, 1001), (1500, 700)):
-        certified, rows, _ = signals._interpolation(n, size, None, mode, None, None)
+        certified, rows, _ = pooling._interpolation(n, size, None, mode, None, None)
         matrix = F.interpolate(torch.eye(n)[:, None], size=size, mode=mode)[:, 0].double()
         measured = float(torch.linalg.matrix_norm(matrix, 2))
         assert rows == size
@@ -175,9 +175,9 @@ def test_upsampling_in_float32_keeps_the_norm_of_float64(mode):
 
 
 def test_a_norm_of_a_large_axis_is_bounded_without_its_matrix(monkeypatch):
-    exact, *_ = signals._interpolation.__wrapped__(30, 47, None, "linear", False, None)
-    monkeypatch.setattr(signals, "LARGEST_MATRIX", 10)
-    bounded, *_ = signals._interpolation.__wrapped__(30, 47, None, "linear", False, None)
+    exact, *_ = pooling._interpolation.__wrapped__(30, 47, None, "linear", False, None)
+    monkeypatch.setattr(pooling, "LARGEST_MATRIX", 10)
+    bounded, *_ = pooling._interpolation.__wrapped__(30, 47, None, "linear", False, None)
     assert exact <= bounded <= 1.2 * exact
 
 

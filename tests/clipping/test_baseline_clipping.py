@@ -111,7 +111,7 @@ class FirstLayerOnly(OpacusClipper):
 
     def _summed(self, rows: Any, loss_of: Any, clipping: str) -> Any:
         whole = clipper_module._norms
-        clipper_module._norms = lambda gradients: whole(gradients[:1])
+        clipper_module._norms = lambda gradients, views: whole(gradients[:1], views)
         try:
             return super()._summed(rows, loss_of, clipping)
         finally:
@@ -244,3 +244,29 @@ def test_nothing_of_opacus_is_left_on_the_network() -> None:
             assert not module._forward_hooks and not module._backward_hooks and not hasattr(module, "activations")
         for parameter in steps.module.network.parameters():
             assert not {"grad_sample", "_norm_sample", "_forward_counter"} & set(vars(parameter))
+
+
+@pytest.mark.parametrize("scaling", ["clip_flat", "clip_per_layer"])
+def test_the_mean_over_views_is_clipped_and_not_each_view(scaling: str) -> None:
+    """Rows of one example share the factor of their mean: the sum over K views, divided by K, is within the radius."""
+    views, network = 3, nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    plan = clip_plan(scaling, clip_norm=0.5)
+    x, y = torch.randn(6, 6), torch.tensor([0, 1, 2, 3, 3, 3])
+
+    def loss_of(rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(network(rows), y, reduction="none")
+
+    parameters = list(network.parameters())
+    expected = [torch.zeros_like(p) for p in parameters]
+    together = [(0, 1), (2, 3)] if scaling == "clip_per_layer" else [(0, 1, 2, 3)]
+    radius = 0.5 / len(together) ** 0.5
+    for first in (0, views):
+        loss = loss_of(x)[first : first + views].mean()
+        gradients = torch.autograd.grad(loss, parameters)
+        for members in together:
+            norm = torch.cat([gradients[i].flatten() for i in members]).norm()
+            for i in members:
+                expected[i] += gradients[i] * min(1.0, radius / float(norm))
+    OpacusClipper(network, plan, views).total(x, loss_of, 0).backward()
+    for parameter, mean in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad / views, mean, rtol=1e-4, atol=1e-6)

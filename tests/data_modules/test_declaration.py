@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from lipdp_lightning.data_modules import CSVTable, Declaration
 from lipdp_lightning.data_modules.declaration import flow
 from lipdp_lightning.data_modules.placeholders import FILL_IN, placeholders, unfilled
+from lipdp_lightning.data_modules.schema import Categorical, ClassLabel
 from lipdp_lightning.data_modules.schema_yaml import schema_content
 
 
@@ -49,7 +50,7 @@ def test_a_number_that_is_written_in_its_own_way_is_text(tmp_path: Path, text: s
     assert schema.columns[0].categories == (text, "x")  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("text", ["no", "yes", "null", "on", "true", "1.5"])
+@pytest.mark.parametrize("text", ["null", "true", "False", "1.5"])
 def test_what_yaml_does_not_read_as_text_has_to_be_quoted(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.yaml").write_text(
         f"rows: 3\ncolumns: [{{name: a, categories: [{text}, x]}}]\nlabel: {{name: y, values: ['0', '1']}}\n"
@@ -57,6 +58,18 @@ def test_what_yaml_does_not_read_as_text_has_to_be_quoted(tmp_path: Path, text: 
     )
     with pytest.raises(ValueError, match=r"put quotes around it.*put quotes around it"):
         CSVTable("t.csv", str(tmp_path / "s.yaml"))
+
+
+@pytest.mark.parametrize("text", ["no", "yes", "on", "Off", "y"])
+def test_words_that_old_yaml_takes_for_truth_values_are_text(tmp_path: Path, text: str) -> None:
+    """Whoever fills in a schema writes ``[no, yes]``, and the cells of the table are text."""
+    (tmp_path / "s.yaml").write_text(
+        f"rows: 3\ncolumns: [{{name: a, categories: [{text}, x], other: yes}}]\nlabel: {{name: y, values: [no, yes]}}\n"
+    )
+    schema, _ = Declaration.of(tmp_path / "s.yaml").table_schema()
+    (column,) = schema.columns
+    assert isinstance(column, Categorical) and column.categories == (text, "x") and column.other is True
+    assert schema.label == ClassLabel("y", (("no",), ("yes",)))
 
 
 def test_a_declaration_to_fill_in_names_every_entry() -> None:

@@ -30,11 +30,11 @@ from lipdp_lightning.callbacks import (
     RunFiles,
 )
 from lipdp_lightning.layers import MaxMin
-from lipdp_lightning.layers.exact_norms import Contribution
+from lipdp_lightning.layers.contribution import Contribution
 from lipdp_lightning.mechanism import overlap as overlap_module
 from lipdp_lightning.mechanism.overlap import Overlap
 from lipdp_lightning.mechanism.step import Mechanism
-from lipdp_lightning.privacy.keyed_digest import PendingDigest
+from lipdp_lightning.privacy.digests import PendingDigest
 from lipdp_lightning.privacy.sampling import poisson_sample
 from lipdp_lightning.training import PrivateModule, PrivateStrategy, context, private_steps
 from lipdp_lightning.training.private_steps import PrivateSteps
@@ -673,3 +673,28 @@ def loop_weights(world: World, noise: float = 0.0, mode: str = "distributed", cr
     finally:
         if world.size > 1:
             torch.distributed.destroy_process_group()
+
+
+# ---- a project
+
+
+def project_weights(
+    world: World, scaling: str = "joint", noise: float = 0.0, mode: str = "distributed", crash: int | None = None,
+    folder: str = "", missing_on: int | None = None, steps: int = 12,
+) -> dict[str, Any]:  # fmt: skip
+    """Weights of an ordinary project that privatize() has made private, after its own Trainer's fit."""
+    from small_projects import Project, all_weights, fit, held_out, loader, privatize, rows
+
+    plan = make_plan(**SCALINGS[scaling], noise_multiplier=noise, max_norm=None, steps=steps)
+    x, y = rows()
+    data = loader(x[1:], y[1:]) if world.rank == missing_on else loader()
+    private = privatize(Project(), data, plan=plan, input_bound=1.0, noise_mode=mode, run_dir=folder or None)
+    callbacks = [] if crash is None else [Crash(crash)]
+    try:
+        trainer = fit(private, *callbacks, held_out=held_out(), **world.trainer_options(), precision="64-true")
+    except InterruptedError:
+        return {"crashed": True}
+    run = trainer.strategy
+    assert isinstance(run, PrivateStrategy) and run.mechanism is not None
+    return {"weights": all_weights(private.module).tolist(), "step": trainer.global_step, "world": run.world_size,
+            "largest": max(run.mechanism.sensitivities().values())}  # fmt: skip

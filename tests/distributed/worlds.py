@@ -37,7 +37,9 @@ class Worlds:
     def __init__(self, folder: Path) -> None:
         self.folder, self._count, self._kept = folder, 0, dict[str, Outcome]()
         environment = os.environ | dict.fromkeys(THREADS, "1") | {"CUDA_VISIBLE_DEVICES": ""}
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, [HERE, HERE.parent, HERE.parent.parent]))
+        environment["PYTHONPATH"] = os.pathsep.join(
+            map(str, [HERE, HERE.parent, HERE.parent.parent, HERE.parent / "adoption"])
+        )
         self._errors = open(folder / "server.log", "w")  # noqa: SIM115 - as long as the server
         self._server = subprocess.Popen(
             [sys.executable, str(HERE / "rank_server.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

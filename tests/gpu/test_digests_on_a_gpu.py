@@ -1,4 +1,4 @@
-"""Digests of tensors that do not lie on the CPU: lipdp_lightning/privacy/keys.py::KeyedDigest."""
+"""Digests of tensors that do not lie on the CPU: lipdp_lightning/privacy/digests.py::KeyedDigest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pretend import pretended_gpu, to_gpu
 from torch import Tensor
 
 from lipdp_lightning.kernels.multilinear import key_table, multilinear_hash
-from lipdp_lightning.privacy.keyed_digest import KeyedDigest
+from lipdp_lightning.privacy.digests import KeyedDigest
 
 KEY = bytes(range(32))
 
@@ -57,12 +57,3 @@ def test_every_change_is_seen_on_the_device(monkeypatch: pytest.MonkeyPatch) -> 
         seen.append(digest.of({"a": own["a"].cpu(), "b": own["b"]}))
         seen.append(KeyedDigest(bytes(32)).of({"a": own["a"], "b": own["b"]}))
     assert all(a != b for a, b in itertools.combinations(seen, 2))
-
-
-def test_what_is_forgotten_is_read_again() -> None:
-    digest, own = KeyedDigest(KEY), tensors()
-    first = digest.of(own)
-    assert digest._alive
-    digest.forget()
-    assert not digest._alive and not digest._bytes
-    assert digest.of(own) == first

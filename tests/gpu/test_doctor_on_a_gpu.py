@@ -68,7 +68,7 @@ def other_certificate(patch: pytest.MonkeyPatch) -> None:
 
 def one_long_sum(patch: pytest.MonkeyPatch) -> None:
     """Products that add up all of their terms in float32."""
-    patch.setattr("lipdp_lightning.layers.scaled_functions.TERMS_OF_A_PIECE", 1 << 40)
+    patch.setattr("lipdp_lightning.layers.contribution.TERMS_OF_A_PIECE", 1 << 40)
 
 
 def atomic_sums(patch: pytest.MonkeyPatch) -> None:

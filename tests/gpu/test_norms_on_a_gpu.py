@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.norms import Convolution, Dense, Follower, Operator
-from lipdp_lightning.privacy.keyed_digest import PendingDigest
+from lipdp_lightning.privacy.digests import PendingDigest
 
 CONV = Convolution(padding=1, input_size=(4, 4))
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from lipdp_lightning.bounds.certifier import Certifier
 from lipdp_lightning.kernels.arithmetic import arithmetic_problems, require_exact_arithmetic
-from lipdp_lightning.layers import make_private, scaled_functions
+from lipdp_lightning.layers import contribution, make_private, scaled
+from lipdp_lightning.layers.contribution import weighted_gradients
 from lipdp_lightning.layers.scaled import reports_of
-from lipdp_lightning.layers.scaled_functions import weighted_gradients
 from lipdp_lightning.mechanism.allocation import sum_margin
 from lipdp_lightning.mechanism.step import Mechanism
 
@@ -63,7 +63,7 @@ class Switches:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.sums: list[tuple[bool, bool]] = []
         self.others: list[tuple[bool, bool]] = []
-        product, backward = scaled_functions._product, scaled_functions._conv_gradient
+        product, backward = contribution._product, contribution.conv_gradient
 
         def noted(*given: Any) -> Any:
             self.sums.append(self._now())
@@ -73,8 +73,9 @@ class Switches:
             (self.others if which == 0 else []).append(self._now())
             return backward(*given, which=which)
 
-        patch.setattr(scaled_functions, "_product", noted)
-        patch.setattr(scaled_functions, "_conv_gradient", to_input)
+        patch.setattr(contribution, "_product", noted)
+        patch.setattr(contribution, "conv_gradient", to_input)
+        patch.setattr(scaled, "conv_gradient", to_input)
 
     @staticmethod
     def _now() -> tuple[bool, bool]:

@@ -36,7 +36,7 @@ from triton.compiler import ASTSource
 
 from lipdp_lightning.kernels import gpu
 from lipdp_lightning.kernels.multilinear import row_sums_by_torch
-from lipdp_lightning.layers.scaled_functions import weighted_gradients
+from lipdp_lightning.layers.contribution import weighted_gradients
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -1,4 +1,4 @@
-"""Exact norms of each example's gradient in a layer: lipdp_lightning/layers/exact_norms.py."""
+"""Exact norms of each example's gradient in a layer: lipdp_lightning/layers/contribution.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from test_scaled import CASES, Largest, build, per_example
 from torch import Tensor, nn
 
-from lipdp_lightning.layers import ScaledConv1d, ScaledConv2d, ScaledLinear, exact_norms
-from lipdp_lightning.layers.exact_norms import LARGEST_CANCELLATION, Contribution
+from lipdp_lightning.layers import ScaledConv1d, ScaledConv2d, ScaledLinear
+from lipdp_lightning.layers import contribution as room
+from lipdp_lightning.layers.contribution import LARGEST_CANCELLATION, Contribution
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding=")
 
@@ -78,9 +79,9 @@ class HalfThePositions(Contribution):
 
 
 class WithoutBias(Contribution):
-    def _norms(self, x: Tensor, d: Tensor) -> Tensor:
+    def _norms(self, x: Tensor, d: Tensor, views: int) -> Tensor:
         self.trains = (True, False)
-        return super()._norms(x, d)
+        return super()._norms(x, d, views)
 
 
 @pytest.mark.parametrize("kind", [Contribution, HalfThePositions, WithoutBias])
@@ -118,8 +119,8 @@ def test_cancelling_positions_leave_rounding_that_the_norm_pays_for(case: Any, n
     # parts that cancel are bounded in units of what is released
     parts = contribution.cotangent.flatten(1).norm(dim=1) * contribution.inputs.flatten(1).norm(dim=1)
     assert (parts / norms < 3.1 * LARGEST_CANCELLATION).all()  # patches overlap: up to 9 reads of a pixel
-    monkeypatch.setattr(exact_norms, "_above", lambda square, envelope, terms: square.sqrt())
-    monkeypatch.setattr(exact_norms, "_ROUNDING", 0.0)
+    monkeypatch.setattr(room, "_above", lambda square, envelope, terms: square.sqrt())
+    monkeypatch.setattr(room, "_ROUNDING", 0.0)
     assert not (contribution.norms().double() >= exact).all()  # the same check, without margins
 
 
@@ -128,14 +129,14 @@ def test_rows_are_measured_a_few_at_a_time(case: Any, monkeypatch: Any) -> None:
     contribution, *_ = contribution_of(case, torch.float32)
     whole = contribution.norms()
     rows = 6 * contribution.weight.numel()
-    monkeypatch.setattr(exact_norms, "LARGEST_INTERMEDIATE", 1)
+    monkeypatch.setattr(room, "LARGEST_INTERMEDIATE", 1)
     with Largest() as largest:
         torch.testing.assert_close(contribution.norms(), whole, rtol=1e-6, atol=0)
     assert largest.numel <= max(contribution.inputs.numel(), contribution.cotangent.numel(), rows / 6, 600)
 
 
 def test_a_gradient_of_every_example_is_never_held(monkeypatch: Any) -> None:
-    monkeypatch.setattr(exact_norms, "LARGEST_INTERMEDIATE", 2**18)
+    monkeypatch.setattr(room, "LARGEST_INTERMEDIATE", 2**18)
     layer = ScaledConv2d(8, 64, 3, padding=1)
     kept: list[Contribution] = []
     layer.gradient_keeper = kept.append

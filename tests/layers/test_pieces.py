@@ -20,8 +20,8 @@ from lipdp_lightning.kernels.arithmetic import (
     products_on_tensor_cores,
     require_exact_arithmetic,
 )
-from lipdp_lightning.layers import ScaledConv2d, ScaledLinear, scaled_functions
-from lipdp_lightning.layers.scaled_functions import TERMS_OF_A_PIECE
+from lipdp_lightning.layers import ScaledConv2d, ScaledLinear, contribution
+from lipdp_lightning.layers.contribution import TERMS_OF_A_PIECE
 from lipdp_lightning.mechanism.allocation import sum_margin
 
 SEEDS = range(4)
@@ -66,7 +66,7 @@ def test_one_row_moves_a_long_sum_within_the_margin(
     build, shape = LAYERS[name]
     found = max(shift(build(), torch.full(shape, value), ROWS, factor) for value in values())
     assert found <= sum_margin(ROWS)
-    monkeypatch.setattr(scaled_functions, "TERMS_OF_A_PIECE", 1 << 40)
+    monkeypatch.setattr(contribution, "TERMS_OF_A_PIECE", 1 << 40)
     at_once = max(shift(build(), torch.full(shape, value), ROWS, factor) for value in values())
     assert at_once > 1.002 > sum_margin(ROWS), "without pieces, the same check fails"
 
@@ -137,7 +137,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.seen: list[tuple[bool, bool]] = []
-        self._true = scaled_functions._product
+        self._true = contribution._product
 
     def __call__(self, *given: object) -> Tensor:
         self.seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
@@ -154,7 +154,7 @@ def test_switches_are_as_they_were_after_a_product_also_if_it_fails() -> None:
 
 
 def test_on_a_cpu_no_switch_is_turned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaled_functions, "_product", recorded := Recorded())
+    monkeypatch.setattr(contribution, "_product", recorded := Recorded())
     layer = ScaledLinear(3, 2)
     layer.tensor_cores, layer.gradient_scaler = True, torch.ones_like
     layer(torch.ones(5, 3)).sum().backward()

@@ -1,4 +1,4 @@
-"""Scalings by exact norms of each example's gradient: lipdp_lightning/mechanism/exact.py."""
+"""Scalings by exact norms of each example's gradient: lipdp_lightning/mechanism/radii.py."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.layers import ScaledLinear
 from lipdp_lightning.mechanism import step as mechanism_module
 from lipdp_lightning.mechanism.allocation import NoiseBudget, sum_margin
-from lipdp_lightning.mechanism.exact import ALL, Exact, ExactLayerwise
-from lipdp_lightning.mechanism.radius import Radii
+from lipdp_lightning.mechanism.radii import ALL, Exact, ExactLayerwise, Radii
 
 TOLERANCE = 1 + 1e-5
 CLASSES = 5

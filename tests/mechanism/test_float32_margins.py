@@ -10,7 +10,7 @@ import torch
 from private_step import Harness, make_plan, mlp
 from torch import Tensor
 
-from lipdp_lightning.layers.exact_norms import LARGEST_CANCELLATION
+from lipdp_lightning.layers.contribution import LARGEST_CANCELLATION
 from lipdp_lightning.mechanism.allocation import sum_margin
 from lipdp_lightning.mechanism.step import Mechanism
 

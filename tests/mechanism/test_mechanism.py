@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from lipdp_lightning.bounds.certifier import Certifier
 from lipdp_lightning.mechanism.allocation import sum_margin
 from lipdp_lightning.mechanism.noise import Place, StepNoise
-from lipdp_lightning.mechanism.radius import Radius
+from lipdp_lightning.mechanism.radii import Radius
 from lipdp_lightning.mechanism.step import Mechanism
 
 CLASSES = 5
@@ -185,8 +185,8 @@ class CertifiesLate(Noiseless):
     """Takes the certificate of the present weights when the noise is scaled, whatever the gradients came from."""
 
     def privatize_(self, step: int, reduce: Any = None, seal: Any = None) -> None:
-        self.refresh_certificate()
-        self._weights = self._digest.begin(self._watched.named())
+        self._numbers = self.scaling.numbers(self.refresh_certificate())
+        self._weights = self._digest.begin(self._state)
         super().privatize_(step, reduce, seal)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from lipdp_lightning.kernels.normals import normals
 from lipdp_lightning.mechanism import noise as noise_module
 from lipdp_lightning.mechanism.noise import PIECE, Mode, Place, StepNoise, Sum, release_
+from lipdp_lightning.privacy.digests import state_digest
 from lipdp_lightning.privacy.grid import grid_shift
-from lipdp_lightning.privacy.keys import state_digest
 
 SECRET = bytes(range(16))
 DIGEST = b"d" * 32

@@ -220,6 +220,9 @@ def test_a_norm_that_ignores_its_argument_is_refused() -> None:
         def norm(self, weight: Tensor, name: str = "weight") -> float:
             return 2.0
 
+        def deviation_factor(self, weight: Tensor) -> float:
+            return 1.0
+
     with pytest.raises(ValueError, match="HINT"):
         Clip(1.0).apply_(random_weight(9, 3, 3), Constant())
 

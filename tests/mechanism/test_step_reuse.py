@@ -11,10 +11,10 @@ from private_step import Harness, make_plan, mlp, random_batch
 from torch import nn
 
 from lipdp_lightning.bounds.identity import NetworkIdentity
-from lipdp_lightning.mechanism.step import Mechanism, WatchedTensors
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.norms import follow
 from lipdp_lightning.norms.follow import Follower
-from lipdp_lightning.privacy.keyed_digest import PendingDigest
+from lipdp_lightning.privacy.digests import PendingDigest
 
 
 def harness(kind: type[Mechanism] = Mechanism, **options: object) -> Harness:
@@ -94,15 +94,23 @@ def test_a_projection_that_certifies_its_result_is_not_certified_again(kind: str
 # ---- the tensors of a model
 
 
+def test_a_change_in_place_shows_in_the_versions() -> None:
+    own = harness()
+    before = own.mechanism._versions()
+    assert before == own.mechanism._versions() and len(before) == len(own.module.network.state_dict())
+    with torch.no_grad():
+        own.module.network[-1].weight.add_(1)
+    assert own.mechanism._versions() != before
+    own.mechanism.close()
+
+
 def test_replaced_and_added_tensors_are_seen() -> None:
-    """A change in place shows in the versions, and other tensors are those of another network."""
+    """Other tensors are those of another network."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)))
-    watched, identity = WatchedTensors(model), NetworkIdentity.of(model)
-    before = watched.versions()
-    assert before == watched.versions() and list(watched.named()) == list(model.state_dict())
+    identity = NetworkIdentity.of(model)
     with torch.no_grad():
         model[1][0].weight.add_(1)
-    assert watched.versions() != before and identity.differences() == []
+    assert identity.differences() == []
     kept = model[1][0].weight
     model[1][0].weight = nn.Parameter(torch.zeros(3, 3))
     assert identity.differences() == ["1.0.weight is another than it was"]

@@ -19,7 +19,8 @@ from lipdp_lightning.bounds import certify
 from lipdp_lightning.bounds.losses import CrossEntropy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-EXAMPLES = [yaml.safe_load(text) for text in re.findall(r"^```yml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+BLOCKS = re.findall(r"^```yml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+EXAMPLES = [example for text in BLOCKS for example in yaml.safe_load(text)]
 ROWS = {
     name: [cell.strip() for cell in cells.split("|")[-6:-1]]
     for name, cells in re.findall(r"^\| `(\w+)` \|(.*)$", PAGE, re.MULTILINE)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lipdp_lightning.norms import cholesky
-from lipdp_lightning.norms.cholesky import TOLERANCE, exceeding, largest_eigenvalue
+from lipdp_lightning.norms import dense
+from lipdp_lightning.norms.dense import TOLERANCE, exceeding, largest_eigenvalue
 
 
 def gram(seed: int, count: int, side: int, inner: int, dtype: torch.dtype = torch.complex128) -> Tensor:
@@ -49,7 +49,7 @@ def test_never_below_the_truth_and_close_to_it() -> None:
 
 
 def test_the_suggestion_of_power_iteration_alone_fails_the_same_check() -> None:
-    assert len(violations(lambda grams: cholesky._suggested(grams, 12))) >= 5
+    assert len(violations(lambda grams: dense._suggested(grams, 12))) >= 5
 
 
 def too_low(grams: Tensor, iterations: int) -> float:
@@ -58,9 +58,9 @@ def too_low(grams: Tensor, iterations: int) -> float:
 
 
 def test_levels_that_are_believed_without_proof_fail_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cholesky, "_suggested", too_low)
+    monkeypatch.setattr(dense, "_suggested", too_low)
     assert violations(largest_eigenvalue) == []
-    monkeypatch.setattr(cholesky, "exceeding", lambda grams, level: torch.zeros(len(grams), dtype=torch.bool))
+    monkeypatch.setattr(dense, "exceeding", lambda grams, level: torch.zeros(len(grams), dtype=torch.bool))
     assert len(violations(largest_eigenvalue)) >= 5
 
 
@@ -70,8 +70,8 @@ def test_dropping_matrices_that_exceed_the_level_fails_the_same_check(monkeypatc
         failed[1:] = False
         return failed
 
-    monkeypatch.setattr(cholesky, "_suggested", too_low)
-    monkeypatch.setattr(cholesky, "exceeding", first_only)
+    monkeypatch.setattr(dense, "_suggested", too_low)
+    monkeypatch.setattr(dense, "exceeding", first_only)
     assert len(violations(largest_eigenvalue)) >= 3
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lipdp_lightning.norms import dense_norm, gram_norm
-from lipdp_lightning.norms.dense import largest_norm, rounding_margin, spectral_norms
+from lipdp_lightning.norms import dense_norm
+from lipdp_lightning.norms.dense import largest_norm, spectral_norms
 
 
 def truth(matrix: Tensor) -> float:
@@ -44,9 +44,16 @@ def few_step_power_iteration(matrix: Tensor) -> float:
     return float((matrix @ vector).norm())
 
 
-@pytest.mark.parametrize("iterations", [None, 0, 1, 3, 6, 12])
-def test_never_below_the_truth(iterations: int | None) -> None:
-    assert violations(lambda m: dense_norm(m, iterations), matrices()) == []
+def unsolved(*arguments: object) -> Tensor:
+    raise torch.linalg.LinAlgError  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("solver", [torch.linalg.eigvalsh, unsolved])
+def test_never_below_the_truth_and_close_to_it(solver: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver that does not converge costs closeness and no soundness."""
+    monkeypatch.setattr(torch.linalg, "eigvalsh", solver)
+    assert violations(dense_norm, matrices()) == []
+    assert max(dense_norm(m) / truth(m) for m in matrices()) <= (1.001 if solver is unsolved else 1 + 1e-10)
 
 
 def test_power_iteration_fails_the_same_check() -> None:
@@ -60,29 +67,17 @@ def test_norm_without_margin_in_float32_fails_the_same_check() -> None:
     assert violations(dense_norm, many) == []
 
 
-@pytest.mark.parametrize("iterations", [0, 1, 2, 6, 10])
-def test_excess_of_gram_iteration_is_as_documented(iterations: int) -> None:
-    for matrix in matrices():
-        rank = int(torch.linalg.matrix_rank(matrix.double()))
-        worst = rank ** (2.0 ** -(iterations + 2)) * rounding_margin(*matrix.shape)
-        assert dense_norm(matrix, iterations) <= truth(matrix) * worst * (1 + 1e-12)
-
-
 @pytest.mark.parametrize("size", [8, 256])
 def test_orthogonal_matrices(size: int) -> None:
     orthogonal = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64))[0]
     assert 1.0 <= dense_norm(orthogonal) * (1 + 1e-13) <= 1.0 + 1e-8
-    assert float(gram_norm(orthogonal)) <= 1.0 + 1e-3
-    # the excess is attained: six iterations are two per cent high at this rank
-    assert float(gram_norm(orthogonal, 6)) == pytest.approx(size ** (2.0**-8), rel=1e-6)
 
 
-@pytest.mark.parametrize("iterations", [None, 12])
 @pytest.mark.parametrize("exponent", [-1000, -600, -300, 300, 600, 1000])
-def test_neither_overflow_nor_underflow(exponent: int, iterations: int | None) -> None:
+def test_neither_overflow_nor_underflow(exponent: int) -> None:
     base = torch.randn(6, 9, dtype=torch.float64)
     scaled = torch.ldexp(base, torch.tensor(exponent, dtype=torch.float64))
-    assert dense_norm(scaled, iterations) == pytest.approx(math.ldexp(dense_norm(base, iterations), exponent), rel=1e-9)
+    assert dense_norm(scaled) == pytest.approx(math.ldexp(dense_norm(base), exponent), rel=1e-9)
 
 
 def test_entries_of_very_different_size() -> None:
@@ -93,33 +88,30 @@ def test_entries_of_very_different_size() -> None:
 
 def test_smallest_subnormal_is_not_lost() -> None:
     assert dense_norm(torch.full((1, 1), 5e-324, dtype=torch.float64)) >= 5e-324
-    assert dense_norm(torch.full((1, 1), 5e-324, dtype=torch.float64), 3) >= 5e-324
 
 
-@pytest.mark.parametrize("iterations", [None, 12])
-def test_zero_is_zero(iterations: int | None) -> None:
-    assert dense_norm(torch.zeros(3, 4), iterations) == 0.0
-    assert dense_norm(torch.zeros(0, 4), iterations) == 0.0
+def test_zero_is_zero() -> None:
+    assert dense_norm(torch.zeros(3, 4)) == 0.0
+    assert dense_norm(torch.zeros(0, 4)) == 0.0
 
 
-def test_batched_gram_norm_equals_one_by_one() -> None:
+def test_the_norms_of_a_batch_are_those_of_its_matrices() -> None:
     stack = torch.randn(2, 3, 4, 7, dtype=torch.float64)
     stack[0, 1] = 0.0
     stack[1, 2] *= 1e-100
-    norms = gram_norm(stack, 8)
+    norms = spectral_norms(stack)
     assert norms.shape == (2, 3)
     for i in range(2):
         for j in range(3):
-            assert float(norms[i, j]) == pytest.approx(dense_norm(stack[i, j], 8), rel=1e-13, abs=0.0)
+            assert float(norms[i, j]) == pytest.approx(dense_norm(stack[i, j]), rel=1e-13, abs=0.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("iterations", [None, 12])
-def test_non_finite_weight_is_refused_by_name(value: float, iterations: int | None) -> None:
+def test_non_finite_weight_is_refused_by_name(value: float) -> None:
     weight = torch.ones(3, 3)
     weight[1, 2] = value
     with pytest.raises(ValueError, match=r"(?s)encoder\.fc1.*HINT"):
-        dense_norm(weight, iterations, name="encoder.fc1")
+        dense_norm(weight, name="encoder.fc1")
 
 
 @pytest.mark.parametrize("weight", [torch.ones(3), torch.ones(2, 3, 4), torch.ones(2, 2, dtype=torch.int64)])
@@ -140,10 +132,3 @@ def test_largest_of_a_batch_brackets_the_truth(seed: int, count: int, side: int,
     largest = max(floor, float(torch.linalg.svdvals(batch).max()))
     found = largest_norm(batch, floor=floor)
     assert largest * (1 - 1e-12) <= found <= largest * 1.001 + 1e-12
-
-
-@pytest.mark.parametrize("shape", [(2, 64), (64, 2), (1, 1), (130, 140)])
-@pytest.mark.parametrize("size", [1.0, 1e-30, 1e30, 0.0])
-def test_the_norm_of_one_matrix_has_the_bits_of_its_norm_in_a_batch(shape: tuple[int, int], size: float) -> None:
-    weight = size * torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert dense_norm(weight) == float(spectral_norms(weight))

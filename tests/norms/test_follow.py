@@ -32,10 +32,6 @@ class Counting(Operator):
         self.calls += 1
         return self.operator.norm(weight, name)
 
-    def close_norm(self, weight: Tensor, name: str = "weight") -> float:
-        self.calls += 1
-        return self.operator.close_norm(weight, name)
-
     def deviation_factor(self, weight: Tensor) -> float:
         return self.operator.deviation_factor(weight)
 
@@ -189,7 +185,7 @@ def test_fewer_exact_norms_for_changes_that_resemble_noise(monkeypatch: pytest.M
     assert counts[1] * 3 < counts[0]
 
 
-def in_frobenius_norm(pairs: Any, height: int = 8, vectors: Any = ()) -> tuple[list[Change], list[float]]:
+def in_frobenius_norm(pairs: Any, vectors: Any = ()) -> tuple[list[Change], list[float]]:
     sizes = [float((w - r.factor * r.values).double().norm()) * (1 + 1e-6) for w, r in pairs]
     return [Change(size, size) for size in sizes], []
 

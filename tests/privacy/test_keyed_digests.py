@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipdp_lightning.privacy import keyed_digest
-from lipdp_lightning.privacy.keyed_digest import KeyedDigest
+from lipdp_lightning.privacy import digests
+from lipdp_lightning.privacy.digests import KeyedDigest
 
 KEY = bytes(range(32))
 # of a size that is hashed as it is, and of one that enters by its code
@@ -41,7 +41,7 @@ def test_a_change_in_place_is_seen_in_every_layout(layout: str, size: tuple[int,
 @pytest.mark.parametrize("entries", [1 << 13, (1 << 14) + 77])
 def test_every_part_of_a_tensor_beyond_a_parts_size_counts(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors above 2^30 bytes enter in parts: here, of 2^14 bytes."""
-    monkeypatch.setattr(keyed_digest, "_AUTHENTICATED", 1 << 14)
+    monkeypatch.setattr(digests, "_AUTHENTICATED", 1 << 14)
     values = torch.randn(entries)
     parts = -(-4 * entries // (1 << 14))
     assert parts >= 2

@@ -13,7 +13,7 @@ from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.callbacks import AugmentationMultiplicity
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.mechanism.allocation import NoiseBudget
-from lipdp_lightning.mechanism.radius import Radii, Radius
+from lipdp_lightning.mechanism.radii import Radii, Radius
 from lipdp_lightning.training import PrivateModule, private_steps
 from lipdp_lightning.training.batches import padding_multiple, with_empty_rows
 

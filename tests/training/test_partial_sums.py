@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor, nn
 
@@ -41,6 +43,20 @@ def error(kind: type[PartialSums]) -> float:
 def test_many_micro_batches_round_once() -> None:
     assert error(PartialSums) <= 1.0
     assert error(InFloat32) > 10
+
+
+def test_a_released_gradient_is_not_held_in_the_next_backward_pass() -> None:
+    """It would add the size of all weights to the peak of a step."""
+    layer = nn.Linear(3, 2)
+    sums, held = PartialSums(layer), []
+    for _ in range(2):
+        sums.check_none()
+        assert all(gradient() is None for gradient in held)
+        layer(torch.ones(1, 3)).sum().backward()
+        sums.put_back()
+        sums.remember()
+        held = [weakref.ref(p.grad.untyped_storage()) for p in layer.parameters()]
+        layer.zero_grad(set_to_none=True)
 
 
 def test_a_single_micro_batch_is_left_as_it_is() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lipdp_lightning.callbacks import ResumeCheckpoint
 from lipdp_lightning.mechanism.step import Mechanism
-from lipdp_lightning.privacy.keyed_digest import PendingDigest
+from lipdp_lightning.privacy.digests import PendingDigest
 from lipdp_lightning.training import context
 from lipdp_lightning.training.context import code_digest
 

@@ -279,6 +279,25 @@ def test_plans_data_and_bounds_that_contradict_each_other(tmp_path: Path, monkey
         assert expected in message and "HINT" in message, expected
 
 
+@pytest.mark.parametrize("scaling", ["exact", "exact_layerwise"])
+def test_a_certificate_that_would_soon_overflow_when_nothing_limits_the_norms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scaling: str
+) -> None:
+    """At 60 layers of norm 1, a doubling of each is beyond what float32 holds; a projection keeps it away."""
+
+    def deep() -> PrivateModule:
+        layers = [nn.Linear(6, 6) for _ in range(60)]
+        for layer in layers:
+            nn.init.eye_(layer.weight)
+        return make_module(network=nn.Sequential(*layers, nn.Linear(6, 3)))
+
+    options: dict[str, Any] = {"scaling": scaling, "radius": 1.0, "steps": 2}
+    text = refusal(tmp_path, monkeypatch, deep(), strategy=make_strategy(make_plan(max_norm=None, **options)))
+    assert "the run would end midway" in text and "HINT: max_norm=1." in text
+    trainer, _ = fit(make_plan(max_norm=1.0, **options), module=deep())
+    assert trainer.global_step == 2
+
+
 def test_data_that_the_sampler_cannot_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning.pytorch import LightningDataModule
 

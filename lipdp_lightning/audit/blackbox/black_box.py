@@ -51,6 +51,23 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """What a training function is tested on.
+
+    Args:
+        draw: maps a number of rows and a seed to made-up data, with targets far from what a network returns.
+        losses: maps outputs and targets to one loss per row.
+        resting: maps outputs to the targets at which their loss has no gradient.
+        opposed: maps outputs to targets whose gradient is large.
+    """
+
+    draw: Callable[[int, int], Data]
+    losses: Callable[[Tensor, Tensor], Tensor]
+    resting: Callable[[Tensor], Tensor]
+    opposed: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
 class Implementation:
     """A training function under test.
 
@@ -62,6 +79,7 @@ class Implementation:
             Kolmogorov-Smirnov test.
         saturates: whether the claim stops growing where the bound no longer binds, as a certificate does. The noise is
             then tested only below that value of the bound, and in proportion to it.
+        problem: the data and the loss; by default small regressions with a summed Huber loss.
     """
 
     name: str
@@ -69,16 +87,17 @@ class Implementation:
     predict: Callable[[Checkpoint, Tensor, HyperParameters], Tensor]
     deviations: Callable[[Checkpoint, HyperParameters, int], Mapping[str, float]] | None = None
     saturates: bool = False
+    problem: Problem = field(default_factory=lambda: small_regression())
 
     def loss(self, checkpoint: Checkpoint, data: Data, hyper: HyperParameters) -> float:
-        """Returns the summed Huber loss, which the implementations of this package train."""
+        """Returns the sum of the losses of all rows."""
         with torch.no_grad():
             outputs = self.predict(checkpoint, data[0], hyper)
-            return float(F.huber_loss(outputs, data[1].to(outputs.dtype), reduction="sum", delta=HUBER))
+            return float(self.problem.losses(outputs, data[1].to(outputs.dtype)).sum())
 
     def resting(self, checkpoint: Checkpoint, x: Tensor, hyper: HyperParameters) -> Data:
-        """Returns rows whose loss is at its minimum, y = M(x), so that their gradients are zero."""
-        return x, self.predict(checkpoint, x, hyper).float()
+        """Returns rows whose loss is at its minimum, so that their gradients are zero."""
+        return x, self.problem.resting(self.predict(checkpoint, x, hyper)).float()
 
     def warmed(self, hyper: HyperParameters, data: Data) -> Checkpoint:
         """Returns the checkpoint from which tests start, a few noiseless steps in, so that Adam's state is not zero."""
@@ -103,16 +122,33 @@ def random_data(size: int, seed: int = 0) -> Data:
     return x, 3 * torch.randn(size, OUTPUTS, generator=generator)
 
 
-def one_example_among_zeros(
-    implementation: Implementation, start: Checkpoint, size: int, hyper: HyperParameters, alpha: float = 10.0
-) -> Data:
-    """Returns the synthesised batch of paper 002, 3.1: y_B = -alpha M(x_B) for one row, y_i = M(x_i) for all others.
+def _opposed(outputs: Tensor, alpha: float = 10.0) -> Tensor:
+    """Returns -alpha M(x), with alpha increased where M(x) is small, so that the gradient is as large as the loss
+    allows."""
+    norms = outputs.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return -alpha * outputs * (HUBER / norms).clamp_min(1.0)
 
-    Where M(x_B) is small, alpha is increased so that the gradient of the row is as large as the loss allows. Larger
-    batches have more rows of zero gradient; the one other row is always the same.
+
+def small_regression() -> Problem:
+    """Returns regressions with a Huber loss summed over outputs, which the implementations of this package train."""
+    return Problem(
+        draw=random_data,
+        losses=lambda outputs, targets: F.huber_loss(outputs, targets, reduction="none", delta=HUBER).sum(1),
+        resting=lambda outputs: outputs,
+        opposed=_opposed,
+    )
+
+
+def one_example_among_zeros(
+    implementation: Implementation, start: Checkpoint, size: int, hyper: HyperParameters
+) -> Data:
+    """Returns the synthesised batch of paper 002, 3.1: one row with a large gradient, and none from all others.
+
+    Larger batches have more rows of zero gradient; the one other row is always the same.
     """
-    x = random_data(LARGEST_BATCH, seed=17)[0][:size]
+    problem = implementation.problem
+    x = problem.draw(LARGEST_BATCH, 17)[0][:size]
     outputs = implementation.predict(start, x, hyper)
-    targets = outputs.clone()
-    targets[0] = -alpha * outputs[0] * max(1.0, HUBER / max(float(outputs[0].norm()), 1e-12))
+    targets = problem.resting(outputs).clone()
+    targets[0] = problem.opposed(outputs[:1])[0]
     return x, targets.float()

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from ..findings import Curve, Finding, PlotData, verdict
-from .black_box import HyperParameters, Implementation, one_example_among_zeros, random_data
+from .black_box import HyperParameters, Implementation, one_example_among_zeros
 from .heuristics import BOUNDS, choose_bound, loss_changes
 
 SIZES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 80, 100)
@@ -28,7 +28,7 @@ def slope_p_value(x: Sequence[float], y: Sequence[float]) -> float:
 
 def bound_finding(implementation: Implementation, hyper: HyperParameters) -> Finding:
     """Trains one noiseless step on one example for bounds from far below to far above its gradient."""
-    data = random_data(1, seed=3)
+    data = implementation.problem.draw(1, 3)
     start = implementation.warmed(hyper.but(bound=max(BOUNDS)), data)
     bounds = [10.0**k for k in np.linspace(-3, 3, 13)]
     quiet = hyper.but(noise_multiplier=0.0, steps=1)
@@ -67,7 +67,7 @@ def per_example_finding(
     # an effect in proportion to the bound would be lost in the rounding of the weights
     rate = hyper.learning_rate / far_below if hyper.optimizer == "sgd" else hyper.learning_rate
     quiet = hyper.but(noise_multiplier=0.0, steps=1, bound=far_below, learning_rate=rate)
-    start = implementation.warmed(hyper.but(bound=max(BOUNDS)), random_data(8, seed=5))
+    start = implementation.warmed(hyper.but(bound=max(BOUNDS)), implementation.problem.draw(8, 5))
     changes, moved = [], []
     for size in sizes:
         data = one_example_among_zeros(implementation, start, size, quiet)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .black_box import Checkpoint, Data, HyperParameters, Implementation, random_data
+from .black_box import Checkpoint, Data, HyperParameters, Implementation
 
 BOUNDS = tuple(10.0**k for k in range(-2, 7))
 MULTIPLIERS = tuple(10.0**k for k in range(-8, 2))
@@ -30,7 +30,7 @@ def choose_bound(
     """Returns C*, beyond which the change of the loss no longer depends on C; the largest over the trials."""
     chosen = []
     for trial in range(trials):
-        data = random_data(size, seed=trial)
+        data = implementation.problem.draw(size, trial)
         start = implementation.warmed(hyper.but(bound=max(bounds)), data)
         quiet = hyper.but(noise_multiplier=0.0, steps=1)
         changes = loss_changes(implementation, start, [quiet.but(bound=c) for c in bounds], data)
@@ -49,7 +49,7 @@ def choose_noise(
     """Returns sigma*, from which the noise changes the loss visibly; the smallest over the trials, 0 if none does."""
     chosen = []
     for trial in range(trials):
-        data = random_data(size, seed=trial)
+        data = implementation.problem.draw(size, trial)
         start = implementation.warmed(hyper.but(bound=bound), data)
         one = hyper.but(bound=bound, steps=1, seed=trial)
         quiet, *noisy = loss_changes(

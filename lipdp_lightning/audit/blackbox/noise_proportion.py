@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from ..findings import Curve, Finding, PlotData, verdict
-from .black_box import Checkpoint, Data, HyperParameters, Implementation, random_data
+from .black_box import Checkpoint, Data, HyperParameters, Implementation
 from .bound_tests import slope_p_value
 from .heuristics import choose_bound, choose_noise
 
@@ -42,7 +42,7 @@ def calibration_finding(
     low = star / 100 if implementation.saturates else star
     bounds = np.linspace(low, 10 * low, values).tolist()
     multiplier = choose_noise(implementation, hyper, low)
-    data = random_data(16)
+    data = implementation.problem.draw(16, 0)
     start = implementation.warmed(hyper.but(bound=low), data)
     setting = hyper.but(steps=steps, noise_multiplier=multiplier)
     cloud, without = [], []

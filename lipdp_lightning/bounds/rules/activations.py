@@ -1,4 +1,4 @@
-"""Elementwise activations, GroupSort and softmax.
+"""Rules of pointwise functions, softmax and dropout.
 
 Constants without a closed form are suprema of the derivative's absolute value, rounded up.
 """
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..registry import Target, module_rule_of, rule
-from ..values import Bound, Operation, Unbounded, Value, full_precision, public_number
+from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value, full_precision, public_number
+from .structure import real
 
 SELU = 1.758100
 GELU_ERF = 1.128905
@@ -24,40 +25,46 @@ GELU_TANH = 1.128994
 SILU = 1.099840
 MISH = 1.088499
 HARDSWISH = 1.5
+ERF = 1.128380  # 2 / sqrt(pi), the slope at zero, rounded up
 HARDSIGMOID = 0.1666667  # torch multiplies by the float32 number above 1/6, in float64, too
 
 
-def _zero_at_zero(lipschitz: float, largest: float = math.inf) -> Callable[..., Bound]:
-    """Returns the rule of a pointwise map with f(0) = 0: norms are at most lipschitz * X and sqrt(n) * sup|f|."""
+def _pointwise(slope: float, growth: float, largest: float) -> Callable[..., Bound]:
+    """Returns the rule of a pointwise map, whose options, if it has any, do not change its constants.
 
-    def bound(op: Operation, x: Value, *args: Any, **kwargs: Any) -> Bound:
-        return Bound(min(lipschitz * x.norm, math.sqrt(x.numel) * largest), lipschitz)
+    Args:
+        slope: sup |f'|.
+        growth: sup |f(x)| / |x|; infinite unless f(0) = 0.
+        largest: sup |f|.
+    """
+
+    def bound(op: Operation, x: Value, lambd: float = 0.5, *, inplace: bool = False) -> Bound:
+        by_norm = math.inf if growth == math.inf else growth * x.norm
+        by_size = math.inf if largest == math.inf else largest * math.sqrt(x.numel)
+        return Bound(builtins.min(by_norm, by_size), slope)
 
     return bound
 
 
 # GELU, SiLU, Mish and hardswish satisfy |f(x)| <= |x|, though their slope exceeds 1.
-def _shrinking(lipschitz: float) -> Callable[..., Bound]:
-    def bound(op: Operation, x: Value, *args: Any, **kwargs: Any) -> Bound:
-        return Bound(x.norm, lipschitz)
-
-    return bound
-
-
-_SIMPLE: list[tuple[Callable[..., Bound], tuple[Target, ...]]] = [
-    (_zero_at_zero(1.0), (nn.ReLU, torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_")),
-    (_zero_at_zero(1.0, 6.0), (nn.ReLU6, F.relu6)),
-    (_zero_at_zero(1.0, 1.0), (nn.Tanh, torch.tanh, torch.tanh_, F.tanh, "tanh", "tanh_")),
-    (_zero_at_zero(1.0, 1.0), (nn.Softsign, F.softsign)),
-    (_zero_at_zero(1.0), (torch.abs, torch.absolute, operator.abs, abs, "abs", "abs_", "absolute")),
-    (_zero_at_zero(SELU), (nn.SELU, torch.selu, torch.selu_, F.selu, F.selu_)),
-    (_zero_at_zero(1.0), (nn.Softshrink, nn.Tanhshrink, F.softshrink, F.tanhshrink)),
-    (_shrinking(SILU), (nn.SiLU, F.silu)),
-    (_shrinking(MISH), (nn.Mish, F.mish)),
-    (_shrinking(HARDSWISH), (nn.Hardswish, F.hardswish)),
+_POINTWISE: list[tuple[float, float, float, tuple[Target, ...]]] = [
+    (1.0, 1.0, math.inf, (nn.ReLU, torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_", nn.Identity)),
+    (1.0, 1.0, 6.0, (nn.ReLU6, F.relu6)),
+    (1.0, 1.0, 1.0, (nn.Tanh, torch.tanh, torch.tanh_, F.tanh, "tanh", "tanh_", nn.Softsign, F.softsign)),
+    (1.0, 1.0, math.inf, (torch.abs, torch.absolute, operator.abs, abs, "abs", "abs_", "absolute")),
+    (1.0, 1.0, math.inf, (nn.Softshrink, nn.Tanhshrink, F.softshrink, F.tanhshrink)),
+    (SELU, SELU, math.inf, (nn.SELU, torch.selu, torch.selu_, F.selu, F.selu_)),
+    (SILU, 1.0, math.inf, (nn.SiLU, F.silu)),
+    (MISH, 1.0, math.inf, (nn.Mish, F.mish)),
+    (HARDSWISH, 1.0, math.inf, (nn.Hardswish, F.hardswish)),
+    (0.25, math.inf, 1.0, (nn.Sigmoid, torch.sigmoid, torch.sigmoid_, F.sigmoid, "sigmoid", "sigmoid_")),
+    (HARDSIGMOID, math.inf, 1.0, (nn.Hardsigmoid, F.hardsigmoid)),
+    (ERF, ERF, 1.0, (torch.erf, torch.erf_, "erf", "erf_")),
+    (1.0, 1.0, 1.0, (torch.sin, torch.sin_, "sin", "sin_")),
+    (1.0, math.inf, 1.0, (torch.cos, torch.cos_, "cos", "cos_")),
 ]
-for _bound, _targets in _SIMPLE:
-    rule(*_targets)(_bound)
+for *_constants, _targets in _POINTWISE:
+    rule(*_targets)(_pointwise(*_constants))
 
 
 def _steepest(x: Value, slope: float, inplace: bool) -> Bound:
@@ -95,6 +102,27 @@ def celu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> 
     return Bound(x.norm, 1.0)
 
 
+@rule(torch.prelu, F.prelu, "prelu")
+def prelu(op: Operation, x: Value, weight: Constant | nn.Parameter) -> Bound:
+    """Bounds PReLU by its steepest slope.
+
+    The gradient of a channel's slope is the inner product of the cotangent with the channel's negative entries; by
+    Cauchy and Schwarz, the slopes' gradients together have a norm of at most ||d|| ||x||.
+    """
+    if not isinstance(weight, Constant | nn.Parameter):
+        raise Unbounded("a slope that depends on the example is a product of activations", "give a constant slope")
+    slopes = weight if isinstance(weight, nn.Parameter) else weight.tensor
+    constant = max(1.0, public_number(float(real(slopes).abs().max())))
+    trained = isinstance(weight, nn.Parameter) and weight.requires_grad
+    return Bound(constant * x.norm, constant, (ParameterUse((slopes,), x.norm),) if trained else ())
+
+
+@rule(nn.PReLU)
+def prelu_module(op: Operation, x: Value) -> Bound:
+    assert isinstance(op.module, nn.PReLU)
+    return prelu(op, x, op.module.weight)
+
+
 @rule(F.gelu)
 @module_rule_of(nn.GELU, options=("approximate",))
 def gelu(op: Operation, x: Value, approximate: str = "none") -> Bound:
@@ -130,17 +158,6 @@ def clamp_max(op: Operation, x: Value, max: float) -> Bound:
     return clamp(op, x, None, max)
 
 
-@rule(nn.Sigmoid, torch.sigmoid, torch.sigmoid_, F.sigmoid, "sigmoid", "sigmoid_")
-def sigmoid(op: Operation, x: Value) -> Bound:
-    """Bounds the sigmoid, whose values lie in (0, 1) and whose slope p (1 - p) is at most 1/4."""
-    return Bound(math.sqrt(x.numel), 0.25)
-
-
-@rule(nn.Hardsigmoid, F.hardsigmoid)
-def hardsigmoid(op: Operation, x: Value, inplace: bool = False) -> Bound:
-    return Bound(math.sqrt(x.numel), HARDSIGMOID)
-
-
 @rule(F.softplus)
 @module_rule_of(nn.Softplus, options=("beta",))
 def softplus(op: Operation, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Bound:
@@ -165,11 +182,6 @@ def softmax(op: Operation, x: Value, dim: int | None = None, **kwargs: Any) -> B
         raise Unbounded("softmax without a dim guesses one", "give dim=1 or later")
     inner = op.inner_dims(dim, len(x.shape))
     return Bound(math.sqrt(x.numel / x.shape[inner[0]]), 0.5)
-
-
-@rule(nn.Identity)
-def identity(op: Operation, x: Value) -> Bound:
-    return Bound(x.norm, 1.0)
 
 
 @rule(nn.Dropout)

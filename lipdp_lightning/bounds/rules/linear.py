@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...norms.conv import Convolution
+from ...norms.dense import Dense
 from ...norms.geometry import convolution_axes
-from ...norms.operators import Convolution, Dense, Operator
+from ...norms.operators import Operator
 from ..registry import rule
 from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value
 
@@ -34,13 +35,13 @@ def _trained(value: Any) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, nn.Parameter) and value.requires_grad else ()
 
 
-def _affine(op: Operation, x: Value, weight: Any, bias: Any, operator: Operator, positions: int) -> Bound:
+def _affine(op: Operation, x: Value, weight: Any, bias: Any, operator: Operator, positions: int, kappa: float) -> Bound:
     """Bounds any affine layer with operator norm s, at P output positions, on an input of norm at most X.
 
     The output is the linear part, at most s X, plus the bias at every position, at most sqrt(P) ||b||. The gradient of
     weight and bias together is sum_p d_p (patch_p, 1)^T for a cotangent d; by Cauchy and Schwarz its Frobenius norm is
     at most ||d|| sqrt(||patches(x)||_F^2 + P), and ||patches(x)||_F is at most kappa X. P is left out if the bias is
-    not trained, and kappa X if the weight is not. Kappa is the operator's deviation factor, and 1 for a dense layer.
+    not trained, and kappa X if the weight is not.
 
     Args:
         op: The operation.
@@ -49,18 +50,19 @@ def _affine(op: Operation, x: Value, weight: Any, bias: Any, operator: Operator,
         bias: The bias, or None.
         operator: The operator that the weight defines.
         positions: The number P of output positions.
+        kappa: The operator's deviation factor, which is 1 for a dense layer.
     """
     matrix, vector = _tensor(weight), None if bias is None else _tensor(bias)
     weights, biases, root = _trained(weight), _trained(bias), math.sqrt(positions)
     lipschitz = op.operator_norm(matrix, operator)
     bias_norm = 0.0 if vector is None else op.norms.vector_norm(vector)
-    with_weight = operator.deviation_factor(matrix) * x.norm if weights else 0.0
-    trained, gradient = weights + biases, math.hypot(with_weight, root if biases else 0.0)
+    trained, gradient = weights + biases, math.hypot(kappa * x.norm if weights else 0.0, root if biases else 0.0)
     uses = (ParameterUse(trained, gradient),) if trained else ()
     return Bound(lipschitz * x.norm + root * bias_norm, lipschitz, uses)
 
 
-def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
+@rule(F.linear)
+def linear_bound(op: Operation, input: Value, weight: Any, bias: Any = None) -> Bound:
     """Bounds a dense layer, whose operator is its matrix, applied at every position."""
     matrix = _tensor(weight)
     if matrix.dim() != 2 or (bias is not None and _tensor(bias).shape != matrix.shape[:1]):
@@ -68,7 +70,7 @@ def linear_bound(op: Operation, x: Value, weight: Any, bias: Any) -> Bound:
             "torch broadcasts a weight or bias of this shape, which multiplies its gradient",
             "give a weight of shape (outputs, inputs) and a bias of shape (outputs,)",
         )
-    return _affine(op, x, weight, bias, Dense(), math.prod(x.shape[:-1]))
+    return _affine(op, input, weight, bias, Dense(), math.prod(input.shape[:-1]), 1.0)
 
 
 @rule(nn.Linear)
@@ -77,33 +79,23 @@ def linear_module(op: Operation, x: Value) -> Bound:
     return linear_bound(op, x, op.module.weight, op.module.bias)
 
 
-@rule(F.linear)
-def linear(op: Operation, input: Value, weight: Any, bias: Any = None) -> Bound:
-    return linear_bound(op, input, weight, bias)
-
-
+@rule(F.conv1d, F.conv2d)
 def conv_bound(
-    op: Operation,
-    x: Value,
-    weight: Any,
-    bias: Any,
-    *,
-    stride: Sequence[int],
-    padding: Any,
-    dilation: Sequence[int],
-    groups: int,
-    padding_mode: str = "zeros",
-) -> Bound:
+    op: Operation, input: Value, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    groups: int = 1, *, padding_mode: str = "zeros",
+) -> Bound:  # fmt: skip
     """Bounds a convolution, whose operator is that of its kernel on the input's size, padding included."""
     kernel = _tensor(weight)
     rank = kernel.dim() - 2
-    if len(x.shape) != rank + 1:
+    if len(input.shape) != rank + 1:
         raise Unbounded(
-            f"a convolution over {rank} axes was given one example of shape {x.shape}",
+            f"a convolution over {rank} axes was given one example of shape {input.shape}",
             "give it (batch, channels, ...) with a batch dimension",
         )
-    operator = Convolution(tuple(stride), padding, tuple(dilation), groups, padding_mode, tuple(x.shape[1:]))
-    return _affine(op, x, weight, bias, operator, math.prod(op.output_shape[1:]))
+    stride, padding, dilation = (v if isinstance(v, int | str) else tuple(v) for v in (stride, padding, dilation))
+    operator = Convolution(stride, padding, dilation, groups, padding_mode, tuple(input.shape[1:]))
+    kappa = operator.deviation_factor(kernel)
+    return _affine(op, input, weight, bias, operator, math.prod(op.output_shape[1:]), kappa)
 
 
 @lru_cache(maxsize=1024)
@@ -125,28 +117,3 @@ def conv_module(op: Operation, x: Value) -> Bound:
         op, x, m.weight, m.bias,
         stride=m.stride, padding=m.padding, dilation=m.dilation, groups=m.groups, padding_mode=m.padding_mode,
     )  # fmt: skip
-
-
-def _pair(value: Any, rank: int) -> Any:
-    if isinstance(value, str):
-        return value
-    return (value,) * rank if isinstance(value, int) else tuple(value)
-
-
-def _conv_function(op: Operation, x: Value, weight: Any, bias: Any, rank: int, args: Any, kwargs: Any) -> Bound:
-    names = ("stride", "padding", "dilation", "groups")
-    given: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    given.update(zip(names, args, strict=False))
-    given.update(kwargs)
-    groups = given.pop("groups")
-    return conv_bound(op, x, weight, bias, groups=groups, **{k: _pair(v, rank) for k, v in given.items()})
-
-
-@rule(F.conv1d)
-def conv1d(op: Operation, input: Value, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Bound:
-    return _conv_function(op, input, weight, bias, 1, args, kwargs)
-
-
-@rule(F.conv2d)
-def conv2d(op: Operation, input: Value, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Bound:
-    return _conv_function(op, input, weight, bias, 2, args, kwargs)

@@ -1,4 +1,4 @@
-"""Rules of pooling and padding, by norms of 1-D matrices or by the number of times that an entry is read or copied."""
+"""Rules of pooling, upsampling and padding, by norms of 1-D matrices or by how often an entry is read or copied."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from torch import nn
 
 from ..registry import module_rule_of, rule
 from ..values import Bound, Operation, Unbounded, Value, public_number
+from .structure import LARGEST_MATRIX, MARGIN, rounded_sum
 
-MARGIN = 1 + 1e-9  # covers the rounding of a float64 SVD
-LARGEST_MATRIX = 2**20  # the most entries of a 1-D pooling matrix whose SVD is computed
 Size = int | Sequence[int] | None
 
 
@@ -168,6 +167,65 @@ _register(adaptive_average, 1, nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d)
 _register(adaptive_average, 2, nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d)
 _register(adaptive_max, 1, nn.AdaptiveMaxPool1d, F.adaptive_max_pool1d, options=("return_indices",))
 _register(adaptive_max, 2, nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d, options=("return_indices",))
+
+
+_AXES = {"nearest": "nearest", "nearest-exact": "nearest-exact", "linear": "linear", "bilinear": "linear"}
+
+
+@lru_cache(maxsize=256)
+def _interpolation(
+    n: int, size: int | None, scale: float | None, mode: str, corners: bool | None, recompute: bool | None
+) -> tuple[float, int, int]:
+    """Returns the norm of the matrix that interpolates one axis of n entries, its rows, and reads of one entry at most.
+
+    Rows are non-negative and sum to 1, so the norm is at most the root of the largest column sum (Schur), which is
+    attained where each row reads one entry. Else it is the largest singular value, unless the matrix is large. In
+    float32, torch places a point among n with an error of less than n 2^-22, by which it shifts weight between two
+    neighbours.
+    """
+    options: dict[str, Any] = {
+        "size": size, "scale_factor": scale, "mode": mode, "align_corners": corners, "recompute_scale_factor": recompute
+    }  # fmt: skip
+    line = torch.zeros((1, 1, n), dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        out = F.interpolate(line, **options)
+        columns = torch.autograd.grad(out.sum(), line)[0]
+    rows, largest = out.shape[-1], float(columns.max())
+    norm = math.sqrt(largest)
+    if mode != "linear":
+        return norm, rows, round(largest)
+    if n * rows <= LARGEST_MATRIX:
+        matrix = F.interpolate(torch.eye(n, dtype=torch.float64)[:, None], **options)[:, 0]
+        norm = min(norm, float(np.linalg.norm(matrix.numpy(), 2)))
+    # a hat of sum s is sampled at 2 s + 1 points at most, up to rounding
+    return norm * MARGIN * (1 + n * 2.0**-21), rows, 2 * math.ceil(largest) + 2
+
+
+@rule(F.interpolate)
+@module_rule_of(
+    nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d,
+    options=("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor"),
+)  # fmt: skip
+def interpolate(
+    op: Operation, x: Value, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
+    align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False,
+) -> Bound:  # fmt: skip
+    """Bounds interpolation by the product of its axes' norms: its matrix is a Kronecker product of theirs."""
+    if mode not in _AXES or antialias:
+        raise Unbounded(
+            f"interpolation with mode={mode!r}, antialias={antialias} has no rule",
+            "use nearest or bilinear without antialias, or adaptive average pooling for mode='area'",
+        )
+    axes = len(x.shape) - 1
+    sizes, scales = (tuple(v) if isinstance(v, Sequence) else (v,) * axes for v in (size, scale_factor))
+    found = [
+        _interpolation(n, s, None if f is None else float(f), _AXES[mode], align_corners, recompute_scale_factor)
+        for n, s, f in zip(x.shape[1:], sizes, scales, strict=True)
+    ]
+    if tuple(rows for _, rows, _ in found) != op.output_shape[1:]:
+        raise Unbounded("its axes have other sizes one by one than together", "name the size of the output")
+    lipschitz, reads = math.prod(norm for norm, _, _ in found), math.prod(count for _, _, count in found)
+    return Bound(lipschitz * x.norm, lipschitz * rounded_sum(op, reads))
 
 
 @lru_cache(maxsize=256)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -23,13 +25,14 @@ from ..values import (
     counts_examples,
     full_precision,
     public_number,
-    root_of_squares,
 )
 
+MARGIN = 1 + 1e-9  # covers the rounding of a float64 SVD
+LARGEST_MATRIX = 2**20  # the most entries of a matrix whose SVD is computed for a rule
 Operand = Value | Constant | nn.Parameter | float | int
 
 
-def _real(constant: torch.Tensor) -> torch.Tensor:
+def real(constant: torch.Tensor) -> torch.Tensor:
     """Returns a constant in float64, and refuses a complex one, which would lose its imaginary part."""
     if constant.is_complex():
         raise Unbounded(f"it computes with a constant of {constant.dtype}", "compute with real numbers")
@@ -39,7 +42,7 @@ def _real(constant: torch.Tensor) -> torch.Tensor:
 def _constant_norm(op: Operation, constant: torch.Tensor) -> float:
     """Returns the norm of a constant that is broadcast to one example's output."""
     if constant.is_complex():
-        _real(constant)
+        real(constant)
     copies = max(1, op.output_numel // max(1, constant.numel()))
     return math.sqrt(copies) * op.norms.vector_norm(constant)
 
@@ -94,6 +97,20 @@ def subtract_from(op: Operation, input: Operand, other: Operand, *, alpha: float
     return _sum(op, (input, abs(public_number(alpha))), (other, 1.0))
 
 
+@rule(torch.maximum, torch.minimum, "maximum", "minimum")
+def extreme_of_two(op: Operation, input: Operand, other: Operand) -> Bound:
+    """Bounds the larger or smaller entry of two.
+
+    Each entry of the output is one of the two, or their mean where they tie and share the gradient. For every
+    cotangent d, the parts of d that the operands receive have squares that add up to at most ||d||^2, and the output's
+    square is at most the sum of the operands' squares. So operands combine as the inputs of cat do, by root of squares,
+    each times the root of the number of copies that broadcasting makes.
+    """
+    both = add(op, input, other)
+    norm = math.hypot(*(add(op, operand, 0.0).norm for operand in (input, other)))
+    return Bound(norm, both.lipschitz, both.uses, quadrature=True)
+
+
 @rule(operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply", "__mul__", "__rmul__")
 def multiply(op: Operation, input: Operand, other: Operand) -> Bound:
     """Bounds a product with a constant or a parameter by the largest factor of an entry."""
@@ -104,12 +121,12 @@ def multiply(op: Operation, input: Operand, other: Operand) -> Bound:
     copies = _copies(op, x)
     if isinstance(factor, nn.Parameter) and factor.requires_grad:
         # the gradient sums d * x over the outputs that share a factor, which read each entry of x only once
-        size = float(_real(factor).abs().max()) if factor.numel() else 0.0
+        size = float(real(factor).abs().max()) if factor.numel() else 0.0
         return Bound(size * copies * x.norm, size * copies, (ParameterUse((factor,), x.norm),))
     if isinstance(factor, nn.Parameter):
         factor = Constant(factor)
     if isinstance(factor, Constant):
-        size = float(_real(factor.tensor).abs().max()) if factor.tensor.numel() else 0.0
+        size = float(real(factor.tensor).abs().max()) if factor.tensor.numel() else 0.0
     else:
         size = abs(public_number(factor))
     return Bound(size * copies * x.norm, size * copies)
@@ -123,11 +140,56 @@ def divide(op: Operation, input: Operand, other: Operand) -> Bound:
     """Bounds a quotient by the smallest divisor of an entry."""
     if not isinstance(input, Value) or isinstance(other, Value | nn.Parameter):
         raise Unbounded("division by an activation or a parameter is not Lipschitz", "divide by a public constant")
-    smallest = float(_real(other.tensor).abs().min()) if isinstance(other, Constant) else abs(public_number(other))
+    smallest = float(real(other.tensor).abs().min()) if isinstance(other, Constant) else abs(public_number(other))
     if smallest == 0:
         raise Unbounded("it divides by zero", "divide by a public constant that is not zero")
     size = _copies(op, input) / smallest
     return Bound(size * input.norm, size)
+
+
+@lru_cache(maxsize=16)
+def _spectral_norm(entries: bytes, rows: int) -> float:
+    return float(np.linalg.norm(np.frombuffer(entries).reshape(rows, -1), 2)) * MARGIN
+
+
+@rule(torch.einsum)
+def contraction(op: Operation, equation: str, *operands: Any) -> Bound:
+    """Bounds an einsum of one activation with a constant, which is linear, by the norm of its matrix.
+
+    The matrix holds entries of the constant, so that rounding the constant changes it as it changes a weight. A label
+    of the activation that is in the output and not in the constant only repeats the matrix, so the matrix is built with
+    one entry along it.
+    """
+    if sum(isinstance(v, Value) for v in operands) > 1:
+        raise Unbounded("a product of activations is not Lipschitz", "contract one activation with a constant")
+    if len(operands) > 2:
+        raise Unbounded("it contracts several constants", "contract the constants first")
+    if any(isinstance(v, nn.Parameter) and v.requires_grad for v in operands):
+        raise Unbounded("it has no rule for a trained weight", "use nn.Linear, or torch.nn.functional.linear")
+    terms, arrow, output = equation.replace(" ", "").partition("->")
+    labels, place = terms.split(","), next(i for i, v in enumerate(operands) if isinstance(v, Value))
+    own, others = labels.pop(place), "".join(labels)
+    x, example = operands[place], own[0]
+    if not arrow or "." in equation or own.count(example) > 1 or example in others or output[0] != example:
+        raise Unbounded(
+            f"the equation {equation!r} does not name the batch as the first label of the activation and of the output "
+            "alone",
+            "write the equation in full with ->, without '...', as in 'bi,ij->bj'",
+        )
+    if not set(others) <= set(own + output):
+        raise Unbounded(f"{equation!r} sums the constant by itself", "sum the constant first")
+    constants = [real(v.tensor if isinstance(v, Constant) else v).cpu() for v in operands if not isinstance(v, Value)]
+    repeats = set(output) - set(others)
+    sizes = [1 if label in repeats else n for label, n in zip(own[1:], x.shape, strict=True)]
+    columns = math.prod(sizes)
+    repeated = math.prod(n for label, n in dict(zip(own[1:], x.shape, strict=True)).items() if label in repeats)
+    if columns * op.output_numel > LARGEST_MATRIX * repeated:
+        raise Unbounded("its matrix is too large for a norm", "use nn.Linear, or smaller constants")
+    basis = torch.eye(columns, dtype=torch.float64).reshape(columns, *sizes)
+    matrix = torch.einsum(equation, *constants[:place], basis, *constants[place:]).reshape(columns, -1)
+    rounding = max(0.0, op.norms.vector_norm(matrix) - float(torch.linalg.vector_norm(matrix)))
+    lipschitz = _spectral_norm(matrix.contiguous().numpy().tobytes(), columns) + rounding
+    return Bound(lipschitz * x.norm, lipschitz)
 
 
 @rule(
@@ -153,7 +215,7 @@ def cat(op: Operation, tensors: Sequence[Value], dim: int = 0) -> Bound:
     if not all(isinstance(v, Value) for v in values):
         raise Unbounded("cat of activations with constants has no rule", "add constants, or pad with zeros")
     op.inner_dims(dim, len(op.output_shape))
-    return Bound(root_of_squares([v.norm for v in values]), (1.0,) * len(values), quadrature=True)
+    return Bound(math.hypot(*(v.norm for v in values)), (1.0,) * len(values), quadrature=True)
 
 
 @rule(torch.stack)
@@ -247,17 +309,11 @@ def permute(op: Operation, x: Value, *order: Any, dims: Any = ()) -> Bound:
     return Bound(x.norm, 1.0)
 
 
-@rule("transpose", torch.transpose, "swapaxes", torch.swapaxes)
-def transpose(op: Operation, x: Value, dim0: int, dim1: int) -> Bound:
-    for dim in (dim0, dim1):
-        op.inner_dims(dim, len(x.shape))
-    return Bound(x.norm, 1.0)
-
-
-@rule("movedim", torch.movedim, "moveaxis", torch.moveaxis)
-def movedim(op: Operation, x: Value, source: Any, destination: Any) -> Bound:
-    for dims in (source, destination):
-        op.inner_dims(dims, len(x.shape))
+@rule("transpose", torch.transpose, "swapaxes", torch.swapaxes, "movedim", torch.movedim, "moveaxis", torch.moveaxis)
+def move(op: Operation, x: Value, *dims: Any, **named: Any) -> Bound:
+    """Bounds an exchange or a move of dimensions."""
+    for moved in (*dims, *named.values()):
+        op.inner_dims(moved, len(x.shape))
     return Bound(x.norm, 1.0)
 
 
@@ -286,6 +342,26 @@ def _root_of_number(op: Operation, x: Value, dims: Any, options: dict[str, Any])
     """Returns the square root of the number of entries that are reduced to one."""
     full_precision(*options.values())
     return math.sqrt(math.prod(x.shape[d] for d in op.inner_dims(dims, len(x.shape))))
+
+
+@rule("cumsum", torch.cumsum)
+def running_sum(op: Operation, x: Value, dim: int, dtype: torch.dtype | None = None) -> Bound:
+    """Bounds running sums over n entries by the norm of the triangular matrix of ones, 1 / (2 sin(pi / (4 n + 2))).
+
+    The inverse of its product with its transpose is tridiagonal, with the eigenvalues 4 sin(pi (2 k - 1) / (4 n + 2))^2
+    for k = 1, ..., n.
+    """
+    full_precision(dtype)
+    n = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
+    lipschitz = MARGIN / (2 * math.sin(math.pi / (4 * n + 2)))
+    return Bound(lipschitz * x.norm, lipschitz)
+
+
+@rule("logsumexp", torch.logsumexp)
+def log_sum_exp(op: Operation, x: Value, dim: int | Sequence[int], keepdim: bool = False) -> Bound:
+    """Bounds logsumexp over n entries: its gradient is a softmax, of norm at most 1, and it is ln n at zero."""
+    n = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
+    return Bound(x.norm + math.sqrt(op.output_numel) * math.log(n), 1.0)
 
 
 @rule("flip", torch.flip)

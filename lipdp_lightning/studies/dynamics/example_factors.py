@@ -19,7 +19,7 @@ from ...bounds.losses import Loss
 from ...clipping.factors import clip_factors
 from ...layers.scaled import ScaledLayer
 from ...mechanism.choice import scaling_of
-from ...mechanism.exact import Exact, ExactLayerwise
+from ...mechanism.radii import Exact, ExactLayerwise
 from ...privacy.plan import PrivacyPlan
 
 

@@ -14,6 +14,7 @@ from lipdp_lightning.studies.reproduce.catalogue import Listed
 from lipdp_lightning.studies.reproduce.entry import Cell, Entry, Options, Row, checked_cells, text_of
 from lipdp_lightning.studies.reproduce.entry_page import page
 from lipdp_lightning.studies.reproduce.output import Output
+from lipdp_lightning.studies.reproduce.quoted import insert, quotation
 from lipdp_lightning.studies.reproduce.store import Store, locked
 from lipdp_lightning.studies.reproduce.workers import run_cells
 
@@ -33,6 +34,7 @@ def reproduce(
     options: Options | None = None,
     jobs: int = 1,
     tell: Callable[[str], None] = lambda line: None,
+    into: Path | None = None,
 ) -> Reproduction:
     """Runs the cells that have no result yet, and writes figures and page from all rows.
 
@@ -44,11 +46,15 @@ def reproduce(
         options: the options of the command; by default a full run.
         jobs: the number of worker processes.
         tell: called with a line of progress for each cell.
+        into: a page that quotes the entry between its marks, if one is to be written anew; a run in which a cell failed
+            leaves it alone.
 
     Returns:
         The finished rows, the failed ones, and the path of the page.
     """
     entry, chosen = listed.entry, options or Options()
+    if into is not None:
+        insert(into, entry.name, "")  # a page without a place is refused before anything is run
     check_data([entry])
     cells = checked_cells(entry, chosen)
     output = Output(Path(out), entry.name)
@@ -68,6 +74,9 @@ def reproduce(
                 tell(f"[{done}/{len(cells)}] {describe(cells[outcome.index])}: {text}")
         rows, failed = store.finished(), store.failed()
         paragraph = "" if failed else entry.finish(rows, output)
+        if into is not None and not failed:
+            quoted = quotation(entry, rows, paragraph, made_by, command_of(entry, chosen))
+            write_atomically(into, insert(into, entry.name, quoted))
         text = page(entry, output, rows, failed, len(cells), paragraph, made_by, command_of(entry, chosen))
         return Reproduction(rows, failed, write_atomically(output.path(".md"), text))
 

@@ -209,6 +209,26 @@ def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str], tmp_p
         find("thesis-6.6.11")
 
 
+def test_a_page_quotes_what_was_found_between_its_marks(calls: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- begin tiny -->\n\nstale 17\n\n<!-- end tiny -->\nafter\n")
+    (calls / "fail-other-0.1-1").touch()
+    reproduce(listed(), tmp_path / "out", into=page)
+    assert "stale 17" in page.read_text(), "a run with a failed cell wrote the page"
+    (calls / "fail-other-0.1-1").unlink()
+    reproduce(listed(), tmp_path / "out", into=page)
+    text = page.read_text()
+    assert text.startswith("before\n<!-- begin tiny -->") and text.endswith("<!-- end tiny -->\nafter\n")
+    assert "There are 8 rows." in text and "certified ε" in text and "stale" not in text
+    reproduce(listed(), tmp_path / "out", into=page)
+    assert page.read_text() == text
+    for broken in ("", "<!-- begin tiny -->", "<!-- end tiny --> <!-- begin tiny -->"):
+        page.write_text(broken)
+        with pytest.raises(ValueError, match="no place for tiny"):
+            reproduce(listed(), tmp_path / "new", into=page)
+    assert not (tmp_path / "new").exists()
+
+
 def test_help_loads_no_entries() -> None:
     code = (
         "import sys; from lipdp_lightning.cli import main\n"

@@ -52,10 +52,16 @@ def configuration(data: str, method: str) -> tuple[Path, dict[str, Any]]:
 
 
 def run(cell: Cell) -> Row:
+    return train(cell, {})
+
+
+def train(cell: Cell, changes: dict[str, Any]) -> Row:
+    """Returns the row of a cell's data, method and seed, with changes of the configuration."""
     from lipdp_lightning.experiment import run_once
 
     data, method = str(cell["data"]), str(cell["method"])
-    file, changes = configuration(data, method)
+    file, own = configuration(data, method)
+    changes = own | changes
     if cell.get("steps") is not None:
         changes |= {"privacy.steps": cell["steps"], "privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
     secret = hashlib.sha256(f"{data}, {method}, {cell['seed']}".encode()).digest()[:16]

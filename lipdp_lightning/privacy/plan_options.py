@@ -1,16 +1,21 @@
-"""Checks of a plan's flat options, which find all problems at once, each with its reason and fix."""
+"""A plan's flat options: the form that is hashed, everything that is wrong with them, and what they ask for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lipdp_lightning.accounting.accountants import ACCOUNTANTS, ADJACENCIES
-from lipdp_lightning.accounting.events import LARGEST, SMALLEST, SMALLEST_DELTA, size_problems
-
+from ..accounting.accountants import ACCOUNTANTS, ADJACENCIES
+from ..accounting.events import LARGEST, SMALLEST, SMALLEST_DELTA, SMALLEST_EPSILON, size_problems
+from ..bound_text import upper_text
 from .plan_parts import with_defaults
+
+if TYPE_CHECKING:
+    from .plan import PrivacyPlan
 
 SWITCHABLE = ("worst_case", "layerwise", "joint")
 WITH_RADIUS = ("radius", "exact", "exact_layerwise")
@@ -242,3 +247,97 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, tuple) and all(
         isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) and _is_positive(p[1]) for p in value
     )
+
+
+# ---- what a user asks for
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """Holds the constants of a plan as a user gives them: the arguments of `PrivacyPlan.create`."""
+
+    dataset_size: int
+    expected_batch_size: float
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    delta: float | None = None
+
+    def plan(
+        self, make: Callable[[Mapping[str, Any]], PrivacyPlan], options: Mapping[str, Any], known: Collection[str]
+    ) -> PrivacyPlan:
+        """Returns the plan, with its noise calibrated to epsilon if that is given.
+
+        Args:
+            make: returns the plan of complete flat options.
+            options: further flat options.
+            known: the names of all flat options.
+
+        Raises:
+            ValueError: if the request or the options have problems; it lists all of them.
+        """
+        problems = list(self._problems())
+        if unknown := sorted(set(options) - set(known)):
+            problems.append(f"unknown options {', '.join(unknown)}.\nHINT: the options are {', '.join(sorted(known))}.")
+        fields = {name: value for name, value in options.items() if name in known} | self._constants()
+        with warnings.catch_warnings():  # the draft may hold placeholders, which must not cause warnings
+            warnings.simplefilter("ignore")
+            try:
+                draft = make(fields)
+            except ValueError as error:
+                raise ValueError("\n".join([str(error), *problems])) from None
+        if problems:
+            raise ValueError("\n".join(problems))
+        if self.epsilon is not None:
+            fields["noise_multiplier"] = _calibrated_noise(draft, self.epsilon)
+        return make(fields)
+
+    def _constants(self) -> dict[str, Any]:
+        """Returns the constants of a draft; what is not known yet, or not valid, has a placeholder."""
+        from ..accounting.calibrate import steps_for_epochs
+
+        size, batch, steps = self.dataset_size, self.expected_batch_size, self.steps
+        if self.epochs is not None and _is_positive(self.epochs) and size >= 1 and 0 < batch < math.inf:
+            steps = steps_for_epochs(self.epochs, size, batch)
+        return {
+            "dataset_size": size,
+            "expected_batch_size": batch,
+            "steps": 1 if steps is None else steps,
+            "delta": (1 / size if size > 1 else 0.5) if self.delta is None else self.delta,
+            "noise_multiplier": 1.0 if self.noise_multiplier is None else self.noise_multiplier,
+        }
+
+    def _problems(self) -> Iterator[str]:
+        epsilon, epochs = self.epsilon, self.epochs
+        if (epsilon is None) == (self.noise_multiplier is None):
+            yield "epsilon and noise_multiplier: exactly one is needed, the other follows.\nHINT: epsilon=3"
+        if epsilon is not None and not _is_positive(epsilon):
+            yield f"epsilon {epsilon} is not a positive finite number.\nHINT: epsilon=3"
+        elif epsilon is not None and epsilon < SMALLEST_EPSILON:
+            yield f"epsilon {epsilon} is below {upper_text(SMALLEST_EPSILON)}: noise drowns any model.\nHINT: epsilon=3"
+        if (epochs is None) == (self.steps is None):
+            yield "epochs and steps: exactly one is needed, the other follows.\nHINT: epochs=60"
+        if epochs is not None and not _is_positive(epochs):
+            yield f"epochs {epochs} is not a positive number.\nHINT: epochs=60"
+
+
+def _calibrated_noise(plan: PrivacyPlan, epsilon: float) -> float:
+    """Returns the gradient's noise multiplier for which the whole run, with votes and statistics, meets epsilon."""
+    from ..accounting.calibrate import calibrate_noise
+
+    joined, _ = calibrate_noise(
+        epsilon, plan.delta, plan.sample_rate, plan.steps, plan.accountant, plan.adjacency,
+        plan.max_examples_per_unit, preliminary=plan.preliminary_events(),
+    )  # fmt: skip
+    votes = plan.radius_noise_multiplier
+    if votes is None:
+        return joined
+    if votes <= joined:
+        raise ValueError(
+            f"radius_noise_multiplier {votes} alone spends more than epsilon {epsilon}: "
+            f"the step as a whole needs {joined:.4g}, and nothing is left for the gradient.\n"
+            f"HINT: radius_noise_multiplier of about {5 * joined:.3g} costs the gradient 2 %."
+        )
+    gradient = 1 / math.sqrt((1 / joined) ** 2 - (1 / votes) ** 2)
+    return gradient * (1 + 1e-12)  # so that rounding does not make the joined multiplier too small

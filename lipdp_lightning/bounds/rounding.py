@@ -1,18 +1,14 @@
-"""Checks before a certificate is given: the arguments, and whether noise can be scaled to the bounds."""
+"""Rounding, and the range of floating-point numbers: the margins of a certificate, and what no margin covers."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, SupportsBytes
+from typing import SupportsBytes
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..norms.operators import NormSource, Operator
-from .certificate import GroupBound
-from .graph import CertificationError, Problem, alterations, structural_problems
-from .losses import Loss, as_loss
+from .graph import Problem, node_path
 
 # The rounding of one operation, relative to its bound, by the dtype that it is computed in. Under bfloat16 autocast the
 # operand and the result are rounded; RoundedNorms covers the rounding of the weights.
@@ -50,16 +46,9 @@ class RoundedNorms(NormSource):
         return self._source.vector_norm(vector) * (1 + ROUNDING)
 
 
-def refuse_all(problems: list[Problem]) -> None:
-    if problems:
-        raise CertificationError(problems)
-
-
-def checked_loss(model: nn.Module, input_bound: float, loss: Any, compute_dtype: torch.dtype) -> Loss:
+def dtype_problems(model: nn.Module, compute_dtype: torch.dtype) -> list[Problem]:
+    """Finds parameters, and a precision of the pass, for whose rounding there is no margin."""
     problems = []
-    if not (isinstance(input_bound, int | float) and math.isfinite(input_bound) and input_bound > 0):
-        hint = "the radius of the ball that BoundedInput keeps every example in, such as 1.0"
-        problems.append(Problem("input_bound", f"{input_bound!r} is not a positive, finite number", hint))
     if compute_dtype not in OPERATION_MARGIN:
         hint = "float32, float64 or bfloat16; float16 needs a loss scaler, which changes every bound"
         problems.append(Problem("compute_dtype", f"{compute_dtype} is not a supported floating dtype", hint))
@@ -70,34 +59,18 @@ def checked_loss(model: nn.Module, input_bound: float, loss: Any, compute_dtype:
         elif parameter.requires_grad and parameter.dtype == torch.bfloat16:
             reason = "it is trained in bfloat16, which would round the gradient's sum over the batch"
             problems.append(Problem(name, reason, "keep it in float32 and compute under bfloat16 autocast"))
-    certified: Loss | None = None
-    try:
-        certified = as_loss(loss)
-    except ValueError as error:
-        problems.append(loss_problem(error))
-    if problems or certified is None:
-        raise CertificationError(problems + alterations(model) + structural_problems(model))
-    return certified
+    return problems
 
 
-def loss_problem(error: ValueError) -> Problem:
-    reason, _, hint = str(error).partition(" HINT: ")
-    return Problem("loss", reason.rstrip("."), hint.rstrip("."))
-
-
-def unbounded(groups: tuple[GroupBound, ...], named: Mapping[str, nn.Parameter]) -> list[Problem]:
-    """Finds trained parameters that no use bounds, and groups whose bound is too large to scale noise to."""
+def range_problems(node: fx.Node, norm: float, cotangent: float) -> list[Problem]:
+    """Finds values, or cotangents on the way to a parameter, that float32 may round to infinity or to zero."""
     problems = []
-    covered = {name for group in groups for name in group.parameters}
-    for name, parameter in named.items():
-        if parameter.requires_grad and name not in covered:
-            hint = (
-                "freeze it with requires_grad_(False), remove it, or return a ParameterUse for it from the rule of "
-                "the layer that holds it"
-            )
-            problems.append(Problem(name, "this trained parameter has no bound: no certified operation uses it", hint))
-    for group in groups:
-        if not group.worst_case < LARGEST_BOUND:
-            hint = "limit the layers' norms by a projection, or put BoundedInput first"
-            problems.append(Problem(group.name, f"its sensitivity bound is {group.worst_case}", hint))
+    if 0 < norm < SMALLEST_BOUND:
+        reason = f"its values are at most {norm:.3g}, where float32 rounds them up by more than the margin"
+        problems.append(Problem(node_path(node), reason, "drop extreme constants"))
+    size = max(norm, cotangent)
+    if not size < LARGEST_BOUND:
+        reason = f"its values or cotangents may reach {size:.3g}, where float32 overflows"
+        hint = "bound the layers' norms by a projection, put BoundedInput first, or drop extreme constants"
+        problems.append(Problem(node_path(node), reason, hint))
     return problems
