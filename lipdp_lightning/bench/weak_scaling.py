@@ -8,6 +8,7 @@ PrivateStrategy: Poisson sample, certificate, noise, the one sum over processes,
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import statistics
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,9 +37,10 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class WeakScaling:
-    """Medians over the steps of all turns, in seconds of wall time; ``efficiency`` is ``one / many``.
+    """Medians over the steps of all turns, in seconds of wall time.
 
-    ``load`` is the machine's load average before the measurement.
+    ``efficiency`` is the median over turns of the ratio of both worlds' medians in that turn, and ``lowest`` and
+    ``highest`` are the quartiles of these ratios. ``load`` is the machine's load average before the measurement.
     """
 
     model: str
@@ -48,8 +51,15 @@ class WeakScaling:
     one: float
     many: float
     efficiency: float
+    lowest: float
+    highest: float
     processors: int
     load: float
+
+    @property
+    def is_quiet(self) -> bool:
+        """Returns whether every process can have had a processor of its own."""
+        return self.processes + self.load <= self.processors + 0.5
 
 
 class Turns(Callback):
@@ -106,36 +116,55 @@ def measure_scaling(model: str, batch_size: int, processes: int, turns: int, lim
     machine = os.cpu_count() or 1, os.getloadavg()[0]
     worlds = [_world(model, batch_size, size, turns) for size in sizes]
     deadline = time.monotonic() + limit
-    times: list[list[float]] = [[], []]
+    times: list[list[list[float]]] = [[], []]
     try:
         for world in worlds:
             world.answer(deadline - time.monotonic())
         for _ in range(turns):
             for taken, world in zip(times, worlds, strict=True):
                 left = deadline - time.monotonic()
-                taken += world.ask(left, steps=STEPS_PER_TURN, warm_up=WARM_UP)["seconds"]
+                taken.append(world.ask(left, steps=STEPS_PER_TURN, warm_up=WARM_UP)["seconds"])
     finally:
         for world in worlds:
             world.close()
-    one, many = map(statistics.median, times)
-    return WeakScaling(model, batch_size, processes, turns, len(times[0]), one, many, one / many, *machine)
+    return summarized(model, batch_size, processes, times, *machine)
+
+
+def summarized(
+    model: str,
+    batch_size: int,
+    processes: int,
+    times: Sequence[Sequence[Sequence[float]]],
+    processors: int,
+    load: float,
+) -> WeakScaling:
+    """Returns the summary of the seconds of all steps, by world and turn; neighbours in time are compared."""
+    ratios = [statistics.median(one) / statistics.median(many) for one, many in zip(*times, strict=True)]
+    lowest, middle, highest = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    one, many = (statistics.median(itertools.chain.from_iterable(turns)) for turns in times)
+    steps = sum(map(len, times[0]))
+    return WeakScaling(
+        model, batch_size, processes, len(ratios), steps, one, many, middle, lowest, highest, processors, load
+    )  # fmt: skip
 
 
 def as_row(result: WeakScaling) -> dict[str, Any]:
-    return asdict(result)
+    return asdict(result) | {"quiet": result.is_quiet}
 
 
 def printed(row: dict[str, Any]) -> str:
     """Returns the table for the terminal."""
     from ..report.tables import render_table
 
-    headers = ("model", "batch per process", "processes", "step on one s", "step on all s", "efficiency")
-    cells = tuple(row[k] for k in ("model", "batch_size", "processes", "one", "many", "efficiency"))
+    headers = ("model", "batch per process", "processes", "step on one s", "step on all s", "efficiency", "quartiles")
+    quartiles = f"{row['lowest']:.3f} to {row['highest']:.3f}"
+    cells = (*(row[k] for k in ("model", "batch_size", "processes", "one", "many", "efficiency")), quartiles)
     text = render_table(headers, [cells], title="Weak scaling of private steps") + (
-        f"\nwall time, medians of {row['steps']} steps in {row['turns']} alternating turns of {STEPS_PER_TURN}, one "
-        f"thread per process; processors: {row['processors']}, load average before: {row['load']:.1f}\n"
+        f"\nwall time, medians of {row['steps']} steps; efficiency, median of the ratios of {row['turns']} turns of "
+        f"{STEPS_PER_TURN} steps, which alternate, and their quartiles; one thread per process; "
+        f"processors: {row['processors']}, load average before: {row['load']:.1f}\n"
     )
-    if row["processes"] + row["load"] > row["processors"] + 0.5:
+    if not row["quiet"]:
         text += "the processes had to share processors: this says nothing about their efficiency\n"
     return text
 

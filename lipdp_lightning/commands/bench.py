@@ -42,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--certificate", action="store_true", help="measure certificate and projection per step, beside a pass, instead"
     )
     modes.add_argument(
+        "--estimate",
+        action="store_true",
+        help="print an estimate on paper of steps on GPUs, and what it rests on, instead",
+    )
+    modes.add_argument(
         "--scaling", nargs="?", const="convnet-1.6m", metavar="MODEL",
         help="measure weak scaling instead: --processes processes against one, with the first --batch-size for each",
     )  # fmt: skip
@@ -91,6 +96,11 @@ def run(args: argparse.Namespace) -> int:
         return _scaling(args)
     if args.check is not None:
         return _check(args)
+    if args.estimate:
+        from ..studies.performance_page import estimate_section
+
+        sys.stdout.write(estimate_section())
+        return 0
     if args.growth:
         return _growth(args)
     if args.certificate:

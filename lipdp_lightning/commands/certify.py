@@ -49,6 +49,12 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return own, ["--config", own.config, *rest]
 
 
+MARGIN = (
+    "rounding: delta holds a margin. Its part for adding up in float32 rests on measurements, not on a proof; "
+    "docs/guarantee.md, Sums over the batch"
+)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Returns 0, or 1 if the attack found a ratio above 1."""
     own, rest = _split(arguments)
@@ -66,6 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         groups = group_table(rows, title="Parameter groups: noise of the first step")
         lines = [f"scaling: {experiment.plan.scaling}, {why}"] if (why := experiment.scaling_reason) else []
         lines += [f"forecast: {found.verdict()}"] if found is not None else []
+        lines.append(MARGIN)
         facts = "".join(f"{line}\n\n" for line in lines)
         show(f"{groups}\n\n{facts}{certificate_table(certificate, report)}\n")
     return 1 if report is not None and report.violations() else 0

@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         page.append(f"{'ok  ' if finding.passed else 'FAIL'} {name:<{wide}}  {finding.text}")
         page += [] if finding.passed else [f"     {'':<{wide}}  HINT: {finding.hint}"]
     failed = sum(not finding.passed for _, finding in lines)
+    if passed and device.type == "cpu" and torch.cuda.is_available():
+        page.append("this was the CPU: --device cuda looks at the GPU")
     page.append("every line passes" if passed else f"{failed} of {len(lines)} lines fail")
     show("\n".join(page) + "\n")
     return 0 if passed else 1

@@ -19,8 +19,8 @@ from ..kernels.numeric_environment import gpu_facts
 from .finding import Finding
 
 NEEDED = {
-    "torch": (2, 4), "lightning": (2, 6), "torchmetrics": (1, 4), "numpy": (1, 26), "numba": (0, 60),
-    "cryptography": (47,), "dp-accounting": (0, 4),
+    "torch": (2, 9), "lightning": (2, 6), "torchmetrics": (1, 4), "numpy": (1, 26), "numba": (0, 60),
+    "cryptography": (47,), "dp-accounting": (0, 5),
 }  # fmt: skip
 _SPACE = 1 << 30
 _WRITTEN = 1 << 24

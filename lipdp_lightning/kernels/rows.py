@@ -41,7 +41,7 @@ def patch_norms(images: Tensor, counts: Tensor, groups: int, more: int = 0) -> T
         more: is added to the squared norm: the number of positions where a bias is trained.
     """
     if not usable(images):
-        norms: Tensor = _patch_norms(images, counts, groups, more)
+        norms: Tensor = (_patch_norms if images.is_cuda else patch_norms_by_torch)(images, counts, groups, more)
         return norms
     found, shape = torch.empty(images.shape[0], dtype=torch.float32), images.shape
     flat = images.reshape(shape[0], shape[1], math.prod(shape[2:]))

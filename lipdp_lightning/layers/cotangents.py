@@ -26,7 +26,7 @@ class _Clip(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        return _clipped(cotangent, ctx.radius), None
+        return (_clipped if cotangent.is_cuda else clipped_by_torch)(cotangent, ctx.radius), None
 
 
 def clipped_by_torch(cotangent: Tensor, radius: float) -> Tensor:

@@ -41,6 +41,12 @@ def test_a_sound_machine_passes_on_one_page(tmp_path: Path, capsys: pytest.Captu
     assert os.listdir(tmp_path) == ["bin"], "it left something behind"
 
 
+def test_the_versions_asked_for_are_those_of_the_installation() -> None:
+    declared = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    for package, least in machine.NEEDED.items():
+        assert f'"{package}>={".".join(map(str, least))}' in declared
+
+
 def test_json_has_the_same_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--device", "cpu", "--run-dir", str(tmp_path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
