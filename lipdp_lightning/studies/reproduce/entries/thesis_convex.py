@@ -80,7 +80,8 @@ def finish(rows: Rows, out: Output) -> str:
         for e in epsilons
     )
     scores = "; ".join(
-        f"at {upper_text(e)}: output perturbation {_mean(rows, METHODS[0], e):.3f}, noisy SGD {_mean(rows, METHODS[2], e):.3f}"
+        f"at {upper_text(e)}: output perturbation {_mean(rows, METHODS[0], e):.3f}, "
+        f"noisy SGD {_mean(rows, METHODS[2], e):.3f}"
         for e in epsilons
     )
     return (
