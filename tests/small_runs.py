@@ -61,9 +61,9 @@ def make_plan(**options: Any) -> PrivacyPlan:
         return PrivacyPlan.from_dict(chosen)
 
 
-def make_network(seed: int = 0) -> nn.Module:
+def make_network(seed: int = 0, hidden: int = 8) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 8), MaxMin(), nn.Linear(8, 3))
+    return nn.Sequential(nn.Linear(6, hidden), MaxMin(), nn.Linear(hidden, 3))
 
 
 def make_module(rate: float = 0.1, kind: type[PrivateModule] = PrivateModule, **options: Any) -> PrivateModule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -429,19 +429,24 @@ def test_the_cotangent_passed_on_is_not_scaled() -> None:
 class SumsWithoutSquares(Joint):
     """One factor for the mean of the groups' ratios in place of the root of their squares."""
 
-    def _combined(self, sums: Sequence[Tensor | float], rows: int, device: torch.device) -> Tensor:
-        total = sum((torch.as_tensor(t).expand(rows) for t in sums), torch.zeros(rows))
-        return len(sums) / total.clamp_min(1e-12)
+    def _factors(self, rows: int, device: torch.device) -> Tensor:
+        total = torch.stack(weighted_norms(self, rows)).sum(0) + sum(self._constants)
+        return len(self._constants) / total.clamp_min(1e-12)
 
 
 class SquaresEachUse(Joint):
     """Root of squares over the uses of a layer, where the gradients of the uses add."""
 
     def _factors(self, rows: int, device: torch.device) -> Tensor:
-        squares = torch.stack([size for _, size in self._measured(rows)]).square().sum(0) + math.fsum(
+        squares = torch.stack(weighted_norms(self, rows)).square().sum(0) + math.fsum(
             constant**2 for constant in self._constants
         )
         return squares.sqrt().clamp_min(1e-12).reciprocal()
+
+
+def weighted_norms(scaling: Joint, rows: int) -> list[Tensor]:
+    """Returns l_u n_iu / tau_k of every use that is measured."""
+    return [norms * weight for norms, (_, weight) in zip(scaling._measured(rows), scaling._terms, strict=True)]
 
 
 class LeavesOutWhatItCannotMeasure(Joint):

@@ -21,9 +21,9 @@ from lipdp_lightning.adoption.privatize import Privatized
 class Project(lightning.LightningModule):
     """An ordinary project; its name in a test says how it differs from this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 8) -> None:
         super().__init__()
-        self.net = make_network()
+        self.net = make_network(hidden=hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.net(x)

@@ -232,8 +232,8 @@ IgnoresTheBound = stating(lambda m, n: dict.fromkeys(n.deviations, m.plan.noise_
 class UnboundedInput(PrivateModule):
     """Trains on inputs as they come, certified as if they were in the ball."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.network(x)
+    def _of_bounded(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return network(x)
 
 
 def mean_loss(subject: Subject) -> None:

@@ -680,7 +680,7 @@ def loop_weights(world: World, noise: float = 0.0, mode: str = "distributed", cr
 
 def project_weights(
     world: World, scaling: str = "joint", noise: float = 0.0, mode: str = "distributed", crash: int | None = None,
-    folder: str = "", missing_on: int | None = None, steps: int = 12,
+    folder: str = "", missing_on: int | None = None, steps: int = 12, hidden: int = 8,
 ) -> dict[str, Any]:  # fmt: skip
     """Weights of an ordinary project that privatize() has made private, after its own Trainer's fit."""
     from small_projects import Project, all_weights, fit, held_out, loader, privatize, rows
@@ -688,7 +688,8 @@ def project_weights(
     plan = make_plan(**SCALINGS[scaling], noise_multiplier=noise, max_norm=None, steps=steps)
     x, y = rows()
     data = loader(x[1:], y[1:]) if world.rank == missing_on else loader()
-    private = privatize(Project(), data, plan=plan, input_bound=1.0, noise_mode=mode, run_dir=folder or None)
+    project = Project(hidden)
+    private = privatize(project, data, plan=plan, input_bound=1.0, noise_mode=mode, run_dir=folder or None)
     callbacks = [] if crash is None else [Crash(crash)]
     try:
         trainer = fit(private, *callbacks, held_out=held_out(), **world.trainer_options(), precision="64-true")

@@ -21,12 +21,13 @@ def test_two_processes_of_a_project_end_as_one(worlds: Worlds, scaling: str) -> 
 @pytest.mark.parametrize("mode", ["distributed", pytest.param("replicated", marks=pytest.mark.slow)])
 def test_noise_on_two_processes_is_that_of_the_plan(worlds: Worlds, mode: str) -> None:
     """Each process adds its share: one step moves the weights as far as on one process, and they stay equal."""
-    first, second = worlds.run("project_weights", 2, noise=50.0, steps=1, mode=mode)
+    options = {"steps": 1, "hidden": 200}  # 2003 weights: the ratio has a deviation of 2.2 %
+    first, second = worlds.run("project_weights", 2, noise=50.0, mode=mode, **options)
     assert first["weights"] == second["weights"]
-    (quiet,), (alone,) = (worlds.run("project_weights", 1, noise=noise, steps=1) for noise in (0.0, 50.0))
+    (quiet,), (alone,) = (worlds.run("project_weights", 1, noise=noise, **options) for noise in (0.0, 50.0))
     moved = [float(np.std(np.array(run["weights"]) - np.array(quiet["weights"]))) for run in (first, alone)]
     assert moved[1] > 0.05
-    assert 0.75 < moved[0] / moved[1] < 1.33, "a share that is missing gives .71, and one too many 1.41"
+    assert 0.88 < moved[0] / moved[1] < 1.14, "a share that is missing gives .71, and one too many 1.41"
 
 
 @pytest.mark.slow

@@ -349,10 +349,18 @@ def test_the_cotangent_passed_on_is_not_scaled() -> None:
     """Measured are the gradients of the loss itself, whatever the layers behind were scaled by."""
     harness = harness_of("convnet", radius=1e-6)
     seen: list[Tensor] = []
-    first = harness.module.network[0]
-    first.register_forward_hook(
-        TrustedHook(lambda m, a, out: out.register_hook(lambda c: seen.append(c.clone())) and None)
-    )
+
+    class Seen(torch.autograd.Function):  # a hook on a tensor would be one that is attached within a step
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+            seen.append(cotangent.clone())
+            return cotangent
+
+    harness.module.network[0].register_forward_hook(TrustedHook(lambda layer, args, output: Seen.apply(output)))
     batch = random_batch(4, harness.input_shape, CLASSES)
     harness.release(batch)
     harness.mechanism.scaling.detach(harness.module.network)
