@@ -201,7 +201,7 @@ KNOWS = {
     "tuning": "accounting bound_text experiment extras files privacy report training",
     "bench": "bounds data_modules extras files kernels layers mechanism models norms privacy report training",
     "studies": (
-        "accounting audit augmentations bench bound_text bounds calibration callbacks clipping conversion curves "
+        "accounting audit augmentations bench bound_text bounds calibration clipping conversion curves "
         "data_modules experiment features files forecast layers mechanism models norms privacy report training"
     ),
     "doctor": "bounds kernels layers mechanism norms privacy",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsBytes
 
@@ -25,10 +25,11 @@ from .graph import (
     structural_problems,
     trace,
     unsupported,
+    with_calls,
 )
 from .identity import NetworkIdentity
 from .losses import Loss, as_loss
-from .registry import Rule, function_rule, module_rule
+from .registry import Rule, function_rule, in_pieces, module_rule
 from .rehearsal import rehearse
 from .rounding import LARGEST_BOUND, OPERATION_MARGIN, RoundedNorms, dtype_problems, range_problems
 from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes
@@ -137,6 +138,8 @@ class Certifier:
             self.loss.lipschitz(self._output.meta["shape"])
         except ValueError as error:
             raise CertificationError([_loss_problem(error)]) from error
+        self._calls = _calls_in_pieces(self._steps)
+        self._in_pieces = with_calls(self._graph, self._calls) if self._calls else self._graph
         self._caps = _caps(self._steps, self._cotangent_caps, self._margin)
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
@@ -160,14 +163,29 @@ class Certifier:
         could find out that it is no longer traced, does not run. A network that its own ``compile()`` has compiled is
         called itself.
         """
+        self.refuse_sums_of_torch()
         if self._model._compiled_call_impl is not None:
             called: Tensor = self._model(x)
             return called
         if any(self._looking):  # trusted hooks of modules that the graph does not call
             with torch.no_grad():
                 self._model(x)
-        output: Tensor = self._graph.forward(x)
+        output: Tensor = self._in_pieces.forward(x)
         return output
+
+    def refuse_sums_of_torch(self) -> None:
+        """Refuses weights whose gradient torch itself would sum over the batch in :meth:`run`.
+
+        The margin of a sensitivity covers the rounding of sums that are formed in pieces, as the scaled layers do. The
+        graph calls functions that do so, too; a compiled network calls torch's.
+
+        Raises:
+            CertificationError: If there are such weights; it lists every use of them.
+        """
+        compiled = self._model._compiled_call_impl is not None
+        summed = [step.node for step in self._steps if _sums_over_batch(step)]
+        of_torch = [node for node in summed if compiled or node not in self._calls]
+        _refuse([Problem(node_path(n), *(_COMPILED if n in self._calls else _UNCONVERTED)) for n in of_torch])
 
     def certify(self, state: SupportsBytes = b"") -> Certificate:
         """Returns bounds for the network and its weights as they are now.
@@ -393,6 +411,32 @@ def _output_node(graph: fx.GraphModule) -> fx.Node:
 _STEADY = "write a forward that computes the same at every call, from its input, parameters, buffers and constants"
 
 _UNSTEADY = " is a clock, a source of random numbers or an iterator, and gives something else at every call"
+
+
+_UNCONVERTED = (
+    "torch would sum the gradient of its weight over the batch in one product, and no margin covers the rounding",
+    "use nn.Linear or a convolution of torch.nn itself, not a subclass, and make_private",
+)
+_COMPILED = (
+    "a network that its own compile() has compiled sums the gradient of this weight over the batch in one product, and "
+    "no margin covers the rounding",
+    "use nn.Linear or a convolution of torch.nn, or do not compile the network",
+)
+_SUMMED = (
+    rules.linear.linear_bound, rules.linear.linear_module, rules.linear.conv_bound, rules.linear.conv_module,
+    rules.transposed.transposed_bound, rules.transposed.transposed_module,
+)  # fmt: skip
+
+
+def _sums_over_batch(step: _Step) -> bool:
+    """Returns whether torch would sum the gradient of a trained weight or bias over the batch in one product."""
+    return bool(step.trained) and not step.scalable and step.rule in _SUMMED
+
+
+def _calls_in_pieces(steps: list[_Step]) -> dict[fx.Node, Callable[..., Any]]:
+    """Returns the functions that replace those of torch which read trained parameters."""
+    found = {s.node: in_pieces(s.node.target) for s in steps if s.module is None and _sums_over_batch(s)}
+    return {node: function for node, function in found.items() if function is not None}
 
 
 _KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract_from, rules.structure.multiply)

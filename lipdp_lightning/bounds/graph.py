@@ -6,7 +6,7 @@ import gc
 import operator
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -160,6 +160,16 @@ def trace(model: nn.Module) -> fx.GraphModule:
     finally:
         for name in [n for n in vars(model) if n.startswith("_tensor_constant") and n not in kept]:
             delattr(model, name)  # the graph holds it, too
+
+
+def with_calls(graph: fx.GraphModule, calls: Mapping[fx.Node, Callable[..., Any]]) -> fx.GraphModule:
+    """Returns a graph over the same modules and tensors that calls other functions at some of its nodes."""
+    copied: dict[fx.Node, Any] = {}
+    fresh = fx.Graph()
+    fresh.output(fresh.graph_copy(graph.graph, copied))
+    for node, function in calls.items():
+        copied[node].target = function
+    return fx.GraphModule(graph, fresh)
 
 
 def made_from_input(graph: fx.GraphModule) -> set[fx.Node]:

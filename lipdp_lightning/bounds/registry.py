@@ -14,6 +14,8 @@ from .values import Bound, Operation, Value
 Rule = Callable[..., Bound]
 Target = type | Callable[..., object] | str
 R = TypeVar("R", bound=Rule)
+Function = Callable[..., object]
+S = TypeVar("S", bound=Function)
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Refusal:
 _RULES: dict[Target, Rule] = {}
 _REFUSALS: dict[Target, Refusal] = {}
 _TAKES_BATCH_SIZE: set[Target] = set()
+_IN_PIECES: dict[Target, Function] = {}
 
 
 def rule(*targets: Target, takes_batch_size: bool = False) -> Callable[[R], R]:
@@ -139,3 +142,25 @@ def takes_batch_size(target: Target) -> bool:
 def registered() -> tuple[Target, ...]:
     """Returns every operation that has a rule."""
     return tuple(_RULES)
+
+
+def sums_in_pieces(*targets: Function) -> Callable[[S], S]:
+    """Registers what a certified graph calls in place of functions of torch that read a trained parameter.
+
+    The function computes the same, and sums the parameter's gradient over the batch so that the margin of a sum covers
+    the rounding.
+
+    Args:
+        targets: The functions of torch.
+    """
+
+    def register(function: S) -> S:
+        _IN_PIECES.update(dict.fromkeys(targets, function))
+        return function
+
+    return register
+
+
+def in_pieces(target: Target) -> Function | None:
+    """Returns what a certified graph calls in place of a function of torch that reads a trained parameter."""
+    return _IN_PIECES.get(target)

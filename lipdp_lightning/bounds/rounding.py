@@ -32,6 +32,8 @@ class RoundedNorms(NormSource):
     if the norm is small because entries cancel, rounding may undo the cancellation.
     """
 
+    rounding, covered = ROUNDING, 2  # those of the operand and of the result
+
     def __init__(self, source: NormSource) -> None:
         self._source = source
 

@@ -1,5 +1,6 @@
 """Layers that torch lacks or does not bound."""
 
+from . import functions
 from .convert import make_private
 from .cotangents import CotangentClip, scale_cotangent
 from .dropout import KeyedDropout
@@ -24,6 +25,6 @@ __all__ = [
     "BoundedInput", "Centre", "CotangentClip", "FrozenFeatures", "GroupNorm", "GroupSort", "Householder",
     "InstanceNorm", "KeyedDropout", "LayerNorm", "MaxMin", "Residual", "ScaledConv1d", "ScaledConv2d",
     "ScaledConvTranspose1d", "ScaledConvTranspose2d", "ScaledL2Pool2d",
-    "ScaledLayer", "ScaledLinear", "TemperedSigmoid", "make_private",
+    "ScaledLayer", "ScaledLinear", "TemperedSigmoid", "functions", "make_private",
     "scale_cotangent",
 ]  # fmt: skip

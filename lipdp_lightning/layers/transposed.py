@@ -55,6 +55,17 @@ class _Transposed(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None, None, None, None
 
 
+def transposed(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, keep: Keep | None,
+    options: tuple[Any, ...], output_padding: list[int],
+) -> Tensor:  # fmt: skip
+    """Returns a transposed convolution, and multiplies example i's gradient in (weight, bias) by factor[i].
+
+    The arguments are those of ``layers.scaled.scaled``; the options are those of the convolution whose adjoint it is.
+    """
+    return _Transposed.apply(inputs, weight, bias, factor, keep, options, output_padding)
+
+
 class _ScaledTransposed(ScaledLayer):
     """The code that both ranks share.
 
@@ -72,7 +83,7 @@ class _ScaledTransposed(ScaledLayer):
         factor = self._factor(lambda: self.example_norms(input))
         options = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups)
         keep, further = self._keep(options), list(layer.output_padding)
-        return _Transposed.apply(input, layer.weight, layer.bias, factor, keep, options, further)
+        return transposed(input, layer.weight, layer.bias, factor, keep, options, further)
 
     def example_norms(self, input: Tensor) -> Tensor:
         """Returns n_ik = sqrt(kappa^2 ||x_i||^2 + P), the bound of the certificate for this example."""

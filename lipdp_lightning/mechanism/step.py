@@ -76,7 +76,10 @@ class Mechanism:
         self._digest = KeyedDigest(derive_key(secret, "state"))
         self._contributed = KeyedDigest(derive_key(secret, "contribution"))
         self._state: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        assert isinstance(certifier.norms, Follower), "training needs a Certifier with a Follower"
+        self._follower = certifier.norms
         self.certificate = certifier.certify()
+        certifier.refuse_sums_of_torch()
         self._identity = certifier.identity
         self._trained = [(group.name, group.parameters) for group in self.certificate.groups]
         self._influence, self._switches = plan.influence_at(0), plan.first_switched_step < math.inf
@@ -90,8 +93,6 @@ class Mechanism:
         shards = self.place.world_size if self.place.mode == "sharded" else 1
         self.owners = dict(zip(flat, owners_of([p.numel() for p in flat], shards), strict=True)) if shards > 1 else {}
         """The rank that owns each parameter; empty if every rank updates all of them."""
-        assert isinstance(certifier.norms, Follower), "training needs a Certifier with a Follower"
-        self._follower = certifier.norms
         self._projector = Projector(self._follower, plan, self.certificate, named)
         self._certified_versions: list[tuple[int, int]] = []
         # torch numbers all hooks on modules, tensors and nodes; this many were there at the certificate

@@ -38,7 +38,13 @@ class NormSource:
 
     A weight is named by the parameter or buffer that holds it, such as ``"blocks.0.conv.weight"``. The order of
     requests means nothing: a source that remembers anything keeps it by that name, and by the operator.
+
+    Attributes:
+        rounding: The largest relative error of one rounding in the precision that the network computes in.
+        covered: The number of roundings of a value for which the margin of an operation pays.
     """
+
+    rounding, covered = 2.0**-24, 7
 
     def begin(self, state: SupportsBytes = b"") -> None:
         """Starts a new walk over the graph; weights may have changed since the last one.

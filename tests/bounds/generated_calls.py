@@ -42,6 +42,7 @@ FROZEN = Made("frozen parameter", lambda m, x: m.frozen)
 WEIGHT = Made("weight", lambda m, x: m.weight)
 KERNEL1 = Made("kernel 1d", lambda m, x: m.kernel1)
 KERNEL2 = Made("kernel 2d", lambda m, x: m.kernel2)
+ADJOINT2 = Made("kernel 2d of four channels", lambda m, x: m.adjoint2)
 MODULE = Made("module", lambda m, x: nn.Flatten())
 LISTED = Made("public list", lambda m, x: m.listed)
 PAIR = Made("[x, -x]", lambda m, x: [x, -x])
@@ -57,6 +58,7 @@ _SIDES = (
     (1.0, 1.0), (1, BATCH), "same", "valid", *_NUMBERS,
 )  # fmt: skip
 _FLAGS = (False, True, None, "yes")
+_FURTHER = (0, 1, (0,), (0, 1), (1, 0), (1, 1, 1), -1, (-1, 0), 2, (2, 1), 7, (), 0.0, 1.0, (0, BATCH), *_NUMBERS)
 _SIZES = (SIZE, (-1, 2, 2), (-1, 4, 1), (-1, 1, 4), (2, 2), (BATCH, 8), (4, -1), (-1, BATCH, 1), (SELDOM, -1), (),
           (-1,), (BATCH, SELDOM, -1), -1, (BATCH, 2, 4), (2, -1, 1))  # fmt: skip
 
@@ -71,7 +73,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
                      "chunks", "split_size", "split_size_or_sections", "sections", "indices", "group_size", "shifts",
                      "tensor_indices_or_sections", "split_sizes", "channels"), _COUNTS),
     "rounding_mode": (None, "floor", "trunc"),
-    **dict.fromkeys(("padding", "pad"), _SIDES),
+    **dict.fromkeys(("padding", "pad"), _SIDES), "output_padding": _FURTHER,
     **dict.fromkeys(("inplace", "keepdim", "ceil_mode", "count_include_pad", "return_indices", "half_to_float",
                      "implicit", "copy", "non_blocking"), _FLAGS),
     **dict.fromkeys(("size", "shape"), (*_SIZES, (-1, 4, 3), (-1, 3, 4))),
@@ -94,7 +96,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "memory_format": (torch.contiguous_format, torch.preserve_format, torch.channels_last),
     "device": ("cpu", None), "layout": (torch.strided, None), "pin_memory": (False, None),
     "p": (0.5, 0.0, 1.0), "radius": (1.0, 1e-3), "bound": (1.0, 1e-3),
-    "weight": (WEIGHT, KERNEL1, KERNEL2, FROZEN, SELF, 2.0), "bias": (None, FROZEN, SELF, BUFFER),
+    "weight": (WEIGHT, KERNEL1, KERNEL2, ADJOINT2, FROZEN, SELF, 2.0), "bias": (None, FROZEN, SELF, BUFFER),
     "extractor": (nn.Flatten().eval(), nn.Identity().eval(), nn.Tanh().eval()),
     "index": ((slice(None), 0), (Ellipsis, slice(1, None)), (slice(None), slice(None, None, 2)), (slice(None), None),
               0, slice(1, None), (Ellipsis, None), (slice(None), slice(None, BATCH)), (slice(None), SELDOM),
@@ -221,8 +223,8 @@ def _with_tensors(model: nn.Module) -> nn.Module:
 
     model.register_buffer("scalar", torch.tensor(2.0, dtype=torch.float64))
     model.register_buffer("listed", torch.tensor([1, 0, 1, 1]))
-    model.weight, model.kernel1, model.kernel2 = (
-        nn.Parameter(w, requires_grad=False) for w in (draw(3, 4), draw(2, 2, 2), draw(2, 4, 2, 2))
+    model.weight, model.kernel1, model.kernel2, model.adjoint2 = (
+        nn.Parameter(w, requires_grad=False) for w in (draw(3, 4), draw(2, 2, 2), draw(2, 4, 2, 2), draw(4, 2, 2, 2))
     )
     return model
 

@@ -15,10 +15,19 @@ from lipdp_lightning.bounds import CertificationError, certify
 from lipdp_lightning.bounds.rules.pooling import LARGEST_MATRIX, _average_axis, _windows_norm
 
 
-def matrix_norm(pool, size):
-    """Norm of a linear pool from the image of every pixel, one channel."""
+def matrix_of(pool, size):
+    """Matrix of a linear pool from the image of every pixel, one channel."""
     basis = torch.eye(math.prod(size), dtype=torch.float64).reshape(-1, 1, *size)
-    return float(torch.linalg.matrix_norm(pool(basis).flatten(1), 2))
+    return pool(basis).flatten(1)
+
+
+def matrix_norm(pool, size):
+    return float(torch.linalg.matrix_norm(matrix_of(pool, size), 2))
+
+
+def rounding(reads):
+    """Growth by the roundings on the way back, of a sum of so many, that the margin of an operation does not cover."""
+    return (1 + 2.0**-24) ** max(0, int(reads) - 6)
 
 
 def average_options():
@@ -56,7 +65,8 @@ def test_adaptive_averages_are_exact(size, output):
     truth = matrix_norm(pool, size)
     for model in (pool, Forward(lambda m, x: F.adaptive_avg_pool2d(x, output))):
         lipschitz, _ = bounds_of(model, (2, *size))
-        assert truth <= lipschitz <= truth * (1 + 1e-8)
+        most = rounding((matrix_of(pool, size) != 0).sum(1).max())
+        assert truth <= lipschitz <= truth * most * (1 + 1e-8)
 
 
 @pytest.mark.parametrize("length", [1, 5, 9])
@@ -65,7 +75,8 @@ def test_adaptive_averages_along_one_axis(length, output):
     pool = nn.AdaptiveAvgPool1d(output)
     truth = matrix_norm(pool, (length,))
     lipschitz, _ = bounds_of(pool, (3, length))
-    assert truth <= lipschitz <= truth * (1 + 1e-8)
+    most = rounding((matrix_of(pool, (length,)) != 0).sum(1).max())
+    assert truth <= lipschitz <= truth * most * (1 + 1e-8)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +126,10 @@ def reads(pool, size):
     return math.sqrt(float((pool(peaks) == 0).flatten(1).sum(1).max()))
 
 
+def rounded(measured):
+    return measured * rounding(round(measured**2))
+
+
 MAX_OPTIONS = [
     option
     for option in itertools.product([1, 2, 3, 4], [1, 2, 3], [0, 1], [1, 2, 3], [False, True])
@@ -129,19 +144,19 @@ def test_max_pools_are_never_exceeded(option):
     pool = nn.MaxPool2d(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
     lipschitz, norm = bounds_of(pool, (1, *size), 2.0)
     measured = reads(pool, size)
-    assert measured == pytest.approx(lipschitz, rel=1e-12)
-    assert norm == pytest.approx(2 * lipschitz)
+    assert rounded(measured) == pytest.approx(lipschitz, rel=1e-12)
+    assert norm == pytest.approx(2 * measured)
     for x in starts((1, *size), 2.0, count=3, seed=sum(option)):
         assert float(pool(x[None]).norm()) <= norm * SLACK
     flat = nn.MaxPool1d(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
-    assert reads(flat, (13,)) == pytest.approx(bounds_of(flat, (1, 13))[0], rel=1e-12)
+    assert rounded(reads(flat, (13,))) == pytest.approx(bounds_of(flat, (1, 13))[0], rel=1e-12)
 
 
 def test_the_textbook_overlap_of_max_pooling_is_false_with_dilation():
     kernel, stride, dilation = 3, 2, 2
     pool = nn.MaxPool2d(kernel, stride, 1, dilation)
     assert reads(pool, (13, 13)) > math.ceil(kernel / stride)
-    assert bounds_of(pool, (1, 13, 13))[0] == 3.0
+    assert bounds_of(pool, (1, 13, 13))[0] == pytest.approx(rounded(3.0), rel=1e-12)
 
 
 def test_max_pool_jacobian_and_output_at_searched_inputs():

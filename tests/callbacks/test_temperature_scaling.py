@@ -34,7 +34,7 @@ def cold_module() -> Any:
 class Facts(PrivacyReport):
     """A report without a history of epsilon and without pages, which take most of a small run's time."""
 
-    def write(self, trainer: Any, module: Any, metrics: dict[str, float] | None = None) -> None:
+    def write(self, trainer: Any, module: Any, metrics: dict[str, float] | None = None, *, final: bool = True) -> None:
         self.facts = self._facts(trainer, module, {})
 
     def on_validation_end(self, *_: Any) -> None: ...

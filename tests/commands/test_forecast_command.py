@@ -69,7 +69,7 @@ def test_certify_names_the_reason_of_an_automatic_scaling(capsys: pytest.Capture
 
 def test_fit_prints_the_forecast_before_it_trains(tmp_path: Path) -> None:
     config = ROOT / "configs" / "digits_convnet.yaml"
-    outcome = fit(tmp_path / "run", "--config", config, "--privacy.epochs", "1")
+    outcome = fit(tmp_path / "run", "--config", config, "--privacy.epochs", "1", "--privacy.epsilon", "0.3")
     assert outcome.code == 0, outcome.err
     assert "why this scaling" in outcome.out and "over the run" in outcome.out
     assert "forecast: this run is not expected to learn" in outcome.out
@@ -97,7 +97,7 @@ def test_a_forecast_that_fails_ends_no_run(tmp_path: Path) -> None:
     content = yaml.safe_load((ROOT / "configs" / "digits_dpsgd.yaml").read_text())
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
-    outcome = fit(tmp_path / "run", "--config", config, "--privacy.epochs", "1")
+    outcome = fit(tmp_path / "run", "--config", config, "--privacy.epochs", "1", "--privacy.epsilon", "0.3")
     assert outcome.code == 0, outcome.err
     assert "no forecast under scaling 'clip_flat'" in outcome.out
 

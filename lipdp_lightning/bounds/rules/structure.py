@@ -430,8 +430,12 @@ def _read(op: Operation, x: Value, reads: Callable[[torch.Tensor], torch.Tensor]
 
 
 def rounded_sum(op: Operation, count: int) -> float:
-    """Returns the factor by which a sum of some numbers grows if each addition is rounded as weights are."""
-    return op.norms.vector_norm(torch.ones(1)) ** max(0, count - 1)
+    """Returns the factor by which the cotangent of a value that is read ``count`` times grows beyond the margin.
+
+    Each of the count - 1 additions is rounded, and so are the cotangents before them and the sum: at most count + 1
+    roundings, of which the margin of the operation covers some.
+    """
+    return (1 + op.norms.rounding) ** max(0, count + 1 - op.norms.covered)
 
 
 @rule("select", torch.select)

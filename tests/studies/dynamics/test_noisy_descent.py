@@ -32,7 +32,9 @@ def distances(clipping: str, growing: float) -> list[float]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("clipping", ["none", "local", "global"])
+@pytest.mark.parametrize(
+    "clipping", [pytest.param("none", marks=pytest.mark.slow), "local", pytest.param("global", marks=pytest.mark.slow)]
+)
 def test_noise_of_a_fixed_deviation_vanishes_with_the_root_of_the_steps(clipping: str) -> None:
     first, *_, last = distances(clipping, 0.0)
     assert math.log(last / first) / math.log(STEPS[-1] / STEPS[0]) == pytest.approx(-0.5, abs=0.12)

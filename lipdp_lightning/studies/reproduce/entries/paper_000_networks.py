@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.studies.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows
 from lipdp_lightning.studies.reproduce.output import Output
 from lipdp_lightning.studies.reproduce.summary import mean_and_deviation, number, summarize
@@ -125,8 +126,8 @@ def finish(rows: Rows, out: Output) -> str:
         and mean < clipped
     ]
     return (
-        f"Epsilon {EPSILON:g} at delta {DELTA:g} for add/remove, {EPOCHS:g} epochs of batches of {BATCH} expected "
-        f"rows, Adam; one "
+        f"Epsilon {upper_text(EPSILON)} at delta {DELTA:g} for add/remove, {EPOCHS:g} epochs of batches of {BATCH} "
+        "expected rows, Adam; one "
         f"setting for each arm, chosen beforehand and not searched. Behind DP-SGD on the same network: "
         f"{'; '.join(behind) or 'none'}. The printed algorithm of 004 divides by a maximum over the private batch "
         f"and has "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.studies.reproduce.entries import results
 from lipdp_lightning.studies.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows, Value
 from lipdp_lightning.studies.reproduce.output import Output
@@ -111,7 +112,7 @@ ENTRY = Entry(
     finish=finish,
     claims=[
         Claim(
-            f"{data} at epsilon {epsilon:g}", f"{accuracy} % ({name})", _ours_at(data, epsilon),
+            f"{data} at epsilon {upper_text(epsilon)}", f"{accuracy} % ({name})", _ours_at(data, epsilon),
         )
         for data, methods in PUBLISHED.items()
         for name, by in methods.items()

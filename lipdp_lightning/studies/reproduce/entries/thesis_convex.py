@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.studies.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows
 from lipdp_lightning.studies.reproduce.output import Output
 from lipdp_lightning.studies.reproduce.summary import mean_and_deviation, number, summarize
@@ -74,10 +75,13 @@ def finish(rows: Rows, out: Output) -> str:
     figure = lines("Logistic regression", "certified epsilon", "accuracy", curves, "x", _mean(rows, NONE, None))
     out.figure(figure, "accuracy of output perturbation and noisy SGD against their certified epsilon")
     worth = "; ".join(
-        f"{m} at a claimed {e:g}: {_mean(rows, m, e, 'certified_epsilon'):.3g}" for m in METHODS[1::2] for e in epsilons
+        f"{m} at a claimed {upper_text(e)}: {_mean(rows, m, e, 'certified_epsilon'):.3g}"
+        for m in METHODS[1::2]
+        for e in epsilons
     )
     scores = "; ".join(
-        f"at {e:g}: output perturbation {_mean(rows, METHODS[0], e):.3f}, noisy SGD {_mean(rows, METHODS[2], e):.3f}"
+        f"at {upper_text(e)}: output perturbation {_mean(rows, METHODS[0], e):.3f}, "
+        f"noisy SGD {_mean(rows, METHODS[2], e):.3f}"
         for e in epsilons
     )
     return (

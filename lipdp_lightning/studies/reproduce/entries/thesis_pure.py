@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from lipdp_lightning.bound_text import upper_text
 from lipdp_lightning.studies.reproduce.entry import Cell, Claim, Entry, Options, Row, Rows
 from lipdp_lightning.studies.reproduce.output import Output
 from lipdp_lightning.studies.reproduce.summary import mean_and_deviation, number, summarize
@@ -164,7 +165,7 @@ def finish(rows: Rows, out: Output) -> str:
                 listed = ", ".join(f"{m} {scores[m][0]:.3f} ± {scores[m][1]:.3f}" for m in scores)
                 ahead.append(f"{domain}, {features} features, {t} step(s): {listed}; the best is {best}")
     return (
-        f"At epsilon {EPSILON:g} and delta {DELTA:g}, for add/remove, accounted by PLD: Laplace noise is the "
+        f"At epsilon {upper_text(EPSILON)} and delta {DELTA:g}, for add/remove, accounted by PLD: Laplace noise is the "
         f"smaller one as "
         "long as the squared ratio of the l1 to the l2 sensitivity is below "
         f"{few} release(s). That ratio is at most the number of parameters, and 1 where an example moves one "
