@@ -73,9 +73,9 @@ _bounded = Fused(bounded_by_torch)
 
 def _sanitized(x: Tensor) -> Tensor:
     finite = torch.nan_to_num(x, nan=0.0)
-    return (
-        finite.clamp(-LARGEST_ENTRY, LARGEST_ENTRY) if x.requires_grad else finite.clamp_(-LARGEST_ENTRY, LARGEST_ENTRY)
-    )
+    if x.requires_grad or not x.is_cpu:  # a GPU's kernel reads and writes each entry once in any case
+        return finite.clamp(-LARGEST_ENTRY, LARGEST_ENTRY)
+    return finite.clamp_(-LARGEST_ENTRY, LARGEST_ENTRY)
 
 
 def convert_color(x: Tensor, space: str) -> Tensor:
