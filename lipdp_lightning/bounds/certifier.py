@@ -138,8 +138,11 @@ class Certifier:
             self.loss.lipschitz(self._output.meta["shape"])
         except ValueError as error:
             raise CertificationError([_loss_problem(error)]) from error
-        self._calls = _calls_in_pieces(self._steps)
-        self._in_pieces = with_calls(self._graph, self._calls) if self._calls else self._graph
+        calls = _calls_in_pieces(self._steps)
+        self._in_pieces = with_calls(self._graph, calls) if calls else self._graph
+        summed = [(step.node, step.node in calls) for step in self._steps if _sums_over_batch(step)]
+        # with whether it is a problem in a compiled network alone
+        self._of_torch = [(Problem(node_path(n), *(_COMPILED if c else _UNCONVERTED)), c) for n, c in summed]
         self._caps = _caps(self._steps, self._cotangent_caps, self._margin)
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
@@ -183,9 +186,7 @@ class Certifier:
             CertificationError: If there are such weights; it lists every use of them.
         """
         compiled = self._model._compiled_call_impl is not None
-        summed = [step.node for step in self._steps if _sums_over_batch(step)]
-        of_torch = [node for node in summed if compiled or node not in self._calls]
-        _refuse([Problem(node_path(n), *(_COMPILED if n in self._calls else _UNCONVERTED)) for n in of_torch])
+        _refuse([problem for problem, only_compiled in self._of_torch if compiled or not only_compiled])
 
     def certify(self, state: SupportsBytes = b"") -> Certificate:
         """Returns bounds for the network and its weights as they are now.
