@@ -7,6 +7,7 @@ import functools
 import importlib
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from test_docs import PAGES, ROOT, blocks, name_of
 
 from lipdp_lightning.cli import main
+from lipdp_lightning.studies.debugging import opacus_script
 
 SLURM = ROOT / "slurm" / "README.md"
 INLINE = re.compile(r"`((?:lipdp|python -m lipdp_lightning)[^`\n]*)`")
@@ -27,6 +29,7 @@ SHORTER = (
     (r"--attack \d+", "--attack 1"),
     (r"--turns 5", "--turns 1 --steps 1 --views 2"),
     (r"--suite full", "--suite quick"),
+    (r"debug --script \S+", r"\g<0> --largest-batch 32 --models 3 --bounds 6"),
     (r"(bench --model) \S+ --batch-size 256", r"\1 mlp-512x4 --batch-size 8 --repeats 1 --contender joint"),
     (r"studies\.exact_cost$", "studies.exact_cost --rows 4 --repeats 1"),
     (r"(scaling_comparison --output \S+)", r"\1 --networks mlp --scalings joint --epochs 0.05 --seeds 1"),
@@ -35,7 +38,7 @@ SHORTER = (
 # commands that are not run here, with what they need
 ELSEWHERE = {
     r"cifar10|fashion_mnist|studies\.front": "images that do not ship with a package, and hours",
-    r"--device cuda|doctor$": "a GPU",
+    r"--device cuda|doctor": "a GPU, or a Slurm that is installed whole or not at all; tests/doctor runs it",
     r"reproduce (?!--list)": "hours; tests/studies/reproduce runs the entries in short",
     r"bench (--full|--check|--growth|--certificate|--scaling)|bench$|wrn-16-4": "a quiet machine, and many minutes",
     r"trainer\.devices 2": "processes of its own; tests/distributed runs them",
@@ -98,6 +101,7 @@ def prepared(folder: Path) -> Path:
             writer = csv.writer(file)
             writer.writerow(table)
             writer.writerows(zip(*table.values(), strict=True))
+    shutil.copy(opacus_script.__file__, folder / "my_training.py")
     return folder
 
 
