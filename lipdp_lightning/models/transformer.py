@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -46,7 +48,7 @@ class Transformer(nn.Module):
     a residual block that averages body and shortcut.
 
     Args:
-        length: the number of ids of an example, padding included.
+        input_shape: (length,), the number of tokens of an example, padding included.
         outputs: the number of logits.
         vocabulary: the declared number of ids; id 0 is padding.
         width: the number of features of a position.
@@ -64,7 +66,7 @@ class Transformer(nn.Module):
 
     def __init__(
         self,
-        length: int,
+        input_shape: Sequence[int],
         outputs: int,
         vocabulary: int,
         width: int = 64,
@@ -86,7 +88,9 @@ class Transformer(nn.Module):
             raise ValueError(f"pooling={pooling!r} with causal={causal} reads nothing. HINT: 'mean', or 'class'.")
         if not 0 <= frozen_blocks <= depth:
             raise ValueError(f"frozen_blocks={frozen_blocks} of {depth} blocks. HINT: 0 to {depth}.")
-        embedding = TokenEmbedding(length, vocabulary, width, position_share, file, seed)
+        if len(input_shape) != 1:
+            raise ValueError(f"Transformer: input_shape={tuple(input_shape)} is no row of tokens. HINT: (length,).")
+        embedding = TokenEmbedding(input_shape[0], vocabulary, width, position_share, file, seed)
         self.embedding = FrozenFeatures(embedding, embedding.largest_norm, "clip")
         blocks = [
             nn.Sequential(*_block(width, heads, hidden, norm_alpha, scale, causal, frozen_queries))
