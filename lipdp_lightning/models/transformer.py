@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..features import TokenEmbedding
-from ..layers import FrozenFeatures, InstanceNorm, Residual
+from ..layers import FrozenFeatures, InstanceNorm, LayerNorm, Residual
 from .blocks import activation
 
 
@@ -45,7 +45,7 @@ class Transformer(nn.Module):
     """A frozen embedding of tokens, blocks of attention and of two dense layers, and a linear head.
 
     Both halves of a block see each position through a normalisation with a floored divisor (Lipschitz 1/alpha), inside
-    a residual block that averages body and shortcut.
+    a residual block that averages body and shortcut. The head sees the pooled positions through one, too.
 
     Args:
         input_shape: (length,), the number of tokens of an example, padding included.
@@ -100,11 +100,12 @@ class Transformer(nn.Module):
         for block in blocks[:frozen_blocks]:
             block.requires_grad_(False)
         self.pooling = pooling
+        self.norm = LayerNorm(norm_alpha) if norm_alpha else nn.Identity()
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         positions = self.blocks(self.embedding(x))
-        return self.head(positions[:, 0] if self.pooling == "class" else positions.mean(1))
+        return self.head(self.norm(positions[:, 0] if self.pooling == "class" else positions.mean(1)))
 
 
 def _block(
