@@ -208,19 +208,14 @@ def detach(op: Operation, x: Value) -> Bound:
     return Bound(x.norm, 0.0)
 
 
-@rule(torch.cat, torch.concat, torch.concatenate)
+@rule(torch.cat, torch.concat, torch.concatenate, torch.stack)
 def cat(op: Operation, tensors: Sequence[Value], dim: int = 0) -> Bound:
-    """Bounds cat: the inputs fill disjoint parts of the output, so norms and slots combine by root of squares."""
+    """Bounds cat and stack: inputs fill disjoint parts of the output, so norms and slots combine by root of squares."""
     values = list(tensors)
     if not all(isinstance(v, Value) for v in values):
         raise Unbounded("cat of activations with constants has no rule", "add constants, or pad with zeros")
     op.inner_dims(dim, len(op.output_shape))
     return Bound(math.hypot(*(v.norm for v in values)), (1.0,) * len(values), quadrature=True)
-
-
-@rule(torch.stack)
-def stack(op: Operation, tensors: Sequence[Value], dim: int = 0) -> Bound:
-    return cat(op, tensors, dim)
 
 
 @rule("unbind", torch.unbind)
