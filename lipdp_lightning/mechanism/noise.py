@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.loops import cpu_loops, gpu_kernels
-from ..kernels.normals import normals
+from ..kernels.normals import release_ as release_one_
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key
 
@@ -27,7 +25,6 @@ Reduce = Callable[..., None]
 """Sums a float64 tensor over all processes, in place; a rank as second argument is the only one that needs the sum."""
 
 SECURE_SAMPLES = 4  # a square, so that the scale 1/sqrt(4) is exact
-PIECE = 1 << 14  # normals at a time: they stay in a processor's cache
 _SHARED, _OWNERS = b"every rank", b"the owner of each parameter"
 _MINIMAL_DIGEST = 16
 
@@ -105,14 +102,6 @@ class StepNoise:
     def stream(self, number: int) -> int:
         """Returns the first of the streams of the sum of this number; it has one for each sample."""
         return number * self.samples
-
-    def normals(self, number: int, start: int, count: int) -> Tensor:
-        """Returns standard normals ``start`` to ``start + count`` of the sum of this number."""
-        first = self.stream(number)
-        total, *further = [normals(self.key, stream, start, count) for stream in range(first, first + self.samples)]
-        for sample in further:
-            total += sample
-        return total if self.samples == 1 else total.mul_(1 / math.sqrt(self.samples))
 
 
 @dataclass(frozen=True)
@@ -219,41 +208,12 @@ def write_back(sums: Mapping[int, Sum], noisy: Mapping[int, Sum]) -> None:
 
 
 def complete_(sums: Mapping[int, Sum], noise: StepNoise) -> None:
-    """Replaces the sums of these numbers by their releases, where they lie.
-
-    A GPU's kernel draws the noise where it is added. It returns the bits that the loop has on a CPU.
-    """
+    """Replaces the sums of these numbers by their releases, where they lie."""
     deviations = [one.deviation * noise.share for one in sums.values()]
     shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]
-    known = {device: gpu_kernels(device) for device in {one.values.device for one in sums.values()}}
-    for (number, one), own, shift in zip(sums.items(), deviations, shifts, strict=True):
-        if not one.values.numel():
-            continue
-        factor, kernels = 1.0 / one.divisor, known[one.values.device]
-        if kernels is not None and own > 0:
-            kernels.release_(
-                one.values, noise.key, own, stream=noise.stream(number), apart=one.apart, samples=noise.samples,
-                share=one.share, shift=shift, factor=factor,
-            )  # fmt: skip
-        elif one.values.is_cpu:
-            _complete_on_cpu(one, noise, number, (own, one.share, shift, factor))
-        else:
-            total = one.total()
-            if own > 0:
-                total = noise.normals(number, 0, len(total)).mul_(own).to(total.device).add_(total)
-            one.values.copy_((total.add(shift).sub_(shift) * factor).view(one.values.shape))
-
-
-def _complete_on_cpu(one: Sum, noise: StepNoise, number: int, numbers: tuple[float, float, float, float]) -> None:
-    """Completes a sum in pieces, which stay in a processor's cache."""
-    values = one.values.detach()
-    exact = values.dtype in (torch.float32, torch.float64)  # what is narrower is rounded to float32 first
-    flat = (values if exact else values.float()).contiguous().view(-1)
-    entries, apart = flat.numpy(), np.empty(0) if one.apart is None else one.apart.reshape(-1).numpy()
-    for start in range(0, len(entries), PIECE):
-        piece = slice(start, start + PIECE)
-        count = len(entries[piece])
-        drawn = noise.normals(number, start, count) if one.deviation > 0 else torch.zeros(count, dtype=torch.float64)
-        cpu_loops().complete(entries[piece], apart[piece], drawn.numpy(), *numbers)
-    if not (exact and values.is_contiguous()):
-        values.copy_(flat.view(values.shape))
+    streams = [noise.stream(number) for number in sums]
+    for one, own, shift, stream in zip(sums.values(), deviations, shifts, streams, strict=True):
+        release_one_(
+            one.values, noise.key, own, stream=stream, apart=one.apart, samples=noise.samples, share=one.share,
+            shift=shift, factor=1.0 / one.divisor,
+        )  # fmt: skip
