@@ -14,8 +14,7 @@ from ..bounds.identity import TrustedHook
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
 from ..kernels.loops import Fused
-from ..kernels.precision import widened
-from ..kernels.rows import row_norms_by_torch
+from ..kernels.rows import row_norms_by_torch, widened
 
 
 class _Clip(torch.autograd.Function):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,16 +57,8 @@ class _Convolution:
         return math.nextafter((norm * rounding + (rounding - 1.0) * frobenius) * self.scale, math.inf)
 
 
-def _built(
-    kernel: Tensor,
-    stride: Sizes,
-    padding: Padding,
-    dilation: Sizes,
-    groups: int,
-    padding_mode: str,
-    input_size: Sizes | None,
-    name: str,
-) -> _Convolution:
+def _built(kernel: Tensor, geometry: Convolution, name: str) -> _Convolution:
+    groups = geometry.groups
     if kernel.ndim not in (3, 4):
         raise ValueError(
             f"{name} has shape {tuple(kernel.shape)}: a convolution kernel needs one or two spatial axes.\n"
@@ -73,7 +66,7 @@ def _built(
         )
     if groups < 1 or kernel.shape[0] % groups:
         raise ValueError(f"{name}: groups={groups} does not divide {kernel.shape[0]} outputs.\nHINT: check groups.")
-    axes = convolution_axes(tuple(kernel.shape[2:]), stride, dilation, padding, padding_mode, input_size)
+    axes = convolution_axes(*geometry.of(kernel))
     values = as_float64(kernel, name)
     scale = float(values.abs().max())
     values = values / scale if scale > 0 else values
@@ -154,10 +147,8 @@ def _tight(convolution: _Convolution) -> float:
     blocks = polyphase(convolution)
     sampled = _sampling(convolution)
     grid = [count for count, _ in sampled]
-    factor = math.prod(
-        inflation * math.sqrt(reduction(axis)[1])
-        for (_, inflation), axis in zip(sampled, convolution.axes, strict=True)
-    )
+    pairs = zip(sampled, convolution.axes, strict=True)
+    factor = math.prod(inflation * math.sqrt(reduction(axis)[1]) for (_, inflation), axis in pairs)
     halves = [*grid[:-1], grid[-1] // 2 + 1]
     step = max(1, _CHUNK // (math.prod(blocks.shape[:3]) * math.prod(halves[1:])))
     largest = 0.0
@@ -231,19 +222,8 @@ def _auto(convolution: _Convolution) -> float:
 _METHODS: dict[str, Callable[[_Convolution], float]] = {"auto": _auto, "fast": _fast, "tight": _tight, "exact": _exact}
 
 
-def conv_norm(
-    kernel: Tensor,
-    *,
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    padding_mode: str = "zeros",
-    input_size: Sizes | None = None,
-    method: str = "auto",
-    name: str = "kernel",
-) -> float:
-    """Returns a certified upper bound on the spectral norm of a convolution; arguments are as in torch.nn.
+def conv_norm(kernel: Tensor, *, method: str = "auto", name: str = "kernel", **geometry: Any) -> float:
+    """Returns a certified upper bound on the spectral norm of a convolution.
 
     ``fast``: kappa s(kernel as c_out x (c_in k_h k_w)). ``tight``: the largest singular value of the symbol over
     the frequencies of a sufficient torus, or over a fixed grid times a factor below 1.005 per axis (1.016 for
@@ -251,8 +231,14 @@ def conv_norm(
     inputs. ``auto``: the exact norm if its matrix is small, else the tight bound; never above ``fast``. Reflect and
     replicate padding multiply the tight bound for the padded input by sqrt(copies of a pixel), while the others count
     through the padding. All methods take the maximum over groups and return 0.0 for a zero kernel.
+
+    Args:
+        kernel: the weight.
+        method: of the bound.
+        name: of the kernel in messages.
+        geometry: the fields of :class:`Convolution`.
     """
-    convolution = _built(kernel, stride, padding, dilation, groups, padding_mode, input_size, name)
+    convolution = _built(kernel, Convolution(**geometry), name)
     if method not in _METHODS:
         raise ValueError(
             f"method={method!r}: not a certified norm of a convolution.\nHINT: use one of {sorted(_METHODS)}."
@@ -276,12 +262,12 @@ class Convolution(Operator):
     padding_mode: str = "zeros"
     input_size: Sizes | None = None
 
+    def of(self, weight: Tensor) -> tuple[Any, ...]:
+        """Returns the arguments of :func:`convolution_axes` for a weight."""
+        return tuple(weight.shape[2:]), self.stride, self.dilation, self.padding, self.padding_mode, self.input_size
+
     def norm(self, weight: Tensor, name: str = "weight") -> float:
-        return conv_norm(
-            weight, stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups,
-            padding_mode=self.padding_mode, input_size=self.input_size, name=name,
-        )  # fmt: skip
+        return conv_norm(weight, name=name, **vars(self))
 
     def deviation_factor(self, weight: Tensor) -> float:
-        taps = tuple(weight.shape[2:])
-        return kappa(taps, self.stride, self.dilation, self.padding, self.padding_mode, self.input_size)
+        return kappa(*self.of(weight))

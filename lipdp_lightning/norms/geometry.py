@@ -176,17 +176,9 @@ def _check_axis(axis: Axis) -> None:
         )
 
 
-def output_size(
-    kernel_size: Sizes,
-    stride: Sizes = 1,
-    dilation: Sizes = 1,
-    padding: Padding = 0,
-    padding_mode: str = "zeros",
-    input_size: Sizes | None = None,
-) -> tuple[int, ...]:
-    """Returns the spatial size of the convolution's output."""
-    axes = convolution_axes(kernel_size, stride, dilation, padding, padding_mode, input_size)
-    return tuple(axis.outputs for axis in axes)
+def output_size(*geometry: Any, **named: Any) -> tuple[int, ...]:
+    """Returns the spatial size of the output; the arguments are those of :func:`convolution_axes`."""
+    return tuple(axis.outputs for axis in convolution_axes(*geometry, **named))
 
 
 def root_above(integer: int) -> float:
@@ -200,52 +192,36 @@ def kappa_of(axes: Sequence[Axis]) -> float:
     return root_above(math.prod(axis.max_reads() for axis in axes))
 
 
-def kappa(
-    kernel_size: Sizes,
-    stride: Sizes = 1,
-    dilation: Sizes = 1,
-    padding: Padding = 0,
-    padding_mode: str = "zeros",
-    input_size: Sizes | None = None,
-) -> float:
+def kappa(*geometry: Any, **named: Any) -> float:
     """Returns kappa, with kappa^2 the largest number of (output, tap) pairs that read one input pixel.
 
-    Then ||patches(x)||_F <= kappa ||x||, so s(conv) <= kappa s(kernel as c_out x (c_in k_h k_w)). With
-    ``input_size`` the count is exact, for every padding mode. Without it, zero padding gives the supremum
-    over sizes, the product over axes of ceil(k gcd(s, d) / s), and any other mode that does pad is a
-    ValueError.
+    Then ||patches(x)||_F <= kappa ||x||, so s(conv) <= kappa s(kernel as c_out x (c_in k_h k_w)). The arguments are
+    those of :func:`convolution_axes`. With ``input_size`` the count is exact, for every padding mode. Without it, zero
+    padding gives the supremum over sizes, the product over axes of ceil(k gcd(s, d) / s), and any other mode that does
+    pad is a ValueError.
     """
-    given = kernel_size, stride, dilation, padding, padding_mode, input_size
-    return _kappa(*map(_hashable, given))
+    return _kappa(*map(_hashable, geometry), **{name: _hashable(value) for name, value in named.items()})
 
 
 @lru_cache(maxsize=1024)
-def _kappa(*geometry: Any) -> float:
+def _kappa(*geometry: Any, **named: Any) -> float:
     """Computes kappa once per geometry, since a certificate asks for that of every convolution at every step."""
-    return kappa_of(convolution_axes(*geometry))
+    return kappa_of(convolution_axes(*geometry, **named))
 
 
 def _hashable(value: Any) -> Any:
     return value if value is None or isinstance(value, int | str) else tuple(map(_hashable, value))
 
 
-def coverage(
-    kernel_size: Sizes,
-    stride: Sizes = 1,
-    dilation: Sizes = 1,
-    padding: Padding = 0,
-    padding_mode: str = "zeros",
-    input_size: Sizes | None = None,
-    dtype: torch.dtype = torch.float64,
-) -> Tensor:
+def coverage(*geometry: Any, dtype: torch.dtype = torch.float64, **named: Any) -> Tensor:
     """Returns how often each input pixel is read; shape ``input_size``. Its maximum is kappa^2.
 
     ||patches(x)||_F^2 = sum(x^2 * coverage), exactly, for all four padding modes: each entry of a patch is
     either zero or a copy of exactly one input pixel, so its square is counted at that pixel. (A padding that
-    interpolates between pixels would make this an inequality; torch has none.) Input size must be given.
+    interpolates between pixels would make this an inequality; torch has none.) The arguments are those of
+    :func:`convolution_axes`, and the input size must be given.
     """
-    axes = convolution_axes(kernel_size, stride, dilation, padding, padding_mode, input_size)
     counts = torch.ones((), dtype=torch.float64)
-    for axis in axes:
+    for axis in convolution_axes(*geometry, **named):
         counts = counts[..., None] * axis.reads().to(torch.float64)
     return counts.to(dtype)
