@@ -1,12 +1,15 @@
-"""The errors for a step that is not the certified one: another network, other weights, or other uses of layers.
+"""What is wrong with a step: errors for one that is not the certified one, and for requests that cannot be private.
 
-If a use were missing, the later ones would be paired with the bounds of others; and no noise covers a use for which the
-certificate has no bound. Hence both must agree exactly, or nothing is released.
+If a use of a layer were missing, the later ones would be paired with the bounds of others; and no noise covers a use
+for which the certificate has no bound. Hence both must agree exactly, or nothing is released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal, get_args
 
 
 def trained_otherwise(names: Sequence[str]) -> ValueError:
@@ -59,3 +62,79 @@ def replaced_reports() -> ValueError:
 def _listed(paths: Sequence[str]) -> str:
     shown = ", ".join(path or "the network" for path in paths[:12]) or "(none)"
     return shown + (f" and {len(paths) - 12} more" if len(paths) > 12 else "")
+
+
+# ---- how the noise is shared
+
+Allocation = Literal["equal", "global", "optimal", "custom"]
+
+
+def checked_weights(
+    sensitivities: Mapping[str, float],
+    sizes: Mapping[str, int],
+    noise_multiplier: float,
+    allocation: str,
+    weights: Mapping[str, float] | None,
+) -> dict[str, float]:
+    """Returns the weight of every group (empty unless custom); raises ValueError with every problem of a request."""
+    problems = []
+    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+        problems.append(
+            f"noise_multiplier is {noise_multiplier}; without noise nothing is private.\n"
+            "  HINT: give a positive noise_multiplier, or an epsilon to derive it from."
+        )
+    for name, value in sensitivities.items():
+        if not (math.isfinite(value) and value >= 0):
+            problems.append(
+                f"group {name} has sensitivity {value}; only a finite bound can be covered by noise.\n"
+                "  HINT: bound its input and its cotangent (input clipping, loss_clip, projection)."
+            )
+        if sizes.get(name, 0) < 1:
+            problems.append(
+                f"group {name} has {sizes.get(name, 'no')} parameters.\n  HINT: pass the size of every group."
+            )
+    if allocation not in get_args(Allocation):
+        problems.append(f"allocation is {allocation!r}.\n  HINT: one of {', '.join(get_args(Allocation))}.")
+    elif (allocation == "custom") != (weights is not None):
+        problems.append(
+            f"allocation is {allocation!r} and weights are {'missing' if weights is None else 'given'}.\n"
+            "  HINT: weights belong to allocation 'custom', and it needs them."
+        )
+    shares, of_weights = ({}, []) if weights is None else _shares_of(list(sensitivities), weights)
+    if problems + of_weights:
+        raise ValueError("\n".join(problems + of_weights))
+    return shares
+
+
+def _shares_of(names: list[str], weights: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
+    """Returns each group's share of the budget, and what is wrong with the weights."""
+    problems = [
+        f"the weight of {pattern!r} is {weight}; a group without a share needs infinite noise.\n"
+        "  HINT: weights are positive numbers that sum to 1."
+        for pattern, weight in weights.items()
+        if not (math.isfinite(weight) and weight > 0)
+    ]
+    total = math.fsum(weights.values())
+    if not problems and abs(total - 1) > 1e-9:
+        scaled = ", ".join(f"{pattern}: {weight / total:.6g}" for pattern, weight in weights.items())
+        problems.append(
+            f"the weights sum to {total:.12g}, {'more' if total > 1 else 'less'} than the budget.\n"
+            f"  HINT: they must sum to 1; scaled, they read {scaled}."
+        )
+    owner = {name: next((p for p in weights if fnmatchcase(name, p)), None) for name in names}
+    members = {pattern: [name for name in names if owner[name] == pattern] for pattern in weights}
+    listing = ", ".join(names)
+    for pattern in weights:
+        if not members[pattern]:
+            matched = any(fnmatchcase(name, pattern) for name in names)
+            reason = "matches only groups that an earlier pattern takes" if matched else "matches no group"
+            problems.append(f"the pattern {pattern!r} {reason}.\n  HINT: the groups are {listing}.")
+    orphans = [name for name in names if owner[name] is None]
+    if orphans:
+        problems.append(
+            f"no pattern matches {', '.join(orphans)}; a group without a share needs infinite noise.\n"
+            "  HINT: end the weights with '*' and what remains of the budget."
+        )
+    return {
+        name: weights[pattern] / len(members[pattern]) for pattern in weights for name in members[pattern]
+    }, problems

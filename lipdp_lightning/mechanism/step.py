@@ -21,16 +21,16 @@ from torch.utils.hooks import RemovableHandle
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
-from ..kernels.loops import state_of_memory
+from ..kernels.loops import address_of, version_of
 from ..kernels.numeric_environment import numeric_environment
 from ..norms.follow import Follower
 from ..privacy.digests import KeyedDigest, PendingDigest, digest_of, digests_of
 from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
-from .changes import changed_network, changed_weights, trained_otherwise
 from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, owners_of, release_
 from .overlap import BeginSum, Overlap
+from .problems import changed_network, changed_weights, trained_otherwise
 from .projection import Projector
 from .scaling import Scaling, StepNumbers
 
@@ -137,16 +137,17 @@ class Mechanism:
     @property
     def checksum(self) -> bytes:
         """A digest of what the present step starts from, the same on every process that shares it."""
-        tracked = repr(sorted(self._tracked.items())).encode()
         # bounds may lag behind the weights, and they scale both gradients and noise
-        return digest_of(bytes(self._weights), tracked, bounds_of(self.certificate), *self._context)
+        public = repr(sorted(self._tracked.items())).encode(), bounds_of(self.certificate), *self._context
+        return digest_of(bytes(self._weights), *public)
 
     @property
     def digest(self) -> bytes:
         """Names all that the step's release is a function of, besides the secret; a seal may have added to it."""
         if self._agreed is not None:
             return self._agreed
-        return digest_of(self.checksum, numeric_environment(self._device))
+        environment = numeric_environment(self._device)
+        return digest_of(self.checksum, environment)
 
     def begin_pass(self, drawn: int, rows: int) -> None:
         """Begins a micro-batch of so many drawn examples, in so many rows; further rows are empty."""
@@ -209,8 +210,9 @@ class Mechanism:
             self._attached += overlap.hooks
         sums = self._sums(numbers)
         # once more to the last bit: a write through .data changes no version
+        contributed = self._contribution(sums) if self._sealed else None
         pending = [self._weights, self._digest.begin(self._state)]
-        before, after, *contribution = digests_of([*pending, self._contribution(sums)] if self._sealed else pending)
+        before, after, *contribution = digests_of(pending if contributed is None else [*pending, contributed])
         self._check_unchanged("between forward and privatize_", before == after)
         if overlap is not None:
             overlap.finish(sums)
@@ -297,7 +299,7 @@ class Mechanism:
 
     def _versions(self) -> list[tuple[int, int]]:
         """Returns numbers that change if torch writes to a parameter or buffer, or replaces its memory."""
-        return [state_of_memory(tensor) for tensor in self._state.values()]
+        return [(version_of(tensor), address_of(tensor)) for tensor in self._state.values()]
 
     def _contribution(self, sums: Sequence[Sum]) -> PendingDigest:
         """Returns a digest of what this process adds to the sums, under a key of the secret; nothing of it is kept."""
