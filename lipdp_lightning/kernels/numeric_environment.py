@@ -13,7 +13,7 @@ import importlib.metadata
 import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from operator import attrgetter
@@ -229,7 +229,7 @@ def _found() -> Iterator[tuple[str, Any, Any, str]]:
             yield f"torch.backends.{path}", value, False, _HINT
     if _read("mkldnn.allow_tf32") is True:
         yield "torch.backends.mkldnn.allow_tf32", True, False, _HINT
-    yield "torch.get_float32_matmul_precision()", _matmul_precision(), "highest", _HINT
+    yield "torch.get_float32_matmul_precision()", _agreed(torch.get_float32_matmul_precision), "highest", _HINT
     reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     yield "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()", reduced, False, _HINT
     for name, allowed in _ENVIRONMENT.items():
@@ -238,14 +238,20 @@ def _found() -> Iterator[tuple[str, Any, Any, str]]:
         yield f"the environment's {name}", value, wanted, "unset it before the program starts."
 
 
+def _agreed(read: Callable[[], Any]) -> Any:
+    """Returns a setting; text if its spellings disagree."""
+    try:
+        return read()
+    except RuntimeError:
+        return "set through several interfaces that disagree"
+
+
 def _read(path: str) -> Any:
     """Returns a setting, or None where this version of torch does not have it; text if its spellings disagree."""
     try:
-        return attrgetter(path)(torch.backends)
+        return _agreed(lambda: attrgetter(path)(torch.backends))
     except AttributeError:
         return None
-    except RuntimeError:
-        return "set through several interfaces that disagree"
 
 
 def _write(path: str, value: Any) -> None:
@@ -256,10 +262,3 @@ def _write(path: str, value: Any) -> None:
         return
     if _read(path) is not None:
         setattr(holder, name, value)
-
-
-def _matmul_precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return "set through several interfaces that disagree"

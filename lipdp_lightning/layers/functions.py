@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..bounds.registry import sums_in_pieces
-from ..norms.geometry import convolution_axes
+from ..norms.conv import convolution_axes
 from .scaled import Affine, scaled
 
 

@@ -27,7 +27,7 @@ from ..bounds.registry import rule
 from ..bounds.rules.linear import conv_module, linear_module
 from ..bounds.rules.transposed import transposed_module, transposed_operator
 from ..kernels.rows import patch_norms, row_norms
-from ..norms.geometry import coverage, output_size
+from ..norms.conv import coverage, output_size
 from .contribution import TERMS_OF_A_PIECE, Contribution, conv_gradient, weighted_gradients
 
 GradientScaler = Callable[[Tensor], Tensor | None]
@@ -62,6 +62,15 @@ class ScaledLayer(nn.Module):
     ) -> None:
         """Sets the receivers of this layer's norms, gradients and uses; without arguments, there are none."""
         self.gradient_scaler, self.gradient_keeper, self.use_counter = scaler, keeper, counter
+
+    def _mapped(self, inputs: Tensor, affine: Affine, long: bool, norms: Callable[[], Tensor]) -> Tensor:
+        """Returns an affine map of the inputs; torch's own, if it is not ``long`` and nobody asks for more."""
+        layer: Any = self
+        keep, factor = self._keep(affine.options), self._factor(norms)
+        cores = self.tensor_cores and inputs.is_cuda and affine.further is None
+        if factor is None and keep is None and not (long or cores or under_autocast(inputs)):
+            return affine.output(inputs, layer.weight, layer.bias)
+        return scaled(inputs, layer.weight, layer.bias, factor, keep, affine, cores)
 
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
         """Counts a use that may train the layer, and returns its factors, if there are any."""
@@ -203,13 +212,8 @@ class ScaledLinear(ScaledLayer, nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        keep, cores = self._keep(None), self.tensor_cores and input.is_cuda
         long = input.numel() > TERMS_OF_A_PIECE * self.in_features
-        plain = keep is None and not (long or cores or under_autocast(input))
-        factor = self._factor(lambda: self.example_norms(input))
-        if plain and factor is None:
-            return F.linear(input, self.weight, self.bias)
-        return scaled(input, self.weight, self.bias, factor, keep, Affine(), cores)
+        return self._mapped(input, Affine(), long, lambda: self.example_norms(input))
 
     def example_norms(self, input: Tensor) -> Tensor:
         with_weight, with_bias = self._trains
@@ -241,15 +245,9 @@ class _ScaledConv(ScaledLayer):
         padded, padding = self._padded(input)
         layer: Any = self
         options = (list(layer.stride), list(padding), list(layer.dilation), layer.groups)
-        keep = self._keep(options)
         pixels = [size + 2 * more for size, more in zip(padded.shape[2:], padding, strict=True)]
         long = padded.shape[0] * math.prod(pixels) > TERMS_OF_A_PIECE  # no fewer than the positions of the output
-        cores = self.tensor_cores and padded.is_cuda
-        plain = keep is None and not (long or cores or under_autocast(padded))
-        factor = self._factor(lambda: self._norms_of_padded(padded, padding))
-        if plain and factor is None:
-            return convolve(padded, layer.weight, layer.bias, options)
-        return scaled(padded, layer.weight, layer.bias, factor, keep, Affine(options), cores)
+        return self._mapped(padded, Affine(options), long, lambda: self._norms_of_padded(padded, padding))
 
     def example_norms(self, input: Tensor) -> Tensor:
         return self._norms_of_padded(*self._padded(input))
@@ -289,10 +287,9 @@ class _ScaledTransposed(ScaledLayer):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         layer: Any = self
         assert output_size is None, "the graph has no size of an output that is given with a call"
-        factor = self._factor(lambda: self.example_norms(input))
         options = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups)
         affine = Affine(options, list(layer.output_padding))
-        return scaled(input, layer.weight, layer.bias, factor, self._keep(options), affine)
+        return self._mapped(input, affine, True, lambda: self.example_norms(input))
 
     def example_norms(self, input: Tensor) -> Tensor:
         """Returns n_ik = sqrt(kappa^2 ||x_i||^2 + P), the bound of the certificate for this example."""

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from ..privacy.plan import PrivacyPlan
 from ..privacy.plan_parts import CustomShares, Shares, Unsettled
-from .problems import Allocation, checked_weights
+from .step_errors import Allocation as Allocation
+from .step_errors import checked_weights
 
 Numbers = Mapping[str, float]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,14 +18,14 @@ from torch import Tensor
 from ..kernels.normals import release_ as release_one_
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key
+from .step_errors import Mode as Mode
+from .step_errors import check_request, deviations_without_bound
 
-Mode = Literal["distributed", "replicated", "sharded"]
 Reduce = Callable[..., None]
 """Sums a float64 tensor over all processes, in place; a rank as second argument is the only one that needs the sum."""
 
 SECURE_SAMPLES = 4  # a square, so that the scale 1/sqrt(4) is exact
 _SHARED, _OWNERS = b"every rank", b"the owner of each parameter"
-_MINIMAL_DIGEST = 16
 
 
 @dataclass(frozen=True)
@@ -78,21 +77,7 @@ class StepNoise:
         Raises:
             ValueError: if the request cannot be private, with every reason.
         """
-        problems = []
-        if step < 0:
-            problems.append(f"step is {step}; steps count from 0.")
-        if not 0 <= place.rank < place.world_size:
-            problems.append(f"rank is {place.rank} in a world of {place.world_size}; the shares would not add up.")
-        if place.mode not in get_args(Mode):
-            problems.append(f"mode is {place.mode!r}; it is one of {', '.join(get_args(Mode))}.")
-        if len(digest) < _MINIMAL_DIGEST:
-            problems.append(
-                f"the state digest has {len(digest)} bytes; without it a changed replay repeats the noise of this "
-                "step, and the difference of the two releases is free of noise."
-            )
-        if problems:
-            hint = "HINT: pass state_digest(weights, plan digest, ...), the process's rank and the world size."
-            raise ValueError("\n".join([*problems, hint]))
+        check_request(step, place.rank, place.world_size, place.mode, digest)
         whose: dict[str, int | bytes] = {"distributed": place.rank, "replicated": _SHARED, "sharded": _OWNERS}
         samples = SECURE_SAMPLES if secure else 1
         key = derive_key(secret, "streams", samples, step, whose[place.mode], place.world_size, digest)
@@ -163,12 +148,8 @@ def release_(
     Raises:
         ValueError: if a deviation is not finite and at least 0.
     """
-    wrong = [f"{j}: {s.deviation}" for j, s in enumerate(sums) if not (math.isfinite(s.deviation) and s.deviation >= 0)]
-    if wrong:
-        raise ValueError(
-            f"noise needs a finite deviation >= 0, and some sums have another ({', '.join(wrong)}).\n"
-            "HINT: take the deviations from the certificate that the sums were computed under."
-        )
+    if not all(math.isfinite(one.deviation) and one.deviation >= 0 for one in sums):
+        raise deviations_without_bound([one.deviation for one in sums])
     numbered = dict(enumerate(sums))
     if reduce is None:
         complete_(numbered, noise)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate, UseBound
 from ..layers.scaled import GradientKeeper, GradientScaler, ScaledLayer, reports_of
 from .allocation import NoiseBudget
-from .problems import other_uses, replaced_reports
+from .step_errors import other_uses, replaced_reports
 
 SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
 

@@ -180,11 +180,12 @@ def added(factor: Callable[[Mechanism, int], float]) -> type[Mechanism]:
 
 
 def parameters_of(mechanism: Mechanism) -> list[nn.Parameter]:
-    return [parameter for parameters in mechanism._parameters for parameter in parameters]
+    return list(mechanism._parameters)
 
 
 def of_the_last_layer(mechanism: Mechanism, number: int) -> float:
-    return 0.0 if number >= len(parameters_of(mechanism)) - len(mechanism._parameters[-1]) else 1.0
+    groups = list(mechanism._parameters.values())
+    return 0.0 if number >= len(groups) or groups[number] == groups[-1] else 1.0
 
 
 class Skips(SkipsEmptySamples):

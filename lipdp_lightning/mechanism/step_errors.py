@@ -1,4 +1,4 @@
-"""What is wrong with a step: errors for one that is not the certified one, and for requests that cannot be private.
+"""Errors for a step that is not the certified one, and for requests that cannot be private.
 
 If a use of a layer were missing, the later ones would be paired with the bounds of others; and no noise covers a use
 for which the certificate has no bound. Hence both must agree exactly, or nothing is released.
@@ -10,6 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
+
+Allocation = Literal["equal", "global", "optimal", "custom"]
+Mode = Literal["distributed", "replicated", "sharded"]
+_MINIMAL_DIGEST = 16
 
 
 def trained_otherwise(names: Sequence[str]) -> ValueError:
@@ -65,8 +69,6 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 # ---- how the noise is shared
-
-Allocation = Literal["equal", "global", "optimal", "custom"]
 
 
 def checked_weights(
@@ -138,3 +140,34 @@ def _shares_of(names: list[str], weights: Mapping[str, float]) -> tuple[dict[str
     return {
         name: weights[pattern] / len(members[pattern]) for pattern in weights for name in members[pattern]
     }, problems
+
+
+# ---- noise
+
+
+def check_request(step: int, rank: int, world_size: int, mode: str, digest: bytes) -> None:
+    """Raises ValueError, with every reason, if noise for this step and process cannot be private."""
+    problems = []
+    if step < 0:
+        problems.append(f"step is {step}; steps count from 0.")
+    if not 0 <= rank < world_size:
+        problems.append(f"rank is {rank} in a world of {world_size}; the shares would not add up.")
+    if mode not in get_args(Mode):
+        problems.append(f"mode is {mode!r}; it is one of {', '.join(get_args(Mode))}.")
+    if len(digest) < _MINIMAL_DIGEST:
+        problems.append(
+            f"the state digest has {len(digest)} bytes; without it a changed replay repeats the noise of this "
+            "step, and the difference of the two releases is free of noise."
+        )
+    if problems:
+        hint = "HINT: pass state_digest(weights, plan digest, ...), the process's rank and the world size."
+        raise ValueError("\n".join([*problems, hint]))
+
+
+def deviations_without_bound(deviations: Sequence[float]) -> ValueError:
+    """Returns the error for noise whose deviation is not finite and at least 0."""
+    wrong = [f"{j}: {value}" for j, value in enumerate(deviations) if not (math.isfinite(value) and value >= 0)]
+    return ValueError(
+        f"noise needs a finite deviation >= 0, and some sums have another ({', '.join(wrong)}).\n"
+        "HINT: take the deviations from the certificate that the sums were computed under."
+    )
