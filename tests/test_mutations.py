@@ -18,6 +18,7 @@ import torch
 from private_step import (
     Harness,
     Noiseless,
+    drawn_otherwise,
     influential_examples,
     linear,
     mahalanobis,
@@ -31,7 +32,6 @@ from torch import Tensor, nn
 
 from lipdp_lightning.bounds.identity import TrustedHook
 from lipdp_lightning.bounds.losses import CrossEntropy
-from lipdp_lightning.kernels import normals as normals_module
 from lipdp_lightning.layers import ScaledLinear, scale_cotangent
 from lipdp_lightning.mechanism import step as mechanism_module
 from lipdp_lightning.mechanism.allocation import NoiseBudget
@@ -533,9 +533,7 @@ def test_votes_are_covered_by_their_noise() -> None:
 
 class NoiseInFloat32(Mechanism):
     def _release(self, sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
-        normals = normals_module.normals
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(normals_module, "normals", lambda *draw: normals(*draw).float().double())
+        with drawn_otherwise(lambda draw, number, start, count: draw(number, start, count).float().double()):
             super()._release(sums, noise, reduce)
 
     def _sums(self, numbers: StepNumbers) -> list[Sum]:

@@ -32,12 +32,12 @@ def normals(key: bytes, stream: int, start: int, count: int, samples: int = 1) -
         stream: number of the stream, from 0 on.
         samples: so many streams, from this one on, are summed and divided by the root of their number.
     """
-    drawn = np.empty(count + count % 2)
-    cpu_loops().normals(stream_words(key, stream, start, len(drawn)), drawn)
-    total = torch.from_numpy(drawn)[:count]
-    for further in range(1, samples):
-        total += normals(key, stream + further, start, count)
-    return total if samples == 1 else total.mul_(1 / math.sqrt(samples))
+    total = np.zeros(0)
+    for sample in range(samples):
+        drawn = np.empty(count + count % 2)
+        cpu_loops().normals(stream_words(key, stream + sample, start, len(drawn)), drawn)
+        total = total + drawn if sample else drawn
+    return torch.from_numpy(total if samples == 1 else total * (1 / math.sqrt(samples)))[:count]
 
 
 def normals_by_torch(words: Tensor) -> Tensor:

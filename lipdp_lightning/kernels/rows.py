@@ -83,6 +83,33 @@ def _in_parts(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 _row_norms, _patch_norms = Fused(row_norms_by_torch), Fused(patch_norms_by_torch)
 
 
+# ---- rows times factors
+
+
+def clipped_by_torch(cotangent: Tensor, radius: float) -> Tensor:
+    """Returns the rows, each cut to norm ``radius``; a row that is not finite becomes zero."""
+    size = row_norms_by_torch(cotangent, 0)
+    return _weigh_rows(cotangent, radius / size.clamp_min(radius), size)
+
+
+def weighed_by_torch(cotangent: Tensor, factor: Tensor) -> Tensor:
+    """Returns the rows times their factors; a row whose squared norm or factor is not finite becomes zero."""
+    return _weigh_rows(cotangent, factor, row_norms_by_torch(cotangent, 0).square())
+
+
+def _weigh_rows(cotangent: Tensor, factor: Tensor, size: Tensor) -> Tensor:
+    """Multiplies each row by its factor, with one rounding; a row whose size or factor is not finite becomes zero."""
+    # infinity times 0 is NaN, and the size of a row that is not finite is NaN or infinity
+    finite = (size * factor).abs() < math.inf
+    shape = (-1, *(1,) * (cotangent.dim() - 1))
+    # a factor in bfloat16 would add its own rounding, beyond the margin of the certificate
+    weighed = widened(cotangent) * factor.reshape(shape)
+    return torch.where(finite.reshape(shape), weighed, 0.0).to(cotangent.dtype)
+
+
+clipped, weighed = Fused(clipped_by_torch), Fused(weighed_by_torch)
+
+
 # ---- normalisation with a floored divisor: (x - mean) / max(floor, standard deviation)
 
 

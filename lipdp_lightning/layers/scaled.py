@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, cast
 
@@ -66,10 +66,11 @@ class ScaledLayer(nn.Module):
     def _mapped(self, inputs: Tensor, affine: Affine, long: bool, norms: Callable[[], Tensor]) -> Tensor:
         """Returns an affine map of the inputs; torch's own, if it is not ``long`` and nobody asks for more."""
         layer: Any = self
-        keep, factor = self._keep(affine.options), self._factor(norms)
         cores = self.tensor_cores and inputs.is_cuda and affine.further is None
-        if factor is None and keep is None and not (long or cores or under_autocast(inputs)):
-            return affine.output(inputs, layer.weight, layer.bias)
+        plain, function = not (long or cores or under_autocast(inputs)), affine.function(layer.weight.dim())
+        keep, factor = self._keep(affine.options), self._factor(norms)
+        if plain and keep is None and factor is None:
+            return function(inputs, layer.weight, layer.bias)
         return scaled(inputs, layer.weight, layer.bias, factor, keep, affine, cores)
 
     def _factor(self, norms: Callable[[], Tensor]) -> Tensor | None:
@@ -118,11 +119,6 @@ def under_autocast(input: Tensor) -> bool:
     return torch.is_autocast_enabled(input.device.type)
 
 
-def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...]) -> Tensor:
-    """Returns a convolution over one or two axes; the options are stride, padding, dilation and groups."""
-    return (F.conv1d if weight.dim() == 3 else F.conv2d)(inputs, weight, bias, *options)
-
-
 @dataclass(frozen=True)
 class Affine:
     """The linear part of a layer, as a function of its inputs and weight.
@@ -135,16 +131,16 @@ class Affine:
     options: tuple[Any, ...] | None = None
     further: list[int] | None = None
 
-    def output(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns the map of the inputs, with the bias at every position."""
+    def function(self, rank: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        """Returns torch's function of inputs, weight and bias, for a weight with so many dimensions."""
         if self.options is None:
-            return F.linear(inputs, weight, bias)
-        if self.further is None:
-            return convolve(inputs, weight, bias, self.options)
+            return F.linear
         stride, padding, dilation, groups = self.options
-        function: Any = F.conv_transpose1d if weight.dim() == 3 else F.conv_transpose2d
-        outputs: Tensor = function(inputs, weight, bias, stride, padding, self.further, groups, dilation)
-        return outputs
+        named = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        if self.further is None:
+            return partial(F.conv1d if rank == 3 else F.conv2d, **named)
+        transposed: Any = F.conv_transpose1d if rank == 3 else F.conv_transpose2d
+        return partial(transposed, output_padding=self.further, **named)
 
     def to_input(self, cotangent: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
         """Returns the gradient of the inputs."""
@@ -152,7 +148,7 @@ class Affine:
             return cotangent @ weight
         if self.further is None:
             return conv_gradient(cotangent, inputs, weight, self.options, which=0)
-        return convolve(cotangent, weight, None, self.options)
+        return Affine(self.options).function(weight.dim())(cotangent, weight, None)
 
 
 class _Scaled(torch.autograd.Function):
@@ -163,7 +159,7 @@ class _Scaled(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(inputs, weight, factor)
         ctx.keep, ctx.affine, ctx.tensor_cores = keep, affine, tensor_cores
-        return affine.output(inputs, weight, bias)
+        return affine.function(weight.dim())(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable

@@ -190,9 +190,9 @@ def write_back(sums: Mapping[int, Sum], noisy: Mapping[int, Sum]) -> None:
 
 def complete_(sums: Mapping[int, Sum], noise: StepNoise) -> None:
     """Replaces the sums of these numbers by their releases, where they lie."""
+    streams = [noise.stream(number) for number in sums]
     deviations = [one.deviation * noise.share for one in sums.values()]
     shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]
-    streams = [noise.stream(number) for number in sums]
     for one, own, shift, stream in zip(sums.values(), deviations, shifts, streams, strict=True):
         release_one_(
             one.values, noise.key, own, stream=stream, apart=one.apart, samples=noise.samples, share=one.share,

@@ -132,8 +132,8 @@ class Mechanism:
         self._step, self._drawn, self._sealed, self._agreed = step, 0, sealed, None
         self._overlap = None
         self._tracked = dict(self.scaling.state())
-        self._numbers = self.scaling.numbers(self.certificate)
-        self.scaling.begin(self.numbers())
+        numbers = self._numbers = self.scaling.numbers(self.certificate)
+        self.scaling.begin(numbers)
 
     @property
     def checksum(self) -> bytes:

@@ -99,7 +99,7 @@ def noisy_mean(terms: Terms, noise_multiplier: float, dataset_size: int, key: by
     for sample in range(samples):
         noise += normals(derive_key(derive_key(key, "sample", sample), "normals", 0), 0, 0, terms.dimension)
     noise *= noise_multiplier / math.sqrt(samples)
-    return round_to_grid_(bounded_sum(terms) + noise, [terms.dimension], [noise_multiplier]) / dataset_size
+    return round_to_grid_(bounded_sum(terms) + noise, noise_multiplier) / dataset_size
 
 
 class Statistics:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from private_step import drawn_otherwise
 from scipy import stats
 from torch import Tensor
 
@@ -306,14 +307,8 @@ def test_noise_is_added_before_the_reduction_unless_it_is_replicated() -> None:
 
 
 def broken_noise(change: Callable[..., Tensor]) -> Callable[[list[Sum], StepNoise], None]:
-    own = normals_module.normals
-
-    def drawn_otherwise(key: bytes, stream: int, start: int, count: int, samples: int) -> Tensor:
-        return change(lambda number, start, count: own(key, number, start, count, samples), stream, start, count)
-
     def release(sums: list[Sum], noise: StepNoise) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(normals_module, "normals", drawn_otherwise)
+        with drawn_otherwise(change):
             release_(sums, noise)
 
     return release
