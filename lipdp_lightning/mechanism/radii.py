@@ -22,7 +22,7 @@ from ..bounds.certificate import Certificate, GroupBound
 from ..layers.contribution import LARGEST_CANCELLATION, Contribution
 from ..layers.scaled import GradientKeeper, GradientScaler, ScaledLayer, hands_over
 from .allocation import NoiseBudget
-from .scaling import SMALLEST, JointCondition, Scaling, StepNumbers, scaled_layers
+from .scaling import JointCondition, Scaling, StepNumbers, scaled_layers
 
 ALL = "all layers"  # the one radius of ``exact``
 SMALLEST_RADIUS = 1e-9  # far above what underflow takes from a float32 norm
@@ -54,8 +54,8 @@ def quantile_step(radius: float, share_below: float, quantile: float, rate: floa
 class Tracked(Scaling):
     """Scalings with radii that votes of the examples may move."""
 
-    def __init__(self, budget: NoiseBudget, radii: Radii) -> None:
-        super().__init__(budget)
+    def __init__(self, budget: NoiseBudget, radii: Radii, floor: float = 0.0) -> None:
+        super().__init__(budget, floor)
         self.radii = radii
         self._votes: dict[str, Tensor] = {}
         self._rows: int | None = None
@@ -125,7 +125,7 @@ class Radius(Tracked):
 
     def _factors(self, path: str, norms: Tensor) -> Tensor:
         self.vote(path, norms)
-        return norms.clamp_min(max(self.radii.values[path], SMALLEST)).reciprocal()
+        return norms.clamp_min(max(self.radii.values[path], self._floor)).reciprocal()
 
 
 # ---- by the exact norms of gradients
@@ -143,8 +143,8 @@ class _Measured(Tracked):
     sums_in_grad = False  # layers hand their contributions over, which are weighed after the pass
 
     def __init__(self, budget: NoiseBudget, radii: Radii, floor: float) -> None:
-        super().__init__(budget, radii)
-        self._floor, self._views = max(floor, SMALLEST_RADIUS), budget.views
+        super().__init__(budget, radii, max(floor, SMALLEST_RADIUS))
+        self._views = budget.views
         self._kept: list[tuple[str, ScaledLayer, Contribution]] = []
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._group_of: dict[str, str] = {}
