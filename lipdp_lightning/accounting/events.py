@@ -72,17 +72,25 @@ def join_noise_multipliers(noise_multipliers: Iterable[float]) -> float:
     Raises:
         ValueError: if there is no multiplier, or one is negative or NaN.
     """
+    return _joined(noise_multipliers, 2)
+
+
+def join_laplace_multipliers(noise_multipliers: Iterable[float]) -> float:
+    """Returns the multiplier of several Laplace queries on the SAME sample: 1 / (sum 1 / s)."""
+    return _joined(noise_multipliers, 1)
+
+
+def _joined(noise_multipliers: Iterable[float], power: int) -> float:
     values = list(noise_multipliers)
-    wrong = [s for s in values if math.isnan(s) or s < 0]
-    if wrong or not values:
+    if not values or any(math.isnan(s) or s < 0 for s in values):
         raise ValueError(
             f"noise multipliers {values} cannot be joined: at least one is needed, none negative.\n"
             "HINT: pass the multiplier of every query made on the sample."
         )
     if any(s == 0 for s in values):
         return 0.0
-    inverse_square = math.fsum((1.0 / s) ** 2 for s in values)
-    return math.inf if inverse_square == 0 else 1.0 / math.sqrt(inverse_square)
+    inverse = math.fsum((1.0 / s) ** power for s in values)
+    return math.inf if inverse == 0 else 1.0 / (math.sqrt(inverse) if power == 2 else inverse)
 
 
 def size_problems(dataset_size: int, batch_size: float, steps: int) -> Iterator[tuple[str, str]]:

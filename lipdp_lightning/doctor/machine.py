@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..kernels.arithmetic import arithmetic_problems, require_exact_arithmetic
-from ..kernels.numeric_environment import gpu_facts
+from ..kernels.numeric_environment import arithmetic_problems, gpu_facts, require_exact_arithmetic
 from .finding import Finding
 
 NEEDED = {

@@ -20,9 +20,9 @@ from ..accounting.events import LedgerEntry
 from ..bound_text import upper_text
 from ..experiment.short_training import Prepared, Result, merged, prepare
 from ..files import OWNER_ONLY, read_bytes, write_bytes_atomically
+from ..key_streams import CounterStream
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key, new_secret
-from ..privacy.streams import CounterStream
 from ..report.atomic import write_all_atomically
 from ..training.checkpoints import STATISTICS
 from .counting import correct_rows

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ..accounting.accountants import solve_group
 from ..accounting.events import GAUSSIAN, LedgerEntry
 from ..accounting.privacy_curves import AccountantFailure, RdpCurve, collect
-from ..privacy.streams import CounterStream
+from ..key_streams import CounterStream
 
 NAMES = {"geometric": 1.0, "logarithmic": 0.0}
 MOST_TRIALS = 1e6

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from lipdp_lightning.accounting.accountants import epsilon_of
-from lipdp_lightning.accounting.events import CHOICE, LAPLACE, SUBSAMPLED_GAUSSIAN, SUBSAMPLED_LAPLACE, LedgerEntry
-from lipdp_lightning.accounting.privacy_curves import collect
-from lipdp_lightning.accounting.pure_releases import MixedCurve, join_laplace_multipliers
+from lipdp_lightning.accounting.events import (
+    CHOICE,
+    LAPLACE,
+    SUBSAMPLED_GAUSSIAN,
+    SUBSAMPLED_LAPLACE,
+    LedgerEntry,
+    join_laplace_multipliers,
+)
+from lipdp_lightning.accounting.privacy_curves import MixedCurve, collect
 
 
 def density(points: np.ndarray, shift: float, scale: float) -> np.ndarray:

@@ -22,7 +22,7 @@ from lipdp_lightning.accounting.accountants import (
     epsilon_of,
     warn_of_disagreement,
 )
-from lipdp_lightning.accounting.calibrate import calibrate_noise, steps_for
+from lipdp_lightning.accounting.calibrate import calibrate_noise
 from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import PldCurve, PrvCurve
 from lipdp_lightning.accounting.spending import Spending
@@ -30,6 +30,7 @@ from lipdp_lightning.callbacks import PrivacyAccountant, PrivacyReport, ResumeCh
 from lipdp_lightning.commands.budget_question import compute_budget, format_table
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.plan import PrivacyPlan
+from lipdp_lightning.studies.reproduce.reaccounting import steps_for
 
 ROUNDING = 1 - 1e-6
 

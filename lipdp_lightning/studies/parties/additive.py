@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.keys import SECRET_BYTES, derive_key
-from lipdp_lightning.privacy.streams import CounterStream
 from lipdp_lightning.studies.parties.kernel_sums import ThresholdCounts, UStatistic
 from lipdp_lightning.studies.parties.secure_aggregation import (
     Bytes,

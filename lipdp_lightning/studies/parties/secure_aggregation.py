@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.keys import derive_key
-from lipdp_lightning.privacy.streams import CounterStream
 from lipdp_lightning.studies.parties.kernel_sums import UStatistic
 
 Bytes = npt.NDArray[np.uint8]

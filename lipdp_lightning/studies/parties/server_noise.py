@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lipdp_lightning.curves.discrete_noise import discrete_laplace, exact_scale
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.keys import derive_key
-from lipdp_lightning.privacy.streams import CounterStream
 
 
 class NamedNoise:

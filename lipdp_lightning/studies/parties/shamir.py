@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lipdp_lightning.privacy.streams import CounterStream
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.studies.parties.additive import check_servers
 from lipdp_lightning.studies.parties.kernel_sums import UStatistic
 from lipdp_lightning.studies.parties.secure_aggregation import (

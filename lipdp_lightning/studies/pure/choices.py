@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lipdp_lightning.accounting.events import CHOICE, LedgerEntry
 from lipdp_lightning.curves.discrete_noise import NoiseSource, bernoulli_exp, permute_and_flip, uniform_below
-from lipdp_lightning.privacy.streams import CounterStream
+from lipdp_lightning.key_streams import CounterStream
 
 Choice = Callable[[CounterStream, Sequence[int], int, float], int]
 _UNIT = 1 << 16  # the integer that a sensitivity of one becomes
