@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from private_step import Harness, make_plan
 from test_pieces import ROWS, values
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from lipdp_lightning.bounds import CertificationError, Certifier
 from lipdp_lightning.bounds.registry import in_pieces, registered
@@ -138,10 +139,52 @@ def test_a_layer_put_into_the_network_after_set_up_is_refused() -> None:
         certifier.run(torch.ones(2, 4))
 
 
-def test_a_compiled_network_sums_no_bare_parameter() -> None:
-    network = Bare(F.linear, torch.ones(3, 4))
+class Plain(nn.Module):
+    """A network with a layer and a bare parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.weight = ScaledLinear(4, 3), nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.layer(x), self.weight)
+
+
+class Hides(Plain):
+    """It computes something else once ``trains`` is set, which a network may find out in ways that no reader sees."""
+
+    trains = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (100 if self.trains else 1) * super().forward(x)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_certified_graph_runs_also_where_the_network_is_compiled(compiled: bool) -> None:
+    network, x = Hides(), torch.randn(5, 4)
+    wanted = network(x)
+    if compiled:
+        network.compile(backend="eager")
+    torch._dynamo.reset()
+    counters.clear()
     certifier = Certifier(network, (4,), 1.0, "hinge")
-    certifier.run(torch.ones(2, 4))
-    network.compile(backend="eager")
-    with pytest.raises(CertificationError, match="own compile"):
-        certifier.run(torch.ones(2, 4))
+    Hides.trains = True
+    try:
+        found = certifier.run(x)
+        assert torch.allclose(network(x), 100 * wanted)
+    finally:
+        Hides.trains = False
+    assert torch.allclose(found, wanted)
+    assert (counters["stats"]["unique_graphs"] > 0) is compiled
+
+
+def test_a_compiled_network_sums_bare_parameters_in_pieces() -> None:
+    """Equal rows, whose sum in one product of float32 is far off."""
+    gradients = []
+    for compiled in (False, True):
+        network = Bare(F.linear, torch.ones(3, 4))
+        if compiled:
+            network.compile(backend="eager")
+        certifier = Certifier(network, (4,), 1.0, "hinge")
+        gradients.append(torch.autograd.grad(certifier.run(torch.full((ROWS, 4), 0.1)).sum(), network.weight)[0])
+    assert torch.equal(*gradients)
