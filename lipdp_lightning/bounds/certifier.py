@@ -29,10 +29,12 @@ from .graph import (
     with_calls,
 )
 from .identity import NetworkIdentity
+from .inplace import of_library
 from .losses import Loss, as_loss
+from .modes import training_mode
 from .registry import Rule, function_rule, in_pieces, module_rule
 from .rehearsal import rehearse
-from .rounding import LARGEST_BOUND, OPERATION_MARGIN, RoundedNorms, dtype_problems, range_problems
+from .rounding import LARGEST_BOUND, OPERATION_MARGIN, RoundedNorms, SumsOfTorch, dtype_problems, range_problems
 from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes
 from .values import Bound, Operation, ParameterUse, Unbounded, Value
 
@@ -143,12 +145,24 @@ class Certifier:
         self._in_pieces = with_calls(self._graph, calls) if calls else self._graph
         self._run = compiled_alike(model, self._in_pieces.forward)
         summed = [step.node for step in self._steps if _sums_over_batch(step) and step.node not in calls]
-        self._of_torch = [Problem(node_path(node), *_UNCONVERTED) for node in summed]
+        self._of_torch = [Problem(node_path(node), *_UNCONVERTED) for node in summed] + self._own_sums()
         self._caps = _caps(self._steps, self._cotangent_caps, self._margin)
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
         inner = [module for module in model.modules() if not is_leaf(module)]
         self._looking = [hooks for module in inner for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+
+    def _own_sums(self) -> list[Problem]:
+        """Finds layers with rules of users in which torch sums the gradient of a weight over the batch."""
+        own = {s.node for s in self._steps if s.trained and s.rule is not None and not of_library(s.rule)}
+        if not own or self._compute_dtype == torch.float64:
+            return []
+        tried = SumsOfTorch(self._graph, own)
+        with training_mode(self._model, False), torch.inference_mode(False), torch.enable_grad():
+            like = next(iter(self._parameters.values()))
+            tried.run(torch.zeros((2, *self._input_shape), dtype=like.dtype, device=like.device))
+        hint = "multiply by it through nn.Linear, a convolution of torch.nn, or lipdp_lightning.layers.functions"
+        return [Problem(node_path(n), f"{name}: {_UNCONVERTED[0]}", hint) for n, name in tried.found.items()]
 
     @property
     def output_shape(self) -> tuple[int, ...]:
