@@ -115,6 +115,9 @@ CAUGHT: dict[str, dict[str, str]] = {
     "layers/test_dropout.py": {
         "dropout keyed by row": "test_the_sum_moves_by_one_example_at_most",
     },
+    "layers/test_functions.py": {
+        "torch sums the weight of a user's layer": "test_one_row_moves_the_sum_of_an_own_layer_as_its_refusal_says",
+    },
     "layers/test_scaled.py": {
         "the norm of the input without its bias": "test_a_norm_without_bias_patches_or_groups_would_be_exceeded",
     },

@@ -352,6 +352,13 @@ def compiles(module: nn.Module, value: Any, function: Any) -> bool:
     return False
 
 
+def compiled_alike(network: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, compiled as the network's own ``compile()`` has compiled the network, if it has."""
+    held = cell_contents(network._compiled_call_impl)
+    compilers = [one for one in held if any(kind.__name__ == "_TorchDynamoContext" for kind in type(one).__mro__)]
+    return compilers[0](function) if compilers else function  # type: ignore[operator]
+
+
 def _odd_tensors(module: nn.Module) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yields the names of tensors that are trained but no parameters, and of those with operations of their own."""
     for name, value in (*vars(module).items(), *module._parameters.items(), *module._buffers.items()):

@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import SupportsBytes
 
 import torch
@@ -154,6 +155,13 @@ class Mechanism:
         """Begins a micro-batch of so many drawn examples, in so many rows; further rows are empty."""
         self.scaling.begin_pass(rows)
         self._drawn += drawn
+
+    @contextmanager
+    def own_hooks(self) -> Iterator[None]:
+        """Returns the context of a pass that attaches hooks by itself, as opacus does, which clips examples."""
+        before = RemovableHandle.next_id
+        yield
+        self._attached += RemovableHandle.next_id - before
 
     @property
     def may_overlap(self) -> bool:
@@ -348,8 +356,7 @@ class Mechanism:
     def _check_unchanged(self, when: str, same_bits: bool = True) -> None:
         """Refuses any change between the certificate and the release, of the weights too."""
         self._check_identity()
-        # autograd's nodes do not show their hooks to Python; opacus, which clips examples, attaches some in every pass
-        if RemovableHandle.next_id != self._attached and not self.plan.clips_examples:
+        if RemovableHandle.next_id != self._attached:  # autograd's nodes do not show their hooks to Python
             raise changed_network(["a hook was attached within a step"])
         if self._certified_versions != self._versions() or not same_bits:
             raise changed_weights(when)

@@ -68,12 +68,12 @@ class _Closure:
                 continue
             self._seen.add(name)
             path = None if top in sys.stdlib_module_names and top != "__main__" else _file_of(name)
+            waiting += [name.rpartition(".")[0]] if "." in name else []
             if path is None:
                 continue
             if _is_installed(path):
                 self.packages.add(top)
                 continue
-            waiting += [name.rpartition(".")[0]] if "." in name else []
             waiting += self._read(name, path)
 
     def _read(self, name: str, path: Path) -> list[str]:
@@ -112,6 +112,9 @@ def _file_of(name: str) -> Path | None:
                 part = ".".join(name.split(".")[:depth])
                 # a package in development may have its own finder, which knows top-level names
                 spec = importlib.util.find_spec(part) if depth == 1 else PathFinder.find_spec(part, paths)
+            except KeyError:  # a folder without __init__.py in a package that is not imported
+                paths, file = [str(Path(folder, part.rpartition(".")[2])) for folder in paths], None
+                continue
             except (ImportError, ValueError, AttributeError):
                 return None
             if spec is None:
