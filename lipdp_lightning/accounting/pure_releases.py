@@ -22,25 +22,11 @@ choice twice the epsilon. Without subsampling the noise counts as half of its sc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
 from lipdp_lightning.accounting.events import CHOICE, LAPLACE, SUBSAMPLED_LAPLACE, LedgerEntry
-
-
-def join_laplace_multipliers(noise_multipliers: Iterable[float]) -> float:
-    """Returns the multiplier of several Laplace queries on the SAME sample: 1 / (sum 1 / s)."""
-    values = list(noise_multipliers)
-    if not values or any(math.isnan(s) or s < 0 for s in values):
-        raise ValueError(
-            f"noise multipliers {values} cannot be joined: at least one is needed, none negative.\n"
-            "HINT: pass the multiplier of every query made on the sample."
-        )
-    if any(s == 0 for s in values):
-        return 0.0
-    inverse = math.fsum(1.0 / s for s in values)
-    return math.inf if inverse == 0 else 1.0 / inverse
 
 
 class MixedCurve:
