@@ -75,11 +75,6 @@ def join_noise_multipliers(noise_multipliers: Iterable[float]) -> float:
     return _joined(noise_multipliers, 2)
 
 
-def join_laplace_multipliers(noise_multipliers: Iterable[float]) -> float:
-    """Returns the multiplier of several Laplace queries on the SAME sample: 1 / (sum 1 / s)."""
-    return _joined(noise_multipliers, 1)
-
-
 def _joined(noise_multipliers: Iterable[float], power: int) -> float:
     values = list(noise_multipliers)
     if not values or any(math.isnan(s) or s < 0 for s in values):

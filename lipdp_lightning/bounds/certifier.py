@@ -24,7 +24,6 @@ from .graph import (
     node_path,
     operation_name,
     structural_problems,
-    trace,
     unsupported,
     with_calls,
 )
@@ -35,7 +34,7 @@ from .modes import training_mode
 from .registry import Rule, function_rule, in_pieces, module_rule
 from .rehearsal import rehearse
 from .rounding import LARGEST_BOUND, OPERATION_MARGIN, RoundedNorms, SumsOfTorch, dtype_problems, range_problems
-from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes
+from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes, trace_at
 from .values import Bound, Operation, ParameterUse, Unbounded, Value
 
 __all__ = ["CertificationError", "Certifier", "certify"]
@@ -126,7 +125,7 @@ class Certifier:
         _refuse(alterations(model))
         self.identity = NetworkIdentity.of(model, self.loss)
         _refuse([Problem(type(model).__name__, label + _UNSTEADY, _STEADY) for label in self.identity.unsteady])
-        self._graph = trace(model)
+        self._graph = trace_at(model, self._input_shape)
         _refuse(unsupported(self._graph))
         propagate_shapes(self._graph, self._input_shape)
         self._parameters = dict(model.named_parameters())
@@ -135,7 +134,7 @@ class Certifier:
         self._steps = _prepare(self._graph, self._norms_used, model, {id(t): name for name, t in held.items()})
         self._output = _output_node(self._graph)
         self._constants = Constants(model, self._graph)
-        reasons = [] if is_leaf(model) else rehearse(model, self._graph, self._input_shape, is_leaf)
+        reasons = [] if is_leaf(model) else rehearse(model, self._graph, self._input_shape)
         self._hidden = [Problem(type(model).__name__, reason, _STEADY) for reason in reasons]
         try:
             self.loss.lipschitz(self._output.meta["shape"])

@@ -14,7 +14,8 @@ from opacus.grad_sample.conv import compute_conv_grad_sample
 from opacus.grad_sample.linear import compute_linear_grad_sample
 from torch import Tensor, fx
 
-from ..bounds.graph import CertificationError, trace
+from ..bounds.graph import CertificationError
+from ..bounds.shapes import trace_at
 from ..layers.contribution import Contribution
 from ..layers.scaled import ScaledConv1d, ScaledConv2d, ScaledLinear
 from ..privacy.plan import PrivacyPlan
@@ -64,7 +65,7 @@ def layer_norms(layer: Any, activations: list[Tensor], backprops: Tensor) -> dic
     return {p: norms if i == 0 else norms.new_zeros(len(norms)) for i, p in enumerate(trained)}
 
 
-def clipping_problems(network: nn.Module, plan: PrivacyPlan, precision: str) -> list[str]:
+def clipping_problems(network: nn.Module, input_shape: tuple[int, ...], plan: PrivacyPlan, precision: str) -> list[str]:
     """Returns the reasons why opacus cannot give the gradient of one example, by module; empty if it can."""
     problems = []
     if precision not in ("32-true", "64-true"):
@@ -73,7 +74,7 @@ def clipping_problems(network: nn.Module, plan: PrivacyPlan, precision: str) -> 
             "HINT: '32-true', or privacy.method=lipschitz."
         )
     try:
-        graph = trace(network)
+        graph = trace_at(network, input_shape)
     except CertificationError:
         return problems  # reported by the walk over the graph
     problems += [*_unknown_layers(network), *_borrowed_weights(network, graph), *_never_called(network, graph)]

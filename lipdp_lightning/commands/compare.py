@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LARGEST_CONFIG = 1 << 20  # bytes
 LARGEST_REPORT = 1 << 26
+LONGEST_CELL = 48  # characters on the terminal; the page and --json show all of them
 MOST_SETTINGS = 2000  # an alias of YAML can stand for any number of them
 
 
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..report.atomic import write_atomically
     from ..report.comparison import Comparison
+    from ..report.figure_style import shorten
     from ..report.tables import render_table
 
     folders = [Path(name) for name in args.runs]
@@ -58,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for title, table in (("Results", comparison.results()), ("Settings that differ", comparison.settings())):
         if table:
-            show(render_table(table.headers, table.rows, title=title, right=table.numeric) + "\n\n")
+            rows = [[shorten(cell, LONGEST_CELL) for cell in row] for row in table.rows]
+            show(render_table(table.headers, rows, title=title, right=table.numeric) + "\n\n")
     show("".join(f"caution: {text}\n" for text in comparison.cautions()) + f"page: {args.output}\n")
     return 0
 

@@ -367,7 +367,7 @@ def _certificate(
     if plan.clips_examples:
         from ..clipping.samplers import clipping_problems
 
-        if problems := clipping_problems(module.network, plan, str(trainer.precision)):
+        if problems := clipping_problems(module.network, data.input_shape, plan, str(trainer.precision)):
             return problems, ()
     try:
         certifier = make_certifier(trainer, module, plan, data, Follower())

@@ -103,6 +103,7 @@ def celu(op: Operation, x: Value, alpha: float = 1.0, inplace: bool = False) -> 
 
 
 @rule(torch.prelu, F.prelu, "prelu")
+@module_rule_of(nn.PReLU, options=("weight",))
 def prelu(op: Operation, x: Value, weight: Constant | nn.Parameter) -> Bound:
     """Bounds PReLU by its steepest slope.
 
@@ -115,12 +116,6 @@ def prelu(op: Operation, x: Value, weight: Constant | nn.Parameter) -> Bound:
     constant = max(1.0, public_number(float(real(slopes).abs().max())))
     trained = isinstance(weight, nn.Parameter) and weight.requires_grad
     return Bound(constant * x.norm, constant, (ParameterUse((slopes,), x.norm),) if trained else ())
-
-
-@rule(nn.PReLU)
-def prelu_module(op: Operation, x: Value) -> Bound:
-    assert isinstance(op.module, nn.PReLU)
-    return prelu(op, x, op.module.weight)
 
 
 @rule(F.gelu)
@@ -158,19 +153,13 @@ def clamp_max(op: Operation, x: Value, max: float) -> Bound:
     return clamp(op, x, None, max)
 
 
-@rule(F.softplus)
+@rule(F.softplus, F.logsigmoid, nn.LogSigmoid)
 @module_rule_of(nn.Softplus, options=("beta",))
 def softplus(op: Operation, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Bound:
-    """Bounds softplus, which is ln 2 / beta at zero and has a slope in (0, 1) for every beta > 0."""
+    """Bounds softplus, which is ln 2 / beta at zero and has a slope in (0, 1) for beta > 0, and its mirror image."""
     if not public_number(beta) > 0:
         raise Unbounded(f"softplus with beta={beta} has no bound", "use a positive beta")
     return Bound(x.norm + math.sqrt(x.numel) * math.log(2.0) / beta, 1.0)
-
-
-@rule(nn.LogSigmoid, F.logsigmoid)
-def logsigmoid(op: Operation, x: Value) -> Bound:
-    """Bounds logsigmoid, which is minus the softplus of -x."""
-    return softplus(op, x)
 
 
 @rule(torch.softmax, F.softmax, "softmax")

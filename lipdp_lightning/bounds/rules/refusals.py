@@ -13,14 +13,10 @@ from ..registry import refuse
 _FLOORED = "lipdp_lightning.layers.GroupNorm(groups, channels, alpha=...)"
 
 refuse(
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    F.batch_norm,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, F.batch_norm,
     reason="batch normalisation mixes examples: one example changes the output and gradient of every other",
     hint=f"use {_FLOORED}",
-)
+)  # fmt: skip
 refuse(
     nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm,
     F.group_norm, F.layer_norm, F.instance_norm, F.local_response_norm,
@@ -85,13 +81,10 @@ refuse(
     hint="apply it to the data as a public preprocessing step, or register a rule on a clamped range",
 )  # fmt: skip
 refuse(
-    torch.max,
-    torch.min,
-    "max",
-    "min",
+    torch.max, torch.min, "max", "min",
     reason="it returns indices beside values, or reduces over the batch",
     hint="use amax or amin with a dim of 1 or later, or lipdp_lightning.layers.MaxMin",
-)
+)  # fmt: skip
 refuse(
     "sort", torch.sort, "topk", torch.topk,
     reason="sorting returns indices beside values and has no rule",
