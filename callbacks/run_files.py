@@ -15,7 +15,7 @@ from lipdp_lightning.callbacks.temperature_scaling import planned_beside_trainin
 from lipdp_lightning.forecast import Forecast, NoForecast, forecast
 from lipdp_lightning.forecast.forecasts import signal_columns
 from lipdp_lightning.report.show import show
-from lipdp_lightning.report.tables import certificate_table, plan_table
+from lipdp_lightning.report.tables import certificate_table, norm_caution, plan_table
 from lipdp_lightning.training.module import PrivateModule
 from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
@@ -68,7 +68,8 @@ class RunFiles(Callback):
             shown["metrics"] = NO_METRIC
         rows = [row | signal_columns(self.forecast, row["name"]) for row in group_rows(mechanism)]
         verdict = f"forecast: {self.verdict}\n\n" if self.verdict else ""
-        show(f"{plan_table(shown)}\n\n{certificate_table(rows)}\n\n{verdict}")
+        caution = f"{caution}\n\n" if (caution := norm_caution(rows)) else ""
+        show(f"{plan_table(shown)}\n\n{certificate_table(rows)}\n\n{caution}{verdict}")
         hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)

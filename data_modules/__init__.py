@@ -45,6 +45,11 @@ if TYPE_CHECKING:
     from lipdp_lightning.data_modules.text import MovieSnippets as MovieSnippets
     from lipdp_lightning.data_modules.text import SentenceEmbeddings as SentenceEmbeddings
     from lipdp_lightning.data_modules.text import WordVectors as WordVectors
+    from lipdp_lightning.data_modules.tokens import GeneratedReviews as GeneratedReviews
+    from lipdp_lightning.data_modules.tokens import HashedTokens as HashedTokens
+    from lipdp_lightning.data_modules.tokens import MovieTokens as MovieTokens
+    from lipdp_lightning.data_modules.tokens import SNLITokens as SNLITokens
+    from lipdp_lightning.data_modules.tokens import VocabularyTokens as VocabularyTokens
 
 if __name__ != "lipdp_lightning.data_modules":
     raise ImportError(
@@ -70,6 +75,7 @@ _HOME = {
     "private_data": ("PrivateData",),
     "schema": ("TableSchema",),
     "text": ("HashedWords", "MovieSnippets", "SNLI", "SentenceEmbeddings", "WordVectors"),
+    "tokens": ("GeneratedReviews", "HashedTokens", "MovieTokens", "SNLITokens", "VocabularyTokens"),
     "benchmark_tables": (
         "Adult",
         "BreastCancer",

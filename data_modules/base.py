@@ -47,7 +47,7 @@ class PrivateDataModule(lightning.LightningDataModule):
     particular N is `declared_size`, never a length, because neighbouring data sets differ in length.
 
     Every batch, in training and in evaluation, is `(x, y, ids)`. Features are float32, or uint8 for images, which
-    become `x * scale + offset` on the device, batch by batch.
+    become `x * scale + offset` on the device, batch by batch, or int64 for tokens of a declared `vocabulary`.
 
     The unit of privacy is the row, or with a `grouping` all rows of one group (`data_modules.units`); then `load_train`
     also returns the group of every row, and `declared_size` counts what is drawn: the rows left after the excess rows
@@ -72,6 +72,8 @@ class PrivateDataModule(lightning.LightningDataModule):
     target_bound: float | None = None
     # a bound on a row's norm that follows from the declarations; the user may clip to a smaller one
     input_bound: float | None = None
+    # the number of different tokens, of rows that hold tokens; such rows are int64 and reach the network as numbers
+    vocabulary: int | None = None
     scale: float = 1.0
     offset: float = 0.0
     heldout_share: float = 0.0

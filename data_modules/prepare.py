@@ -81,6 +81,7 @@ def _checked(module: PrivateDataModule, part: str, rows: Rows | GroupedRows) -> 
         task=module.task,
         num_classes=module.num_classes,
         target_bound=module.target_bound,
+        vocabulary=module.vocabulary,
     )
     return x.contiguous(), y.contiguous()
 

@@ -26,9 +26,11 @@ def _first(bad: Tensor) -> tuple[int, tuple[int, ...], int]:
     return row, position, int(flat.any(dim=1).sum())
 
 
-def _features(x: Tensor, input_shape: tuple[int, ...]) -> Iterator[str]:
-    if x.dtype not in (torch.float32, torch.uint8):
-        yield f"features are {x.dtype}; they must be float32, or uint8 for images"
+def _features(x: Tensor, input_shape: tuple[int, ...], vocabulary: int | None) -> Iterator[str]:
+    if vocabulary is not None:
+        yield from _tokens(x, vocabulary)
+    elif x.dtype not in (torch.float32, torch.uint8):
+        yield f"features are {x.dtype}; they must be float32, uint8 for images, or int64 with a declared vocabulary"
     if tuple(x.shape[1:]) != tuple(input_shape):
         yield f"rows have shape {tuple(x.shape[1:])} and input_shape declares {tuple(input_shape)}"
     found, count = None, 0
@@ -41,6 +43,17 @@ def _features(x: Tensor, input_shape: tuple[int, ...]) -> Iterator[str]:
         row, position = found
         column = position[0] if len(position) == 1 else position
         yield f"row {row}, column {column} is {x[(row, *position)].item()} ({count} such rows)"
+
+
+def _tokens(x: Tensor, vocabulary: int) -> Iterator[str]:
+    if x.dtype != torch.int64:
+        yield f"tokens are {x.dtype}; they must be int64"
+        return
+    bad = (x < 0) | (x >= vocabulary)
+    if bool(bad.any()):
+        row, position, count = _first(bad)
+        token = x[(row, *position)].item()
+        yield f"row {row} has token {token}, not one of the {vocabulary} declared ({count} such rows)"
 
 
 def _labels(y: Tensor, task: str, num_classes: int | None, target_bound: float | None) -> Iterator[str]:
@@ -70,6 +83,7 @@ def check_rows(
     task: str,
     num_classes: int | None,
     target_bound: float | None,
+    vocabulary: int | None = None,
 ) -> None:
     """Raises one ValueError that lists every way in which the rows break what was declared."""
     problems: list[str] = []
@@ -77,7 +91,7 @@ def check_rows(
         problems.append("there are no rows")
     if len(x) != len(y):
         problems.append("features and labels have different numbers of rows")
-    problems += _features(x, input_shape)
+    problems += _features(x, input_shape, vocabulary)
     problems += _labels(y, task, num_classes, target_bound)
     if problems:
         raise refusal(

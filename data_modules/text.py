@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -173,17 +173,25 @@ class MovieSnippets(EmbeddedText):
     file = "text/icwsm2014/movieReviewSnippets_GroundTruth.txt"
 
     def load_train(self) -> Rows:
-        path = find_file(data_root(self.root), self.file, "it is in the source package of vaderSentiment 2.5")
-        texts, labels = [], []
-        for number, line in enumerate(read_text(path).splitlines(), start=1):
-            fields = line.split("\t")
-            try:
-                rating = float(fields[1])
-            except (IndexError, ValueError):
-                raise refusal(f"{path}, line {number} is not number, rating, text", "fetch the file again") from None
-            texts.append("\t".join(fields[2:]))
-            labels.append(0 if rating < -0.5 else 2 if rating > 0.5 else 1)
+        texts, labels = read_snippets(find_file(data_root(self.root), self.file, SNIPPETS_SHIP_IN))
         return self._encoded(texts), torch.tensor(labels)
+
+
+SNIPPETS_SHIP_IN = "it is in the source package of vaderSentiment 2.5"
+
+
+def read_snippets(path: Path) -> tuple[list[str], list[int]]:
+    """Returns the sentences of the file of :class:`MovieSnippets`, and their classes."""
+    texts, labels = [], []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        fields = line.split("\t")
+        try:
+            rating = float(fields[1])
+        except (IndexError, ValueError):
+            raise refusal(f"{path}, line {number} is not number, rating, text", "fetch the file again") from None
+        texts.append("\t".join(fields[2:]))
+        labels.append(0 if rating < -0.5 else 2 if rating > 0.5 else 1)
+    return texts, labels
 
 
 SNLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
@@ -229,17 +237,19 @@ class SNLI(EmbeddedText):
         return self._pairs("test")
 
     def _pairs(self, part: Literal["train", "dev", "test"], limit: int | None = None) -> Rows:
-        path = find_file(data_root(self.root), f"text/snli/snli_1.0_{part}.jsonl", "unpack snli_1.0.zip there")
-        found = list(_gold(path, limit))
-        if not found:
-            raise refusal(f"{path} has no pair with a gold label", "fetch the file again")
+        found = gold_pairs(self.root, part, limit)
         first = self._encoded([sentence for sentence, _, _ in found])
         second = self._encoded([sentence for _, sentence, _ in found])
         rows = torch.cat([first, second, (first - second).abs(), first * second], dim=1)
         return unit_rows(rows), torch.tensor([label for _, _, label in found])
 
 
-def _gold(path: Path, limit: int | None) -> Iterator[tuple[str, str, int]]:
+def gold_pairs(
+    root: str | None, part: Literal["train", "dev", "test"], limit: int | None = None
+) -> list[tuple[str, str, int]]:
+    """Returns the pairs of a part of SNLI that have a gold label, as premise, hypothesis and class."""
+    path = find_file(data_root(root), f"text/snli/snli_1.0_{part}.jsonl", "unpack snli_1.0.zip there")
+    found = []
     for number, line in enumerate(read_text(path).splitlines()[:limit], start=1):
         try:
             pair = json.loads(line)
@@ -248,4 +258,7 @@ def _gold(path: Path, limit: int | None) -> Iterator[tuple[str, str, int]]:
         except (ValueError, KeyError, TypeError):
             raise refusal(f"{path}, line {number} is not a pair of SNLI 1.0", "fetch the file again") from None
         if label is not None:
-            yield *texts, label
+            found.append((*texts, label))
+    if not found:
+        raise refusal(f"{path} has no pair with a gold label", "fetch the file again")
+    return found

@@ -89,6 +89,7 @@ def test_no_page_with_code_is_left_out() -> None:
         "docs/kit.md",
         "docs/parties.md",
         "docs/reproduce.md",
+        "docs/transformers.md",
         "docs/your_project.md",
     ]
 
@@ -97,6 +98,13 @@ def test_the_python_example_of_parties_counts_scores(example: types.ModuleType) 
     run_python(ROOT / "docs/parties.md", example)
     truth = [(example.scores > threshold).sum() for threshold in (63, 127, 191)]
     assert all(abs(noised - exact) < 200 for noised, exact in zip(example.above, truth, strict=True))
+
+
+def test_the_python_example_of_transformers_is_certified(
+    example: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_python(ROOT / "docs/transformers.md", example)
+    assert "blocks.0.0.body.1.query" in capsys.readouterr().out
 
 
 def test_the_python_examples_of_convert_are_certified(

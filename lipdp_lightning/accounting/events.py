@@ -72,10 +72,6 @@ def join_noise_multipliers(noise_multipliers: Iterable[float]) -> float:
     Raises:
         ValueError: if there is no multiplier, or one is negative or NaN.
     """
-    return _joined(noise_multipliers, 2)
-
-
-def _joined(noise_multipliers: Iterable[float], power: int) -> float:
     values = list(noise_multipliers)
     if not values or any(math.isnan(s) or s < 0 for s in values):
         raise ValueError(
@@ -84,8 +80,8 @@ def _joined(noise_multipliers: Iterable[float], power: int) -> float:
         )
     if any(s == 0 for s in values):
         return 0.0
-    inverse = math.fsum((1.0 / s) ** power for s in values)
-    return math.inf if inverse == 0 else 1.0 / (math.sqrt(inverse) if power == 2 else inverse)
+    inverse = math.fsum(1.0 / s**2 for s in values)
+    return math.inf if inverse == 0 else 1.0 / math.sqrt(inverse)
 
 
 def size_problems(dataset_size: int, batch_size: float, steps: int) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import Certifier
@@ -107,13 +108,14 @@ def attack(
     names = quantity_names(certificate)
     best = Best.nothing(len(names), inputs, labels)
     goals = assigned_goals(certificate, len(inputs))
-    for round_ in range(1 + weight_rounds * weights):
-        if round_ > 0:
-            certificate = ascend_weights(meter, certifier, certificate, inputs, labels, goals, best, steps)
-        for part in (steps - steps // 2, steps // 2):
-            others = alternative_targets(certified_loss, output_shape, draw, len(inputs), generator)
-            labels = best_labels(meter, certificate, inputs, labels, goals, best, others)
-            inputs = ascend_inputs(meter, certificate, inputs, labels, goals, best, part, input_bound, generator)
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
+        for round_ in range(1 + weight_rounds * weights):
+            if round_ > 0:
+                certificate = ascend_weights(meter, certifier, certificate, inputs, labels, goals, best, steps)
+            for part in (steps - steps // 2, steps // 2):
+                others = alternative_targets(certified_loss, output_shape, draw, len(inputs), generator)
+                labels = best_labels(meter, certificate, inputs, labels, goals, best, others)
+                inputs = ascend_inputs(meter, certificate, inputs, labels, goals, best, part, input_bound, generator)
     setting = (restarts, steps, seed, weights)
     return _report(subject, input_shape, input_bound, certified_loss, certificate, best, setting)
 

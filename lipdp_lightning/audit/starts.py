@@ -65,9 +65,9 @@ def singular_direction(model: nn.Module, at: Tensor, bound: float, rounds: int =
             step = 1e-4 * bound
             response = (model(at + step * to_boundary(direction, 1.0)) - model(at)) / step
         x = at.detach().clone().requires_grad_()
-        (pulled,) = torch.autograd.grad((model(x) * response).sum(), x)
-        if not bool(torch.isfinite(pulled).all()) or float(pulled.abs().max()) == 0.0:
-            break
+        (pulled,) = torch.autograd.grad((model(x) * response).sum(), x, allow_unused=True)
+        if pulled is None or not bool(torch.isfinite(pulled).all()) or float(pulled.abs().max()) == 0.0:
+            break  # a table of tokens has no slope
         direction = to_boundary(pulled, bound)
     return direction
 

@@ -37,7 +37,7 @@ def ascend_weights(
         trial = certifier.certify()
         reached, point, found = _evaluate(meter, trial, inputs, labels, goals, best)
         if reached > value:
-            value, held, uphill, certificate, size = reached, point, found, trial, 1.3 * size
+            value, held, uphill, certificate, size = reached, point, found, trial, min(1.3 * size, 1.0)
             continue
         size *= 0.5
         with torch.no_grad():

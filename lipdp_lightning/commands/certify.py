@@ -15,6 +15,7 @@ from ..forecast import Forecast, forecast, read_public_rows
 from ..forecast.forecasts import signal_columns
 from ..report.show import show
 from ..report.tables import certificate_table as group_table
+from ..report.tables import norm_caution
 from .option_parser import OptionParser
 
 MOST_STARTS = 100_000
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         groups = group_table(rows, title="Parameter groups: noise of the first step")
         lines = [f"scaling: {experiment.plan.scaling}, {why}"] if (why := experiment.scaling_reason) else []
         lines += [f"forecast: {found.verdict()}"] if found is not None else []
+        lines += [caution] if (caution := norm_caution(rows)) else []
         lines.append(MARGIN)
         facts = "".join(f"{line}\n\n" for line in lines)
         show(f"{groups}\n\n{facts}{certificate_table(certificate, report)}\n")

@@ -8,9 +8,10 @@ from .outer_products import OuterProducts
 from .patches import Patches
 from .scattering import Scattering
 from .timm_backbone import TimmFeatures
+from .token_embedding import TokenEmbedding
 from .whitened import Whitened
 
 __all__ = [
     "Deskewed", "FeatureExtractor", "Gabor", "MirroredScattering", "OuterProducts", "Patches", "Scattering",
-    "TimmFeatures", "Whitened",
+    "TimmFeatures", "TokenEmbedding", "Whitened",
 ]  # fmt: skip

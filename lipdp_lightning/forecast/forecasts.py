@@ -148,7 +148,7 @@ def forecast(
     Args:
         module: the module at its initial weights, which stays as it is.
         plan: the settled plan.
-        data: the data module, of which only the declared shape of an example is read.
+        data: the data module, of which only the declared shape and vocabulary of an example are read.
         inputs: public rows; made-up ones if there are none.
         size: steps and rows; by default, those that cost little.
 
@@ -164,7 +164,7 @@ def forecast(
     shape = tuple(data.input_shape)
     try:
         with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"), torch.enable_grad():
-            return _forecast(module, plan, shape, inputs, size)
+            return _forecast(module, plan, shape, inputs, size, getattr(data, "vocabulary", None))
     except NoForecast:
         raise
     except Exception as error:
@@ -175,8 +175,9 @@ def forecast(
 
 
 def _forecast(
-    module: PrivateModule, plan: PrivacyPlan, shape: tuple[int, ...], inputs: PublicRows | None, size: Size | None
-) -> Forecast:
+    module: PrivateModule, plan: PrivacyPlan, shape: tuple[int, ...], inputs: PublicRows | None, size: Size | None,
+    vocabulary: int | None,
+) -> Forecast:  # fmt: skip
     training = PublicTraining(module, plan, shape)
     if not any(parameter.requires_grad for parameter in training.network.parameters()):
         raise NoForecast("no forecast: no layer is trained, so that nothing can be learnt. HINT: requires_grad_(True).")
@@ -193,7 +194,7 @@ def _forecast(
     rows = inputs
     if rows is None:
         count = size.rows * (size.steps + 4)
-        rows = made_up_rows(shape, module.task, outputs, module.input_bound, count, seed=0)
+        rows = made_up_rows(shape, module.task, outputs, module.input_bound, count, 0, vocabulary)
     return Forecast(training.run(rows, size), rows.source, plan.scaling, size.steps < min(plan.steps, MOST_STEPS))
 
 

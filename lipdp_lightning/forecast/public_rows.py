@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,14 @@ class PublicRows:
         return len(self.x)
 
 
-def made_up_rows(shape: tuple[int, ...], task: str, outputs: int, bound: float, count: int, seed: int) -> PublicRows:
+def made_up_rows(
+    shape: tuple[int, ...], task: str, outputs: int, bound: float, count: int, seed: int, vocabulary: int | None = None
+) -> PublicRows:
     """Returns rows of a made-up task, drawn from declared numbers alone.
 
     A class has a prototype, all rows share one part and every row has a part of its own (``SHARES``). Images are
-    smooth. Every row has the norm that is declared as the largest. Classes are balanced and in turn.
+    smooth. Every row has the norm that is declared as the largest. Classes are balanced and in turn. In a row of
+    tokens, each is that of its place in one of the three parts.
 
     Args:
         shape: the shape of one example.
@@ -43,16 +47,27 @@ def made_up_rows(shape: tuple[int, ...], task: str, outputs: int, bound: float, 
         bound: the declared bound on the norm of a row.
         count: the number of rows.
         seed: decides the draws.
+        vocabulary: the declared number of tokens, if rows hold tokens.
     """
     generator = torch.Generator().manual_seed(seed)
     classes = outputs if task == "classification" else 2
     labels = torch.arange(count) % classes
     parts = {"common": (1, False), "class": (classes, True), "own": (count, False)}
-    x = torch.zeros(count, *shape)
-    for part, (number, by_class) in parts.items():
-        drawn = _unit(_fields(number, shape, generator)) * math.sqrt(SHARES[part])
-        x = x + (drawn[labels] if by_class else drawn)
-    x = _unit(x) * bound
+
+    def rows_of(part: str, draw: Callable[[int], Tensor]) -> Tensor:
+        number, by_class = parts[part]
+        return draw(number)[labels] if by_class else draw(number).expand(count, *shape)
+
+    if vocabulary is None:
+        x = torch.zeros(count, *shape)
+        for part in parts:
+            x = x + rows_of(part, lambda n: _unit(_fields(n, shape, generator))) * math.sqrt(SHARES[part])
+        x = _unit(x) * bound
+    else:
+        tokens = [rows_of(p, lambda n: torch.randint(1, vocabulary, (n, *shape), generator=generator)) for p in parts]
+        chances = torch.tensor([SHARES[part] for part in parts]).expand(count, -1)
+        chosen = torch.multinomial(chances, math.prod(shape), replacement=True, generator=generator)
+        x = torch.stack(tokens).gather(0, chosen.reshape(1, count, *shape))[0].float()
     source = f"{count} made-up rows within the declared ranges"
     if task == "classification":
         return PublicRows(x, labels, source)

@@ -14,7 +14,9 @@ from rich.text import Text
 from lipdp_lightning.bound_text import lower_text
 from lipdp_lightning.report.formats import format_bound, format_cell, is_number, plain_value
 
-__all__ = ["certificate_columns", "certificate_table", "plan_rows", "plan_table", "render_table"]
+__all__ = ["certificate_columns", "certificate_table", "norm_caution", "plan_rows", "plan_table", "render_table"]
+
+ABOVE = 1.01  # followed bounds on a norm lie a little above max_norm
 
 GAP = 2
 WIDEST = 100_000  # columns; lines are not folded, so that a log can be searched
@@ -158,3 +160,23 @@ def certificate_table(groups: Sequence[Mapping[str, Any]], *, title: str = "Cert
         total = {"name": "total", "parameters": sum(plain_value(count) for count in counts)}
         rows.append([total.get(key) for key, _ in columns])
     return render_table([header for _, header in columns], rows, title=title)
+
+
+def norm_caution(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a caution if layers have a larger norm than ``max_norm`` after the projection; else nothing.
+
+    The projections ``bjorck`` and ``frobenius`` bound the kernel of a convolution as a matrix.
+    """
+    above = {
+        str(group["name"]): group["weight_norm"] / group["max_norm"]
+        for group in groups
+        if is_number(group.get("weight_norm")) and is_number(group.get("max_norm")) and group["max_norm"] > 0
+    }
+    above = {name: times for name, times in above.items() if times > ABOVE}
+    if not above:
+        return ""
+    return (
+        f"caution: the projection bounds kernels as matrices, and as convolutions {', '.join(above)} have up to "
+        f"{max(above.values()):.2g} times the norm max_norm, which multiplies the sensitivities of all layers before "
+        "them. HINT: --privacy.projection clip, or kernels that do not overlap."
+    )

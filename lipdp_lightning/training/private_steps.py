@@ -140,6 +140,7 @@ class PrivateSteps:
         )  # fmt: skip
         if self.restored.run is None:
             mechanism.project_()
+            mechanism.refresh_certificate()  # what is printed is the certificate of what trains
         else:
             mechanism.load_state(self.restored.run.mechanism)
             norms.load_state(self.restored.norms)

@@ -89,6 +89,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
                  "bi,ib->b"),
     **dict.fromkeys(("start", "length"), (1, 0, 2, -1, 9, True, 1.0, *_NUMBERS)),
     "num_parameters": (1, 2, 0), "init": _FACTORS,
+    "key": (SELF, FLIPPED, BUFFER, 2.0), "attn_mask": (None, BUFFER, SELF), "dropout_p": (0.0, 0.5, 1.0, BATCH),
+    **dict.fromkeys(("is_causal", "enable_gqa"), _FLAGS),
     "padding_mode": ("zeros", "circular", "reflect", "replicate", "constant"),
     "approximate": ("none", "tanh", "other", None),
     "divisor_override": (None, 1, 5, -2, 0, BATCH),
@@ -107,7 +109,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("in_features", "in_channels", "out_features", "out_channels"), (4, 2)),
 }  # fmt: skip
 # arguments that are another way to give one above, name dimensions, or take random numbers
-LEFT_OUT = frozenset({"self", "input", "x", "tensor", "a", "out", "generator", "names", "_stacklevel",
+LEFT_OUT = frozenset({"self", "input", "x", "query", "tensor", "a", "out", "generator", "names", "_stacklevel",
                       "color_space"})  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from lipdp_lightning.forecast import Forecast, forecast
 from lipdp_lightning.training.averaging import average_of
 from lipdp_lightning.training.views import view_problems, views_of
 
-EMBEDDED = ("data_modules.Digits", "data_modules.Embedded")
+EMBEDDED = ("data_modules.Digits", "data_modules.Embedded", "data_modules.Generated")
 TWO_STEPS = ["--privacy.epochs", "null", "--privacy.steps", "2"]
 ON_ONE_CPU = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.num_nodes", "1"]
 

@@ -48,6 +48,7 @@ VERDICTS = {
     "fashion_mnist_outer_products_eps2": LEARNS,
     "fashion_mnist_scattering_linear": LEARNS,
     "fashion_mnist_scattering_linear_unclipped": LEARNS,
+    "generated_reviews_transformer": LEARNS,
     "mnist_scattering_linear": LEARNS,
     "mnist_scattering_linear_unclipped": LEARNS,
     "quickstart": LEARNS,

@@ -29,10 +29,11 @@ from lipdp_lightning.models import (
     ScatteringHead,
     ShallowVGG,
     TimmHead,
+    Transformer,
     WideResNet,
 )
 
-GREY, COLOUR = (1, 8, 8), (3, 8, 8)
+GREY, COLOUR, TOKENS = (1, 8, 8), (3, 8, 8), (6,)
 NETWORKS: dict[str, tuple[partial[nn.Module], tuple[int, ...]]] = {
     "linear": (partial(Linear, GREY, 4, zero_init=False), GREY),
     "mlp": (partial(MLP, GREY, 4, (12, 8), "tanh"), GREY),
@@ -52,6 +53,8 @@ NETWORKS: dict[str, tuple[partial[nn.Module], tuple[int, ...]]] = {
     "norm preserving convnet": (partial(NormPreservingConvNet, GREY, 4, (4, 8), (2, 2), pool=2), GREY),
     "scattering, linear": (partial(ScatteringHead, GREY, 4, J=1, L=2, norm_groups=1, mode="clip"), GREY),
     "scattering, convolution": (partial(ScatteringHead, GREY, 4, J=1, L=2, widths=(6,), bound=2.0), GREY),
+    "transformer": (partial(Transformer, TOKENS, 4, 9, 8, 2, 2, 6), TOKENS),
+    "transformer, class token": (partial(Transformer, TOKENS, 4, 9, 8, 2, 1, 0, "class", frozen_queries=True), TOKENS),
     "timm": (partial(TimmHead, "test_resnet", 4, False, COLOUR, image_size=16, hidden=(6,)), COLOUR),
 }  # fmt: skip
 

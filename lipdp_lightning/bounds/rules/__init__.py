@@ -1,5 +1,5 @@
 """Rules for the operations of torch and of ``lipdp_lightning.layers``; importing this package registers them."""
 
-from . import activations, linear, pooling, refusals, structure, transposed
+from . import activations, attention, linear, pooling, refusals, structure, transposed
 
-__all__ = ["activations", "linear", "pooling", "refusals", "structure", "transposed"]
+__all__ = ["activations", "attention", "linear", "pooling", "refusals", "structure", "transposed"]

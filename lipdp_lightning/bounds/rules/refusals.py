@@ -41,13 +41,12 @@ refuse(
 refuse(
     nn.Embedding, nn.EmbeddingBag, F.embedding,
     reason="an embedding's row gradient and input norm have no rule",
-    hint="feed frozen, bounded features, or one-hot inputs through Linear",
+    hint="freeze it inside FrozenFeatures, as TokenEmbedding of lipdp_lightning.features is",
 )  # fmt: skip
 refuse(
     nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer,
-    F.scaled_dot_product_attention,
-    reason="attention is a product of activations and not globally Lipschitz",
-    hint="freeze it and train a head on its bounded features",
+    reason="it computes with weights of its own, normalises without a floor, and takes masks and dropout",
+    hint="compose scaled_dot_product_attention with nn.Linear, as lipdp_lightning.models.Transformer does",
 )  # fmt: skip
 refuse(
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,

@@ -16,6 +16,7 @@ from lipdp_lightning.studies.reproduce.entries import (
     paper_003_regression,
     paper_003_table_2,
     paper_003_text,
+    paper_003_transformer,
 )
 from lipdp_lightning.studies.reproduce.entries.paper_003_table_1 import COLUMNS
 from lipdp_lightning.studies.reproduce.entries.paper_003_table_1 import ENTRY as KERNELS
@@ -45,7 +46,7 @@ def test_methods_of_a_table_differ_in_what_bounds_an_example(data: str, network:
     ("entry", "count"),
     [
         (paper_003_table_2.ENTRY, 3 * 2 * 5), (paper_003_regression.ENTRY, 2 * 5), (paper_003_text.ENTRY, 2 * 4),
-        (paper_003_membership.ENTRY, 4), (KERNELS, 15),
+        (paper_003_membership.ENTRY, 4), (KERNELS, 15), (paper_003_transformer.ENTRY, 4),
     ],
 )  # fmt: skip
 def test_every_cell_has_its_settings(entry: Any, count: int) -> None:
