@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -227,9 +227,9 @@ def _contents(network: nn.Module, paths: dict[int, str]) -> dict[str, Tensor]:
 
 
 def _random_states() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    states = torch.random.get_rng_state().numpy().tobytes(), random.getstate()
-    return states if numpy is None else (*states, str(numpy.random.get_state()))
+    numpy = np.random.get_state(legacy=False)
+    words = numpy["state"].pop("key", np.empty(0))  # which take milliseconds to print
+    return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), str(numpy), words.tobytes()
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -78,15 +78,20 @@ class _Closure:
 
     def _read(self, name: str, path: Path) -> list[str]:
         """Takes up a user's file, and returns the modules that it imports."""
-        source = path.read_bytes()
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):
-            self.files[name] = hashlib.sha256(source).hexdigest()
-            return []
-        self.files[name] = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        return [imported for node in ast.walk(tree) for imported in _imported(node, package)]
+        self.files[name], imported = _parsed(path.read_bytes(), package)
+        return list(imported)
+
+
+@lru_cache(maxsize=128)
+def _parsed(source: bytes, package: str) -> tuple[str, tuple[str, ...]]:
+    """Returns a digest of a user's code, and the modules that it imports."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return hashlib.sha256(source).hexdigest(), ()
+    imported = tuple(name for node in ast.walk(tree) for name in _imported(node, package))
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imported
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:
