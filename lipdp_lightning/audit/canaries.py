@@ -32,7 +32,7 @@ from .optimistic_epsilon import optimistic_epsilon
 from .sampling_checks import Sampler
 from .subject import Batch, Example, Subject
 
-Scores = tuple[list[float], list[float]]  # without the canary, with it
+Scores = tuple[list[float], list[float]]  # scores without the canary, and with it
 
 
 def gradient_canary(subject: Subject, seed: int = 0) -> Tensor:

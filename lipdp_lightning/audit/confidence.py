@@ -124,7 +124,7 @@ def multiplier_not_refuted(errors: ErrorBounds, sample_rate: float, steps: int) 
                 return True
         return False
 
-    low, high = 0.05, 1.0  # not refuted, refuted
+    low, high = 0.05, 1.0  # low is not refuted, high is
     while not refuted(high):
         low, high = high, 2 * high
         if high > _LARGEST_MULTIPLIER:
