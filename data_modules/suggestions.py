@@ -89,7 +89,8 @@ def _types(public: Any) -> dict[str, str] | None:
     if not is_table(public):
         raise refusal(
             f"{type(public).__name__} is neither a public sample nor a schema",
-            "a DataFrame, a mapping of columns, a CSV or Parquet file, or a schema of pyarrow, polars, Frictionless",
+            "give a DataFrame, a mapping of columns, a CSV or Parquet file, or a schema of pyarrow, polars, "
+            "Frictionless",
         )
     return None
 
