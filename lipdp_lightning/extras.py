@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-EXTRAS = {"matplotlib": "plots", "optuna": "tune", "pyarrow": "parquet", "wandb": "wandb"}
+EXTRAS = {"jax": "jax", "matplotlib": "plots", "optuna": "tune", "pyarrow": "parquet", "wandb": "wandb"}
 
 
 def is_installed(package: str) -> bool:

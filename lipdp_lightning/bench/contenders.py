@@ -189,6 +189,13 @@ def functorch(job: Job, model: nn.Module) -> Step:
     return step
 
 
+@_trains
+def in_jax(job: Job, model: nn.Module) -> Step:
+    from .jax_step import jax_step
+
+    return jax_step(job, model)
+
+
 CONTENDERS: dict[str, str] = {
     "torch": "a loop in plain torch, without privacy",
     "torch_poisson": "the same, over Poisson samples as they are drawn",
@@ -202,13 +209,14 @@ CONTENDERS: dict[str, str] = {
     "opacus": "opacus, gradients per example from hooks",
     "ghost": "opacus, ghost clipping",
     "functorch": "torch.func, gradients per example",
+    "jax": "jax, gradients per example by vmap, the step compiled by XLA",
 }
 REFERENCE = "torch"
 DEFAULT = "joint"
 OURS = ("worst_case", "layerwise", "joint", "exact", "radius", "loss_clip")
 _PLAIN: dict[str, Contender] = {
     "torch": torch_loop, "torch_poisson": _trains(_plain_step, poisson=True), "opacus": opacus_hooks,
-    "ghost": opacus_ghost, "functorch": functorch,
+    "ghost": opacus_ghost, "functorch": functorch, "jax": in_jax,
 }  # fmt: skip
 
 

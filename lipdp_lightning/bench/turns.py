@@ -126,15 +126,19 @@ class Worker:
         ]  # fmt: skip
         self._buffer = b""
 
-    def ask(self, time_limit: float, **order: Any) -> dict[str, Any]:
-        """Lets it work for one turn, and returns its report."""
+    def send(self, **order: Any) -> None:
+        """Lets it work for one turn, whose report ``answer`` returns."""
         stdin = self._ranks[0].stdin
         assert stdin is not None
         try:
             stdin.write(f"{json.dumps(order)}\n".encode())
             stdin.flush()
         except BrokenPipeError:
-            pass  # its last output is read below
+            pass  # its last output is read by answer
+
+    def ask(self, time_limit: float, **order: Any) -> dict[str, Any]:
+        """Lets it work for one turn, and returns its report."""
+        self.send(**order)
         return self.answer(time_limit)
 
     def answer(self, time_limit: float) -> dict[str, Any]:

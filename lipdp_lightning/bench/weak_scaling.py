@@ -1,8 +1,12 @@
 """Measures weak scaling: the time of a private step on one process beside that on several, with the same batch for
 each.
 
-Both worlds are started together and take turns, so that both meet the machine in the same state; while one works, the
-other waits in a read. Every process has one thread and is bound to one processor. The steps are those of
+Processors of one machine share its memory and its clock, so that several processes slow each other down even where they
+exchange nothing. This is measured too: as many processes at once, each of which trains by itself. What the sums over
+processes cost is the difference between the two.
+
+All worlds are started together and take turns, so that all meet the machine in the same state; while one works, the
+others wait in a read. Every process has one thread and is bound to one processor. The steps are those of
 PrivateStrategy: Poisson sample, certificate, noise, the one sum over processes, update and projection.
 """
 
@@ -33,14 +37,17 @@ from .turns import Steps, Worker, bind_to_processors, environment
 
 STEPS_PER_TURN = 8
 WARM_UP = 2
+PROCESSOR = "LIPDP_PROCESSOR"
 
 
 @dataclass(frozen=True)
 class WeakScaling:
     """Medians over the steps of all turns, in seconds of wall time.
 
-    ``efficiency`` is the median over turns of the ratio of both worlds' medians in that turn, and ``lowest`` and
-    ``highest`` are the quartiles of these ratios. ``load`` is the machine's load average before the measurement.
+    ``efficiency`` is the median over turns of the ratio of two medians in that turn, of one process and of many, and
+    ``lowest`` and ``highest`` are the quartiles of these ratios. ``alone`` is a step of as many processes at once that
+    exchange nothing, and ``beside_apart`` is the efficiency beside theirs. ``load`` is the machine's load average
+    before the measurement.
     """
 
     model: str
@@ -50,7 +57,9 @@ class WeakScaling:
     steps: int
     one: float
     many: float
+    alone: float
     efficiency: float
+    beside_apart: float
     lowest: float
     highest: float
     processors: int
@@ -79,7 +88,7 @@ class Turns(Callback):
 
 def work(model: str, batch_size: int, processes: int, turns: int) -> None:
     """Runs one process of a world."""
-    bind_to_processors(1, int(os.environ.get("LOCAL_RANK", "0")))
+    bind_to_processors(1, int(os.environ[PROCESSOR]))
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
@@ -98,8 +107,8 @@ def work(model: str, batch_size: int, processes: int, turns: int) -> None:
     trainer.fit(module, datamodule=data)
 
 
-def _world(model: str, batch_size: int, processes: int, turns: int) -> Worker:
-    """Starts the processes of one world."""
+def _world(model: str, batch_size: int, processes: int, turns: int, processor: int = 0) -> Worker:
+    """Starts the processes of one world, the first of them on the given processor."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
@@ -107,23 +116,39 @@ def _world(model: str, batch_size: int, processes: int, turns: int) -> Worker:
     shared |= {"WORLD_SIZE": str(processes), "NODE_RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
     arguments = json.dumps([model, batch_size, processes, turns])
     command = [sys.executable, "-m", "lipdp_lightning.bench.weak_scaling", arguments]
-    return Worker(command, [shared | {"LOCAL_RANK": str(rank)} for rank in range(processes)])
+    own = [{"LOCAL_RANK": str(rank), PROCESSOR: str(processor + rank)} for rank in range(processes)]
+    return Worker(command, [shared | each for each in own])
 
 
 def measure_scaling(model: str, batch_size: int, processes: int, turns: int, limit: float = 1800.0) -> WeakScaling:
-    """Returns step times of one process and of several, ``batch_size`` expected examples each, in alternating turns."""
-    sizes = (1, processes)
+    """Returns step times of one process, of several, and of several that exchange nothing, in alternating turns.
+
+    Args:
+        model: a name of ``MODELS``.
+        batch_size: the expected batch size of each process.
+        processes: how many there are in the world of several.
+        turns: how often each world works.
+        limit: seconds after which the measurement is given up.
+    """
     machine = os.cpu_count() or 1, os.getloadavg()[0]
-    worlds = [_world(model, batch_size, size, turns) for size in sizes]
+    shape = model, batch_size
+    contenders = [
+        [_world(*shape, 1, turns)],
+        [_world(*shape, processes, turns)],
+        [_world(*shape, 1, turns, processor) for processor in range(processes)],
+    ]
+    worlds = list(itertools.chain.from_iterable(contenders))
     deadline = time.monotonic() + limit
-    times: list[list[list[float]]] = [[], []]
+    times: list[list[list[float]]] = [[] for _ in contenders]
     try:
         for world in worlds:
             world.answer(deadline - time.monotonic())
         for _ in range(turns):
-            for taken, world in zip(times, worlds, strict=True):
-                left = deadline - time.monotonic()
-                taken.append(world.ask(left, steps=STEPS_PER_TURN, warm_up=WARM_UP)["seconds"])
+            for taken, together in zip(times, contenders, strict=True):
+                for world in together:
+                    world.send(steps=STEPS_PER_TURN, warm_up=WARM_UP)
+                answers = [world.answer(deadline - time.monotonic())["seconds"] for world in together]
+                taken.append(max(answers, key=statistics.median))
     finally:
         for world in worlds:
             world.close()
@@ -138,13 +163,16 @@ def summarized(
     processors: int,
     load: float,
 ) -> WeakScaling:
-    """Returns the summary of the seconds of all steps, by world and turn; neighbours in time are compared."""
-    ratios = [statistics.median(one) / statistics.median(many) for one, many in zip(*times, strict=True)]
+    """Returns the summary of the seconds of all steps, by contender and turn; neighbours in time are compared."""
+    ones, manys, alones = ([statistics.median(turn) for turn in turns] for turns in times)
+    ratios = [one / many for one, many in zip(ones, manys, strict=True)]
     lowest, middle, highest = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-    one, many = (statistics.median(itertools.chain.from_iterable(turns)) for turns in times)
+    beside_apart = statistics.median(alone / many for alone, many in zip(alones, manys, strict=True))
+    one, many, alone = (statistics.median(itertools.chain.from_iterable(turns)) for turns in times)
     steps = sum(map(len, times[0]))
     return WeakScaling(
-        model, batch_size, processes, len(ratios), steps, one, many, middle, lowest, highest, processors, load
+        model, batch_size, processes, len(ratios), steps, one, many, alone, middle, beside_apart, lowest, highest,
+        processors, load,
     )  # fmt: skip
 
 
@@ -156,13 +184,22 @@ def printed(row: dict[str, Any]) -> str:
     """Returns the table for the terminal."""
     from ..report.tables import render_table
 
-    headers = ("model", "batch per process", "processes", "step on one s", "step on all s", "efficiency", "quartiles")
-    quartiles = f"{row['lowest']:.3f} to {row['highest']:.3f}"
-    cells = (*(row[k] for k in ("model", "batch_size", "processes", "one", "many", "efficiency")), quartiles)
-    text = render_table(headers, [cells], title="Weak scaling of private steps") + (
-        f"\nwall time, medians of {row['steps']} steps; efficiency, median of the ratios of {row['turns']} turns of "
-        f"{STEPS_PER_TURN} steps, which alternate, and their quartiles; one thread per process; "
-        f"processors: {row['processors']}, load average before: {row['load']:.1f}\n"
+    headers = (
+        "model",
+        "batch per process",
+        "processes",
+        "on one s",
+        "on all s",
+        "apart s",
+        "efficiency",
+        "beside apart",
+    )
+    columns = ("model", "batch_size", "processes", "one", "many", "alone", "efficiency", "beside_apart")
+    text = render_table(headers, [[row[column] for column in columns]], title="Weak scaling of private steps") + (
+        f"\nwall time, medians of {row['steps']} steps; apart: as many processes at once that exchange nothing\n"
+        f"efficiency: on one / on all, median of {row['turns']} turns of {STEPS_PER_TURN} steps, which alternate "
+        f"(quartiles {row['lowest']:.3f} to {row['highest']:.3f}); beside apart: apart / on all\n"
+        f"one thread per process; processors: {row['processors']}, load average before: {row['load']:.1f}\n"
     )
     if not row["quiet"]:
         text += "the processes had to share processors: this says nothing about their efficiency\n"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from private_step import Harness, Noiseless, convnet, make_plan, random_batch
+
+from lipdp_lightning.training import PrivateModule
 
 CHANNELS_LAST = torch.channels_last
 
@@ -40,3 +44,16 @@ def test_channels_last_changes_neither_certificate_nor_release(scaling: str) -> 
         assert kernel.is_contiguous(memory_format=CHANNELS_LAST)
     for own in (plain, last):
         own.mechanism.close()
+
+
+def test_a_module_lays_out_kernels_and_images_itself() -> None:
+    torch.manual_seed(0)
+    network = convnet()
+    plain = PrivateModule(copy.deepcopy(network))
+    module = PrivateModule(network, channels_last=True)
+    read = []
+    module.network.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    x = torch.rand(3, 2, 8, 8)
+    assert torch.allclose(module(x), plain(x), rtol=1e-5, atol=1e-6)
+    kernels = [p for p in module.network.parameters() if p.dim() == 4]
+    assert kernels and all(tensor.is_contiguous(memory_format=CHANNELS_LAST) for tensor in (*kernels, *read))

@@ -16,6 +16,7 @@ from torch import Tensor
 from lipdp_lightning.experiment.short_training import prepare
 from lipdp_lightning.studies.reproduce.correct_rows import rows_of
 from lipdp_lightning.studies.reproduce.entries import (
+    paper_001_figure_4,
     paper_bias,
     paper_clipping_error,
     paper_images,
@@ -227,11 +228,30 @@ def test_a_front_holds_what_no_other_training_beats() -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    [paper_bias.ENTRY, paper_clipping_error.ENTRY, paper_runtime.ENTRY, *paper_images.ENTRIES],
+    [
+        paper_001_figure_4.ENTRY,
+        paper_bias.ENTRY,
+        paper_clipping_error.ENTRY,
+        paper_runtime.ENTRY,
+        *paper_images.ENTRIES,
+    ],
     ids=lambda e: e.name,
 )
 def test_the_figures_have_cells_in_both_sizes(entry: Entry) -> None:
     assert 0 < len(checked_cells(entry, Options(quick=True))) <= len(checked_cells(entry, Options()))
+
+
+def test_steps_are_compared_with_every_framework() -> None:
+    cells = checked_cells(paper_001_figure_4.ENTRY, Options())
+    assert {c["contender"] for c in cells} == {"joint", "exact", "opacus", "ghost", "functorch", "jax"}
+    base = {"batch": 64, "status": "ok", "seconds_without_privacy": 1.0}
+    rows = [
+        base | {"contender": "joint", "step": 1.5, "memory": 1.0},
+        base | {"contender": "opacus", "step": 30.0, "memory": 8.0},
+    ]
+    texts = [claim.ours(rows) for claim in paper_001_figure_4.ENTRY.claims]
+    assert texts[0] == "at batch 64: opacus takes 20.00 x the time, 8.00 x the memory of joint scaling"
+    assert texts[1:] == ["not run"] * 3
 
 
 def test_the_figures_train_at_the_stated_budget() -> None:
