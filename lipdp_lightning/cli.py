@@ -30,9 +30,7 @@ COMMANDS = {
     "doctor": "examine a machine, and its GPU, before the first run",
 }
 
-_USAGE = (
-    "usage: lipdp COMMAND [options]\n\nTrain neural networks with differential privacy.\n\ncommands:\n"
-)
+_USAGE = "usage: lipdp COMMAND [options]\n\nTrain neural networks with differential privacy.\n\ncommands:\n"
 
 
 def usage() -> str:
