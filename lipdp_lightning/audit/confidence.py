@@ -164,7 +164,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     """
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(
-            f"{correct} of {guesses} guesses on {canaries} canaries are no possible outcome. "
+            f"{correct} of {guesses} guesses on {canaries} canaries are not a possible outcome. "
             "HINT: correct <= guesses <= canaries."
         )
     chance = 1 / (1 + math.exp(-epsilon))
