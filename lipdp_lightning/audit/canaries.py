@@ -33,7 +33,7 @@ from .sampling_checks import Sampler
 from .subject import Batch, Example, Subject, with_example
 
 _TOGETHER = 128  # releases whose scores are computed together
-Scores = tuple[list[float], list[float]]  # without the canary, with it
+Scores = tuple[list[float], list[float]]  # scores without the canary, and with it
 
 
 def gradient_canary(subject: Subject, seed: int = 0) -> Tensor:

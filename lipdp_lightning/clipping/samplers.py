@@ -71,7 +71,7 @@ def clipping_problems(network: nn.Module, input_shape: tuple[int, ...], plan: Pr
     if precision not in ("32-true", "64-true"):
         problems.append(
             f"precision={precision!r} rounds gradients per example, and norms and sums differently. "
-            "HINT: '32-true', or privacy.method=lipschitz."
+            "HINT: use '32-true', or privacy.method=lipschitz."
         )
     try:
         graph = trace_at(network, input_shape)
@@ -95,8 +95,8 @@ def _unknown_layers(network: nn.Module) -> list[str]:
             )
         elif own and getattr(module, "padding_mode", "zeros") != "zeros":
             problems.append(
-                f"{name} pads with mode {module.padding_mode!r}, of which opacus's gradients per example know nothing. "
-                "HINT: a padding layer before a convolution without padding, or privacy.method=lipschitz."
+                f"{name} pads with mode {module.padding_mode!r}, which opacus's gradients per example do not support. "
+                "HINT: use a padding layer before a convolution without padding, or privacy.method=lipschitz."
             )
     return problems
 
@@ -137,6 +137,6 @@ def _used_again(graph: fx.GraphModule) -> list[str]:
     shared = sorted({", ".join(dict.fromkeys(paths)) for paths in uses.values() if len(paths) > 1})
     return [
         f"{paths}: weights that are used more than once have no ghost norm. "
-        "HINT: privacy.method=dpsgd_flat, the same mechanism with gradients per example."
+        "HINT: use privacy.method=dpsgd_flat, the same mechanism with gradients per example."
         for paths in shared
     ]

@@ -47,9 +47,9 @@ def split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--json", action="store_true", help="print the JSON instead of a table")
     own, rest = parser.parse_known_args(list(arguments))
     if not 0 < own.confidence < 1:
-        raise ValueError(f"--confidence {own.confidence} is not in (0, 1). HINT: --confidence 0.999")
+        raise ValueError(f"--confidence {own.confidence} is not in (0, 1). HINT: use --confidence 0.999")
     if own.seed < 0:
-        raise ValueError(f"--seed {own.seed} is negative. HINT: --seed 0")
+        raise ValueError(f"--seed {own.seed} is negative. HINT: use --seed 0")
     return own, ["--config", own.config, *rest]
 
 

@@ -40,9 +40,13 @@ def run(args: argparse.Namespace) -> int:
 
     folders = [Path(name) for name in args.runs]
     problems = [f"{folder} is not a folder. HINT: lipdp compare runs/*" for folder in folders if folder.is_file()]
-    problems += [f"{folder} does not exist. HINT: lipdp status runs" for folder in folders if not folder.exists()]
+    problems += [
+        f"{folder} does not exist. HINT: `lipdp status` lists the runs of a folder"
+        for folder in folders
+        if not folder.exists()
+    ]
     if Path(args.output).suffix != ".html":
-        problems.append(f"--output {args.output} is not an HTML page. HINT: --output compare.html")
+        problems.append(f"--output {args.output} is not an HTML page. HINT: use --output compare.html")
     directories = list(dict.fromkeys(place for folder in folders for place in run_directories(folder)))
     if not problems and not directories:
         problems.append(f"there is no run in {', '.join(args.runs)}. HINT: name what lipdp fit has written.")

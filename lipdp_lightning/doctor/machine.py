@@ -1,4 +1,4 @@
-"""The machine around a run: packages, processors, processes, disk, Slurm."""
+"""Examines the machine around a run: packages, processors, processes, disk, Slurm."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class StronglyConvex:
             if float(gradient.norm()) <= tolerance:
                 return weights
             weights = weights - rate * gradient
-        raise ValueError(f"no point with a gradient of at most {tolerance} was found. HINT: a larger tolerance.")
+        raise ValueError(f"no point with a gradient of at most {tolerance} was found. HINT: use a larger tolerance.")
 
 
 def minimum_sensitivity(problem: StronglyConvex, tolerance: float, adjacency: str = ADD_REMOVE) -> float:

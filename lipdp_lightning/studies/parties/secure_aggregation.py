@@ -61,7 +61,7 @@ class ShareRandomness:
         if self._taken:
             raise ValueError(
                 "the randomness of this session was used for another record: two records masked by the same coins "
-                "give away their difference.\nHINT: ShareRandomness(new_secret(), session) for every record."
+                "give away their difference.\nHINT: make ShareRandomness(new_secret(), session) for every record."
             )
         self._taken = True
         return CounterStream(self._key)

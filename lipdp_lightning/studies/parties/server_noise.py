@@ -41,5 +41,5 @@ class NamedNoise:
 def noise_scale(cost: int, epsilon: float) -> Fraction:
     """Returns cost / epsilon, rounded up. Each server's noise alone makes the sum epsilon-DP."""
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"epsilon {epsilon} gives no noise that protects.\nHINT: a positive number, such as 1.")
+        raise ValueError(f"epsilon {epsilon} gives no noise that protects.\nHINT: give a positive number, such as 1.")
     return exact_scale(cost, epsilon)

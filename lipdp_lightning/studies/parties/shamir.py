@@ -100,7 +100,7 @@ class ShamirSharing(SecureAggregation):
         if not 2 <= threshold <= servers:
             raise ValueError(
                 f"a threshold of {threshold} among {servers} servers protects nothing, or cannot be opened.\n"
-                f"HINT: 2 to {servers}."
+                f"HINT: use a threshold of 2 to {servers}."
             )
         self.servers, self.threshold = servers, threshold
 
