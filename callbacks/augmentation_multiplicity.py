@@ -1,4 +1,4 @@
-"""Augmentation multiplicity: every example enters a step as the mean over several augmented views of it."""
+"""Implements augmentation multiplicity: every example enters a step as the mean over several augmented views of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration of a model on held-out rows: scores, reliability diagrams, and coverage of a regression's intervals."""
+"""Measures calibration on held-out rows: scores, reliability diagrams, and coverage of a regression's intervals."""
 
 from __future__ import annotations
 

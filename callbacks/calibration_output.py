@@ -1,4 +1,4 @@
-"""Output of the results of `CalibrationMetrics` to loggers and files."""
+"""Sends the results of `CalibrationMetrics` to loggers and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates of signal and noise in a step, from released quantities alone."""
+"""Estimates signal and noise in a step from released quantities alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preemption: the run is saved when the batch system takes the machine away, and is started again."""
+"""Saves a run when the batch system takes its machine away, and has it started again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One private release of curves on validation rows for the finished model: ROC, reliability, Hosmer-Lemeshow."""
+"""Releases curves of the finished model on private validation rows, once: ROC, reliability, Hosmer-Lemeshow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The progress of a private run: one bar over all steps in a terminal, or lines in a log file."""
+"""Shows the progress of a private run: one bar over all steps in a terminal, or lines in a log file."""
 
 from __future__ import annotations
 

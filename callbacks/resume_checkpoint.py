@@ -1,4 +1,4 @@
-"""The checkpoint from which a run continues, written atomically at the start, at intervals and at the end."""
+"""Writes the checkpoint from which a run continues, atomically, at the start, at intervals and at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a run: its directory is taken after all checks, and the plan and the certificate are printed."""
+"""Takes the directory of a run after all checks, and prints the plan and the certificate."""
 
 from __future__ import annotations
 

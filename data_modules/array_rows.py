@@ -67,7 +67,7 @@ def _of_arrays(source: tuple[Any, ...], schema: ArraySchema, where: str) -> Iter
     wanted = 2 if schema.grouping is None else 3
     if len(source) != wanted:
         raise refusal(
-            f"{where} has {len(source)} arrays, and the declaration needs {wanted}", "(x, y), or (x, y, groups)"
+            f"{where} has {len(source)} arrays, and the declaration needs {wanted}", "give (x, y), or (x, y, groups)"
         )
     parts = [part.detach().cpu().numpy() if isinstance(part, Tensor) else part for part in source]
     if len({len(part) for part in parts}) != 1:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lipdp_lightning.data_modules.found_files import refusal
+from lipdp_lightning.data_modules.base import box_norm
 from lipdp_lightning.data_modules.schema import ClassLabel, NumberLabel, scale_declared
-from lipdp_lightning.data_modules.schema_yaml import Reader, opened
+from lipdp_lightning.data_modules.schema_yaml import Reader
 from lipdp_lightning.data_modules.units import Grouping
 
 _KEYS = {"rows", "shape", "low", "high", "features", "label", "group", "resize"}
@@ -38,6 +38,11 @@ class ArraySchema:
     grouping: Grouping | None = None
     features: str | None = None
     resize: bool = False
+
+    @property
+    def input_bound(self) -> float:
+        """The norm bound of a row of numbers in [-1, 1]."""
+        return box_norm(self.shape, -1.0, 1.0)
 
     @property
     def holds_bytes(self) -> bool:
@@ -96,19 +101,15 @@ def _label(reader: Reader, value: Any) -> ClassLabel | NumberLabel | None:
 
 def load_array_schema(source: str | Path | Mapping[str, Any]) -> tuple[ArraySchema, int]:
     """Returns the declaration of arrays in a YAML file, or in the content of one, and the rows that it declares."""
-    path, content = opened(source)
-    reader = Reader()
-    top = reader.keys("schema", content, _KEYS, {"rows", "shape", "label", "low", "high"})
-    rows, shape = reader.rows(top), _shape(reader, top.get("shape", [1]))
+    reader = Reader(source, _KEYS, {"rows", "shape", "label", "low", "high"})
+    top, shape = reader.top, _shape(reader, reader.top.get("shape", [1]))
     low, high = (_range(reader, end, top.get(end, default), shape) for end, default in (("low", 0), ("high", 1)))
     if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
         reader.problems.append("low and high are not a finite range")
     label = _label(reader, top["label"]) if "label" in top else None
-    grouping = reader.group(top["group"]) if "group" in top else None
     features = reader.text("features", top["features"]) if "features" in top else None
     resize = reader.flag("resize", top.get("resize", False))
-    problems = [*reader.problems, *(label.problems() if label is not None else [])]
-    if problems:
-        raise refusal(f"{path}: " + "; ".join(problems), "rows, shape, low, high and label are needed; group is not")
+    reader.problems += label.problems() if label is not None else []
+    reader.refuse_problems("rows, shape, low, high and label are needed; group is not")
     assert label is not None
-    return ArraySchema(shape, low, high, label, grouping, features, resize), rows
+    return ArraySchema(shape, low, high, label, reader.grouping, features, resize), reader.rows

@@ -87,7 +87,7 @@ class NpzArrays(PrivateDataModule):
         x, y = arrays
         numbers = [array.dtype.kind in "fiub" for array in arrays]
         if not all(numbers) or not all(array.ndim for array in arrays):
-            raise refusal(f"{self.path}: x and y must be arrays of numbers", "one row of x and of y per record")
+            raise refusal(f"{self.path}: x and y must be arrays of numbers", "give one row of x and of y per record")
         if x.dtype != np.uint8:
             # a non-finite entry passes through the clip and is refused, with its row, in set-up
             x = np.where(np.isfinite(x), np.clip(x, self.low, self.high), x).astype(np.float32)

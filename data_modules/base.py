@@ -99,12 +99,12 @@ class PrivateDataModule(lightning.LightningDataModule):
         if not 0 <= self.validation_fraction < 1:
             raise refusal(
                 f"{type(self).__name__}: validation_fraction is {self.validation_fraction}, not in [0, 1)",
-                "the share of the training rows that is held out, such as 0.1",
+                "give the share of the training rows that is held out, such as 0.1",
             )
         if eval_batch_size < 1:
             raise refusal(
                 f"{type(self).__name__}: eval_batch_size is {eval_batch_size}, and a batch has at least one row",
-                "the rows of a batch in validation and test, such as 1024",
+                "give the rows of a batch in validation and test, such as 1024",
             )
         self.split = split
         self.eval_batch_size = eval_batch_size
@@ -279,7 +279,7 @@ class PrivateDataModule(lightning.LightningDataModule):
         if self.on_device is True and self.mapped:
             raise refusal(
                 f"{type(self).__name__}: on_device is true, and its rows stay in their file",
-                "on_device: auto or false; batches are copied from pinned memory",
+                "use on_device: auto or false; batches are copied from pinned memory",
             )
         fits = self.declared_bytes <= SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
         if self.on_device is True or (self.on_device == "auto" and fits and not self.mapped):

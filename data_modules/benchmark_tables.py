@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lipdp_lightning.data_modules import codes
-from lipdp_lightning.data_modules.base import GroupedRows, Rows
-from lipdp_lightning.data_modules.csv_table import SchemaTable
+from lipdp_lightning.data_modules.csv_table import SchemaTable, read_table
 from lipdp_lightning.data_modules.downloads import fetched, how_to_get
 from lipdp_lightning.data_modules.embedded import CELL_RANGES
+from lipdp_lightning.data_modules.encoding import RawTable
 from lipdp_lightning.data_modules.found_files import data_root, find_file
 from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.schema import Categorical, ClassLabel, NumberLabel, Numeric, TableSchema, expanded
@@ -65,11 +65,9 @@ class NamedTable(SchemaTable):
     def where(self, part: str) -> str:
         return f"{type(self).__name__}, {self.heldout_file if part == 'test' else self.file}"
 
-    def load_train(self) -> Rows | GroupedRows:
-        return self.read_units(self._place(self.file))
-
-    def load_test(self) -> Rows | None:
-        return None if self.heldout_file is None else self.read(self._place(self.heldout_file))
+    def table(self, part: str) -> RawTable | None:
+        file = self.heldout_file if part == "test" else self.file
+        return None if file is None else read_table(self._place(file), self.schema)
 
 
 class Adult(NamedTable):

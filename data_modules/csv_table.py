@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lipdp_lightning.data_modules.base import GroupedRows, PrivateDataModule, Rows
+from lipdp_lightning.data_modules.base import GroupedRows, Rows
 from lipdp_lightning.data_modules.declaration import Declaration
+from lipdp_lightning.data_modules.declared_rows import DeclaredRows, GivenRows
 from lipdp_lightning.data_modules.encoding import RawTable, encode, group_names, match_columns
 from lipdp_lightning.data_modules.found_files import kind_of, read_text, refusal
 from lipdp_lightning.data_modules.poisson import OnDevice
@@ -88,31 +89,24 @@ def read_table(path: Path, schema: TableSchema) -> RawTable:
     return read_parquet(path, schema) if path.suffix == ".parquet" else read_csv(path, schema)
 
 
-class SchemaTable(PrivateDataModule):
+class SchemaTable(DeclaredRows):
     """Serves as the base of every table: all its declarations follow from its schema."""
 
     schema: TableSchema
-    heldout_share = 0.2
 
-    def adopt(self, schema: TableSchema) -> None:
-        """Takes shapes, task and bounds from the schema."""
-        self.schema, self.grouping = schema, schema.grouping
-        self.input_shape = (schema.width,)
-        self.input_bound = schema.input_bound
-        if isinstance(schema.label, ClassLabel):
-            self.num_classes = len(schema.label.values)
-            self.task = "binary" if self.num_classes == 2 else "classification"
-        else:
-            self.task, self.target_bound = "regression", 1.0
+    def table(self, part: str) -> RawTable | None:
+        """Returns the cells of the training or the test rows; None if there are none."""
+        raise NotImplementedError
 
-    def read(self, path: Path) -> Rows:
-        return encode(read_table(path, self.schema), self.schema)
-
-    def read_units(self, path: Path) -> Rows | GroupedRows:
-        """Returns the training rows, with their groups if the schema declares them."""
-        table = read_table(path, self.schema)
+    def load_train(self) -> Rows | GroupedRows:
+        table = self.table("training")
+        assert table is not None
         rows = encode(table, self.schema)
         return rows if self.schema.grouping is None else (*rows, group_names(table, self.schema))
+
+    def load_test(self) -> Rows | None:
+        table = self.table("test")
+        return None if table is None else encode(table, self.schema)
 
     def declarations(self) -> list[str]:
         label = self.schema.label
@@ -126,7 +120,14 @@ class SchemaTable(PrivateDataModule):
         return lines
 
 
-class CSVTable(SchemaTable):
+class GivenTable(GivenRows, SchemaTable):
+    """Serves as the base of tables that are given with a declaration."""
+
+    def declared_by(self, declaration: Declaration) -> tuple[TableSchema, int]:
+        return declaration.table_schema()
+
+
+class CSVTable(GivenTable):
     """Any CSV or Parquet file with a schema in YAML (`data_modules.schema_yaml`).
 
     Args:
@@ -147,19 +148,13 @@ class CSVTable(SchemaTable):
         eval_batch_size: int = 1024,
         on_device: OnDevice = "auto",
     ) -> None:
-        if validation_fraction is None and heldout_path is not None:
-            validation_fraction = 0.0
-        super().__init__(validation_fraction, split, eval_batch_size, on_device)
-        self.test_fraction = test_fraction
-        self.path, self.heldout_path = Path(path), None if heldout_path is None else Path(heldout_path)
-        declared, self.declared_size = Declaration.of(schema).table_schema()
-        self.adopt(declared)
+        options = {"split": split, "eval_batch_size": eval_batch_size, "on_device": on_device}
+        heldout = None if heldout_path is None else Path(heldout_path)
+        super().__init__(Path(path), Declaration.of(schema), heldout, test_fraction, validation_fraction, **options)
 
     def where(self, part: str) -> str:
-        return str(self.heldout_path if part == "test" else self.path)
+        return str(self.part(part))
 
-    def load_train(self) -> Rows | GroupedRows:
-        return self.read_units(self.path)
-
-    def load_test(self) -> Rows | None:
-        return None if self.heldout_path is None else self.read(self.heldout_path)
+    def table(self, part: str) -> RawTable | None:
+        path = self.part(part)
+        return None if path is None else read_table(path, self.schema)

@@ -181,7 +181,9 @@ def download(source: Source, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
     except OSError as error:
-        raise refusal(f"{path} cannot be written: {error.strerror}", "a data folder you may write to") from None
+        raise refusal(
+            f"{path} cannot be written: {error.strerror}", "use a data folder that you may write to"
+        ) from None
     part = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -243,5 +243,5 @@ def _check_rows_apart(block: FeatureExtractor) -> None:
         raise refusal(
             f"{type(block).__name__} gives an example other features when other examples are beside it, so one private "
             "row would change the features of all",
-            "an extractor that maps each example by itself: no statistics over the batch",
+            "use an extractor that maps each example by itself: no statistics over the batch",
         )

@@ -69,7 +69,7 @@ def _parquet_names(path: Path) -> list[str]:
 
 def _first_line(path: Path, encoding: str) -> str:
     if problems := encoding_problems(encoding):
-        raise refusal(problems[0], "the encoding that the file was saved in")
+        raise refusal(problems[0], "give the encoding that the file was saved in")
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             head = file.readline(LONGEST_HEADER)
@@ -80,7 +80,7 @@ def _first_line(path: Path, encoding: str) -> str:
     try:
         line = head.decode("utf-8-sig" if encoding == "utf-8" else encoding).strip("\r\n")
     except UnicodeError:
-        raise refusal(f"{path}: its first line is not {encoding} text", "--encoding latin-1, or another") from None
+        raise refusal(f"{path}: its first line is not {encoding} text", "use --encoding latin-1, or another") from None
     if not line.strip():
         raise refusal(f"{path} has an empty first line", "give names of columns in the first line, or --names a,b,c")
     return line
@@ -88,7 +88,7 @@ def _first_line(path: Path, encoding: str) -> str:
 
 def _split(path: Path, line: str, mark: str) -> list[str]:
     if len(mark) != 1:
-        raise refusal(f"the delimiter {mark!r} is not one character", "such as ;")
+        raise refusal(f"the delimiter {mark!r} is not one character", "use one, such as ;")
     try:
         names = [name.strip() for name in next(csv.reader([line], delimiter=mark, skipinitialspace=True, strict=True))]
     except (csv.Error, StopIteration):

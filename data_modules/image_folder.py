@@ -59,7 +59,7 @@ class ImageFolder(PrivateDataModule):
         if len(size) != 2 or min(size) < 1 or len(set(classes)) != len(classes) or len(classes) < 2:
             raise refusal(
                 f"size is {list(size)} and classes are {list(classes)}",
-                "size: [height, width], and at least two distinct class names",
+                "give size: [height, width], and at least two distinct class names",
             )
         self.path, self.classes = Path(path), tuple(map(str, classes))
         self.declared_size, self.num_classes = declared_size, len(classes)
@@ -102,7 +102,7 @@ class ImageFolder(PrivateDataModule):
                 if folders[0] in self.classes:
                     wrong = f"not directly in the folder {folders[0]!r}"
                 raise refusal(
-                    f"{self.path}, {name}: {wrong}", "one folder per declared class, with images directly in it"
+                    f"{self.path}, {name}: {wrong}", "use one folder per declared class, with images directly in it"
                 )
             images.append(self._decode(name, content()))
             labels.append(self.classes.index(folders[0]))

@@ -19,7 +19,7 @@ from lipdp_lightning.data_modules.found_files import refusal
 Batch = tuple[Tensor, Tensor, Tensor]
 Draw = Callable[[int, int], Tensor]
 OnDevice = Literal["auto"] | bool
-"""Whether rows are kept in the memory of the device that trains; with 'auto', where their declared size fits."""
+"""Decides whether rows are kept in the memory of the device that trains; with 'auto', if their declared size fits."""
 
 SHARE_OF_MEMORY = 0.5  # of what is free on a device when training starts
 

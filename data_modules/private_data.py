@@ -72,7 +72,9 @@ class PrivateData:
             grouping = {"column": group, "max_rows": FILL_IN if max_rows is None else max_rows, "sampling": sampling}
             declaration = declaration.declare(group=grouping)
         elif max_rows is not None:
-            raise refusal("max_rows is given without a group", "group='patient', the column that names whose row it is")
+            raise refusal(
+                "max_rows is given without a group", "give group='patient', the column that names whose row it is"
+            )
         _refuse_incomplete(x, kind, declaration)
         options: dict[str, Any] = {
             "test_fraction": test_fraction, "validation_fraction": validation_fraction, "split": split,
@@ -108,7 +110,7 @@ def _kind(x: Any) -> str:
     if isinstance(x, Mapping):
         raise refusal(f"{_name(x)} holds several tables, or no columns", "give one of them, such as dataset['train']")
     if isinstance(x, np.ndarray | Tensor):
-        raise refusal("an array of features comes without labels", "PrivateData.of((x, y), ...)")
+        raise refusal("an array of features comes without labels", "use PrivateData.of((x, y), ...)")
     if hasattr(x, "__getitem__") or hasattr(x, "__iter__"):
         return "dataset"
     raise refusal(

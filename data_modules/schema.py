@@ -346,6 +346,11 @@ class TableSchema:
         return sum(c.width(self.bucket) for c in self.columns) + sum(self.cross_width(pair) for pair in self.crosses)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an encoded row."""
+        return (self.width,)
+
+    @property
     def input_bound(self) -> float:
         """The norm bound: a column adds its squared norm, 1 for a number in [-1, 1] or a one-hot block; a
         cross adds 1.

@@ -70,10 +70,41 @@ _WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
 
 class Reader:
-    """Collects every problem of a schema file, so that all are reported at once."""
+    """Opens a declaration and collects every problem in it, so that all are reported at once.
 
-    def __init__(self) -> None:
+    Args:
+        source: a YAML file, or the content of one.
+        allowed: the keys that it may have.
+        required: the keys that it must have.
+
+    Attributes:
+        path: its name in errors.
+        top: what it holds.
+        rows: the declared number of rows.
+        grouping: the group of a row, if it declares one.
+
+    Raises:
+        ValueError: if an entry is still to be filled in.
+    """
+
+    def __init__(self, source: str | Path | Mapping[str, Any], allowed: set[str], required: set[str]) -> None:
         self.problems: list[str] = []
+        if isinstance(source, Mapping):
+            self.path, content = "the schema", dict(source)
+        else:
+            self.path, content = str(source), schema_content(Path(source))
+        refuse_placeholders(content, self.path)
+        self.top = self.keys("schema", content, allowed, required)
+        rows = self.top.get("rows", 1)
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+            self.problems.append(f"rows is {rows!r}, not a positive integer")
+        self.rows: int = rows
+        self.grouping = self.group(self.top["group"]) if "group" in self.top else None
+
+    def refuse_problems(self, hint: str) -> None:
+        """Raises one ValueError with every problem, if there are any."""
+        if self.problems:
+            raise refusal(f"{self.path}: " + "; ".join(self.problems), hint)
 
     def keys(self, where: str, value: Any, allowed: set[str], required: set[str]) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -186,33 +217,11 @@ class Reader:
         low, high = (self.number(f"label: {end}", entry[end]) for end in ("low", "high"))
         return NumberLabel(self.text("label", entry["name"]), low, high, written)
 
-    def rows(self, top: Mapping[str, Any]) -> int:
-        rows = top.get("rows", 0)
-        if "rows" in top and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-            self.problems.append(f"rows is {rows!r}, not a positive integer")
-        return rows if isinstance(rows, int) else 0
-
-
-def opened(source: str | Path | Mapping[str, Any]) -> tuple[str, Any]:
-    """Returns the name of a declaration in a YAML file, or in the content of one, and what it holds.
-
-    Raises:
-        ValueError: If an entry is still to be filled in.
-    """
-    if isinstance(source, Mapping):
-        path, content = "the schema", dict(source)
-    else:
-        path, content = str(source), schema_content(Path(source))
-    refuse_placeholders(content, path)
-    return path, content
-
 
 def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, int]:
     """Returns the schema in a YAML file, or in the content of one, and the number of rows that it declares."""
-    path, content = opened(source)
-    reader = Reader()
-    top = reader.keys("schema", content, _TOP, {"rows", "columns", "label"})
-    rows, written = reader.rows(top), reader.written(top.get("numbers", {}))
+    reader = Reader(source, _TOP, {"rows", "columns", "label"})
+    top, written = reader.top, reader.written(reader.top.get("numbers", {}))
     listed = top.get("columns", [])
     if not isinstance(listed, list):
         reader.problems.append(f"columns is {listed!r}, not a list")
@@ -231,13 +240,12 @@ def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, in
             reader.text("aliases: a name", key): reader.text("aliases", value) for key, value in aliases.items()
         },
         "crosses": reader.crosses(top.get("crosses", [])),
-        "grouping": reader.group(top["group"]) if "group" in top else None,
+        "grouping": reader.grouping,
     }
     for key, value in (("delimiter", ","), ("comment", None), ("scale", "unit"), ("encoding", "utf-8")):
         given = top.get(key, value)
         options[key] = None if given is None and key == "comment" else reader.text(key, given)
-    if reader.problems:
-        raise refusal(f"{path}: " + "; ".join(reader.problems), "the keys are listed in data_modules/schema_yaml.py")
+    reader.refuse_problems("the keys are listed in data_modules/schema_yaml.py")
     assert label is not None
     try:
         schema = TableSchema(
@@ -247,8 +255,8 @@ def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, in
             **options,
         )
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return schema, rows
+        raise ValueError(f"{reader.path}: {error}") from None
+    return schema, reader.rows
 
 
 def schema_content(path: Path) -> Any:

@@ -47,7 +47,7 @@ def suggest(public: Any, label: str | None, group: str | None) -> Suggested:
         found = {name: _of_cells(cells) for name, cells in zip(column_names(public), read_columns(public), strict=True)}
     unknown = [name for name in (label, group) if name is not None and name not in found]
     if unknown:
-        raise refusal(f"{' and '.join(map(repr, unknown))} is no column of the public sample", "check the spelling")
+        raise refusal(f"{' and '.join(map(repr, unknown))} is not a column of the public sample", "check the spelling")
     features = {name: entry for name, entry in found.items() if name not in (label, group)}
     columns = [{"name": name, **entry} for name, (entry, _) in features.items()]
     notes = {name: f"{note}; check it." for name, (_, note) in features.items()}
@@ -89,7 +89,8 @@ def _types(public: Any) -> dict[str, str] | None:
     if not is_table(public):
         raise refusal(
             f"{type(public).__name__} is neither a public sample nor a schema",
-            "a DataFrame, a mapping of columns, a CSV or Parquet file, or a schema of pyarrow, polars, Frictionless",
+            "give a DataFrame, a mapping of columns, a CSV or Parquet file, or a schema of pyarrow, polars, "
+            "Frictionless",
         )
     return None
 

@@ -46,7 +46,7 @@ class HashedWords:
     def __init__(self, dimension: int = 4096, longest: int = 2) -> None:
         if dimension < 2 or longest < 1:
             raise refusal(
-                f"HashedWords({dimension}, {longest}): nothing is left of a text", "4096 places, pairs of words"
+                f"HashedWords({dimension}, {longest}): nothing is left of a text", "use 4096 places and pairs of words"
             )
         self.dimension, self.longest = dimension, longest
 
@@ -71,7 +71,7 @@ class WordVectors:
         self, file: str = "text/word_vectors/glove.6B.100d.txt", dimension: int = 100, root: str | None = None
     ) -> None:
         if Path(file).suffix not in _ENTRY:
-            raise refusal(f"word vectors in {file}: the format is unknown", "a .txt file of GloVe, or .json")
+            raise refusal(f"word vectors in {file}: the format is unknown", "give a .txt file of GloVe, or .json")
         self.file, self.dimension, self.root = file, dimension, root
 
     def encode(self, texts: Sequence[str]) -> Tensor:
@@ -96,7 +96,9 @@ class WordVectors:
                     raise refusal(f"{path}: {word!r} has {len(numbers)} numbers", f"dimension={len(numbers)}")
                 found[word] = numbers / max(float(np.linalg.norm(numbers)), _SMALLEST_NORM)
         if wanted and not found:
-            raise refusal(f"{path} has a vector for none of the words", "vectors of the texts' language, in lower case")
+            raise refusal(
+                f"{path} has a vector for none of the words", "give vectors of the texts' language, in lower case"
+            )
         return found
 
 
@@ -222,7 +224,7 @@ class SNLI(EmbeddedText):
     ) -> None:
         super().__init__(encoder, root, 0.0, validation_fraction, None, eval_batch_size)
         if limit is not None and declared_size is None:
-            raise refusal(f"limit={limit} without a declared size", "declared_size=, about 0.9986 of the lines")
+            raise refusal(f"limit={limit} without a declared size", "give declared_size=, about 0.9986 of the lines")
         self.limit = limit
         if declared_size is not None:
             self.declared_size = declared_size

@@ -96,7 +96,7 @@ class Groups:
         if len(large) and grouping.excess == "refuse":
             raise refusal(
                 f"{where}: a {grouping.column} has more rows than the {grouping.max_rows} that are declared",
-                "a larger max_rows, or excess: drop",
+                "use a larger max_rows, or excess: drop",
             )
         rank = np.arange(len(self.order)) - np.repeat(self.starts, self.counts)
         mask = np.zeros(len(self.order), dtype=bool)

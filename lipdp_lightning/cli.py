@@ -30,9 +30,7 @@ COMMANDS = {
     "doctor": "examine a machine, and its GPU, before the first run",
 }
 
-_USAGE = (
-    "usage: lipdp COMMAND [options]\n\nTrain networks with differential privacy by Lipschitz bounds.\n\ncommands:\n"
-)
+_USAGE = "usage: lipdp COMMAND [options]\n\nTrain neural networks with differential privacy.\n\ncommands:\n"
 
 
 def usage() -> str:
@@ -87,7 +85,8 @@ def _run(command: ModuleType, name: str, rest: list[str]) -> int:
         return int(command.main(rest))
     from .commands.option_parser import OptionParser
 
-    parser = OptionParser(prog=f"lipdp {name}", description=COMMANDS[name])
+    text = COMMANDS[name]
+    parser = OptionParser(prog=f"lipdp {name}", description=f"{text[0].upper()}{text[1:]}.")
     command.add_arguments(parser)
     return int(command.run(parser.parse_args(rest)))
 

@@ -101,7 +101,7 @@ def load_release(path: str | Path) -> Release:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ValueError(f"{path} cannot be read: {reason}. {hint}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or type(content.get("format")) is not int:
-        raise ValueError(f"{path} is no release of a model, or one of another version. {hint}")
+        raise ValueError(f"{path} is not a release of a model, or one of another version. {hint}")
     wrong = [name for name, kind in _KINDS.items() if not isinstance(content.get(name), kind)]
     tensors = content.get("state_dict")
     if isinstance(tensors, dict) and not all(
@@ -113,5 +113,7 @@ def load_release(path: str | Path) -> Release:
     ):
         wrong.append("temperature")
     if wrong:
-        raise ValueError(f"{path} is no release of a model: {', '.join(wrong)} is missing or of another type. {hint}")
+        raise ValueError(
+            f"{path} is not a release of a model: {', '.join(wrong)} is missing or of another type. {hint}"
+        )
     return Release(**{name: content[name] for name in _KINDS}, path=Path(path))

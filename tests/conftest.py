@@ -1,5 +1,6 @@
 """Options for a run in little time. Helpers in this folder (private_step.py) can be imported from every test below."""
 
+import gc
 import hashlib
 import time
 
@@ -13,6 +14,9 @@ hypothesis.settings.load_profile("without deadlines")
 LAUNCHED = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 STARTED = time.monotonic()
 
+# Thousands of collected tests are all kept: a collection of garbage among them looks at every one, and frees none.
+gc.disable()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("little time")
@@ -24,6 +28,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     word = config.getoption("--order")
     if word is not None:  # whole files: what their tests share is made once
         items.sort(key=lambda item: hashlib.sha256(f"{word} {item.path.name}".encode()).digest())
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)

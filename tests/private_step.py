@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from lipdp_lightning.bounds.certifier import Certifier
 from lipdp_lightning.bounds.losses import Loss
+from lipdp_lightning.kernels import normals as normals_module
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.layers.cotangents import attach_cotangent_clips
 from lipdp_lightning.mechanism.noise import Place, Sum
@@ -53,6 +56,22 @@ class Noiseless(Mechanism):
     def _learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
         if numbers.votes:
             self.votes = noisy_votes.clone()
+
+
+Draw = Callable[[int, int, int], Tensor]
+
+
+@contextmanager
+def drawn_otherwise(change: Callable[[Draw, int, int, int], Tensor]) -> Iterator[None]:
+    """Changes the normals of every release: ``change`` is given the true draw, and number of sum, start and count."""
+    own = normals_module.normals
+
+    def changed(key: bytes, stream: int, start: int, count: int, samples: int = 1) -> Tensor:
+        return change(lambda n, at, length: own(key, n * samples, at, length, samples), stream // samples, start, count)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(normals_module, "normals", changed)
+        yield
 
 
 class Harness:

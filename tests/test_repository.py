@@ -180,6 +180,7 @@ KNOWS = {
     "report": "bound_text extras files",
     "accounting": "bound_text",
     "privacy": "accounting bound_text files kernels",
+    "key_streams": "kernels privacy",
     "mechanism": "bounds kernels layers norms privacy",
     "clipping": "bounds layers privacy",
     "data_modules": "extras features files privacy",
@@ -187,7 +188,7 @@ KNOWS = {
         "accounting alive augmentations bounds clipping files kernels layers mechanism norms own_folders privacy "
         "run_names slurm"
     ),
-    "curves": "bound_text files privacy report",
+    "curves": "bound_text files key_streams privacy report",
     "calibration": "curves",
     "forecast": "bounds layers mechanism norms privacy training",
     "callbacks": (
@@ -198,11 +199,12 @@ KNOWS = {
     "experiment": "accounting bounds callbacks data_modules extras files privacy report schedules training",
     "adoption": "accounting bounds callbacks data_modules experiment layers privacy training",
     "release": "experiment files training",
-    "tuning": "accounting bound_text experiment extras files privacy report training",
-    "bench": "bounds data_modules extras files kernels layers mechanism models norms privacy report training",
+    "tuning": "accounting bound_text experiment extras files key_streams privacy report training",
+    "bench": "bounds data_modules extras files kernels layers models norms privacy report training",
     "studies": (
         "accounting audit augmentations bench bound_text bounds calibration clipping conversion curves "
-        "data_modules experiment features files forecast layers mechanism models norms privacy report training"
+        "data_modules experiment features files forecast key_streams layers mechanism models norms privacy report "
+        "training"
     ),
     "doctor": "bounds kernels layers mechanism norms privacy",
     "commands": (

@@ -27,6 +27,7 @@ from lipdp_lightning.accounting.privacy_curves import (
     REPLACE,
     AccountantFailure,
     MaximumCurve,
+    MixedCurve,
     PldCurve,
     PrivacyCurve,
     PrvCurve,
@@ -34,7 +35,6 @@ from lipdp_lightning.accounting.privacy_curves import (
     Release,
     collect,
 )
-from lipdp_lightning.accounting.pure_releases import MixedCurve
 from lipdp_lightning.bound_text import lower_text, upper_text
 
 ADD_REMOVE = "add_remove"

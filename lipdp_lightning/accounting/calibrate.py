@@ -1,4 +1,4 @@
-"""Noise for a budget, and steps within a budget: the inverse of the accountants.
+"""Noise for a budget: the inverse of the accountants.
 
 The accountant itself always checks the result: its certified epsilon is at most the target. Another accountant
 checks the answer, and a warning gives both numbers if they differ by over 1 %.
@@ -18,7 +18,7 @@ from lipdp_lightning.accounting.accountants import (
     epsilon_of,
     warn_of_disagreement,
 )
-from lipdp_lightning.accounting.events import MOST_STEPS, SMALLEST_EPSILON, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.accounting.events import SMALLEST_EPSILON, SUBSAMPLED_GAUSSIAN, LedgerEntry
 from lipdp_lightning.bound_text import upper_text
 
 TOLERANCE = 1e-3
@@ -67,15 +67,14 @@ def calibrate_noise(
     Raises:
         ValueError: if no noise meets the target, or any noise does.
     """
-    _check(epsilon, tolerance, delta, sample_rate)
+    check_target(epsilon, tolerance, delta, sample_rate)
 
-    def search_with(name: str, target: float, start: float) -> _Search:
+    def search_with(name: str, target: float, start: float) -> Search:
         def bound(x: float) -> PrivacyBound:
-            return privacy_bound(
-                math.exp(x), delta, sample_rate, steps, name, adjacency, max_examples_per_unit, preliminary
-            )
+            noise = math.exp(x)
+            return privacy_bound(noise, delta, sample_rate, steps, name, adjacency, max_examples_per_unit, preliminary)
 
-        return _Search(bound, target, (math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)), start)
+        return Search(bound, target, (math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)), start)
 
     start = math.log(_first_guess(epsilon, delta, sample_rate, steps))
     if accountant == "prv" and adjacency == ADD_REMOVE:
@@ -106,56 +105,6 @@ def calibrate_noise(
     return noise, bound
 
 
-def steps_for(
-    epsilon: float,
-    delta: float,
-    sample_rate: float,
-    noise_multiplier: float,
-    accountant: str = "pld",
-    adjacency: str = ADD_REMOVE,
-    max_examples_per_unit: int = 1,
-    tolerance: float = TOLERANCE,
-) -> int:
-    """Returns a number of steps whose certified epsilon is at most ``epsilon``.
-
-    One more step (or, beyond 1/tolerance steps, a fraction `tolerance` of them more) exceeds it.
-    """
-    _check(epsilon, tolerance, delta, sample_rate)
-    bounds: dict[int, PrivacyBound] = {}
-
-    def bound(x: float) -> PrivacyBound:
-        steps = _steps_at(x)
-        if steps not in bounds:
-            bounds[steps] = privacy_bound(
-                noise_multiplier, delta, sample_rate, steps, accountant, adjacency, max_examples_per_unit
-            )
-        return bounds[steps]
-
-    mu = math.sqrt(2 * math.log(1 / delta) + 2 * epsilon) - math.sqrt(2 * math.log(1 / delta))
-    spread = sample_rate * math.sqrt(math.expm1(min(1 / noise_multiplier**2, 100.0)))
-    guess = min(max(2 * math.log(mu / spread), 0.0), math.log(MOST_STEPS))
-    search = _Search(bound, epsilon, (-math.log(MOST_STEPS), 0.0), -guess)
-    x = search.run(0.9 * tolerance)
-    if search.unreachable:
-        raise ValueError(
-            f"one step at noise multiplier {noise_multiplier} and sample rate {sample_rate:.3g} already spends more "
-            f"than epsilon {epsilon} at delta {delta}.\nHINT: use more noise, a smaller batch, or a larger epsilon."
-        )
-    if math.isnan(x):
-        raise ValueError(
-            f"more than {MOST_STEPS} steps stay within epsilon {epsilon}: the noise multiplier "
-            f"{noise_multiplier} is far too large for it.\nHINT: calibrate the noise instead."
-        )
-    steps, bound_there = _steps_at(x), search.answer(x)
-    entry = LedgerEntry(SUBSAMPLED_GAUSSIAN, noise_multiplier, sample_rate, steps)
-    warn_of_disagreement(bound_there, [entry], delta, adjacency, max_examples_per_unit)
-    return steps
-
-
-def _steps_at(x: float) -> int:
-    return max(1, math.floor(math.exp(-x) * (1 + 1e-12)))
-
-
 def _first_guess(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
     """Returns a guess by the central limit theorem: a Gaussian of mu = q sqrt(T (exp(1/s^2) - 1))."""
     tail = math.sqrt(2 * math.log(1 / delta))
@@ -164,7 +113,7 @@ def _first_guess(epsilon: float, delta: float, sample_rate: float, steps: int) -
     return min(max(guess, 2 * SMALLEST_NOISE), LARGEST_NOISE / 2)
 
 
-class _Search:
+class Search:
     """Finds the x where a decreasing bound(x).epsilon meets the target: the end of a bracket at which it is met.
 
     It takes secant steps on log epsilon, which is nearly linear in x, each a little past the root so that both
@@ -222,7 +171,8 @@ class _Search:
         return self._bounds[x]
 
 
-def _check(epsilon: float, tolerance: float, delta: float, sample_rate: float) -> None:
+def check_target(epsilon: float, tolerance: float, delta: float, sample_rate: float) -> None:
+    """Raises ValueError if a search has a target or settings that no answer can meet."""
     problems = []
     if not (epsilon > 0 and math.isfinite(epsilon)):
         problems.append(f"epsilon {epsilon} is not a positive finite number: 0 would need infinite noise.")

@@ -73,16 +73,15 @@ def join_noise_multipliers(noise_multipliers: Iterable[float]) -> float:
         ValueError: if there is no multiplier, or one is negative or NaN.
     """
     values = list(noise_multipliers)
-    wrong = [s for s in values if math.isnan(s) or s < 0]
-    if wrong or not values:
+    if not values or any(math.isnan(s) or s < 0 for s in values):
         raise ValueError(
             f"noise multipliers {values} cannot be joined: at least one is needed, none negative.\n"
             "HINT: pass the multiplier of every query made on the sample."
         )
     if any(s == 0 for s in values):
         return 0.0
-    inverse_square = math.fsum((1.0 / s) ** 2 for s in values)
-    return math.inf if inverse_square == 0 else 1.0 / math.sqrt(inverse_square)
+    inverse = math.fsum(1.0 / s**2 for s in values)
+    return math.inf if inverse == 0 else 1.0 / math.sqrt(inverse)
 
 
 def size_problems(dataset_size: int, batch_size: float, steps: int) -> Iterator[tuple[str, str]]:

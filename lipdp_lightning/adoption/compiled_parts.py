@@ -49,4 +49,4 @@ class Uncompiled:
         """Compiles in place what was compiled before; of the project as a whole, the network."""
         chosen = [*self.parts] if self.whole is None else [(network, self.whole)]
         for part, compiled in chosen:
-            part._compiled_call_impl = compiled(part._call_impl)  # as nn.Module.compile does
+            part._compiled_call_impl = compiled(part._call_impl)  # what nn.Module.compile does

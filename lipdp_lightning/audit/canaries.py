@@ -30,9 +30,10 @@ from .confidence import (
 from .findings import Curve, Finding, PlotData, verdict
 from .optimistic_epsilon import optimistic_epsilon
 from .sampling_checks import Sampler
-from .subject import Batch, Example, Subject
+from .subject import Batch, Example, Subject, with_example
 
-Scores = tuple[list[float], list[float]]  # without the canary, with it
+_TOGETHER = 128  # releases whose scores are computed together
+Scores = tuple[list[float], list[float]]  # scores without the canary, and with it
 
 
 def gradient_canary(subject: Subject, seed: int = 0) -> Tensor:
@@ -71,23 +72,17 @@ def step_scores(
     if len(batch[0]):
         with_noise = subject.whitened(subject.release(batch, 0))
         known = float(((with_noise - subject.whitened(subject.release(subject.nothing(), 0))) * direction).sum())
+    # a canary of zeros stands for none, and takes no pass of no examples, which the audit of the noise takes
+    sides: tuple[tuple[Batch, Tensor | None], ...] = (batch, None if canary is None else 0 * canary), (batch, canary)
+    if pair is not None:
+        sides = (batch, None), (with_example(*pair), None)
     scores: Scores = ([], [])
-    for trial in range(2 * trials):
-        inserted = trial % 2 == 1
-        step = first_step + trial
-        if canary is not None:
-            released = subject.release(batch, step, canary=canary if inserted else None)
-        else:
-            assert pair is not None
-            released = subject.release(batch if not inserted else _added(pair), step)
-        scores[inserted].append(float((subject.whitened(released) * direction).sum()) - known)
+    for first in range(0, trials, _TOGETHER):
+        steps = range(first_step + 2 * first, first_step + 2 * min(first + _TOGETHER, trials), 2)
+        for present, (rows, addition) in enumerate(sides):
+            released = torch.stack([subject.release(rows, step + present, addition) for step in steps])
+            scores[present].extend(((subject.whitened(released) * direction).sum(1) - known).tolist())
     return scores
-
-
-def _added(pair: tuple[Batch, Example]) -> Batch:
-    from .subject import with_example
-
-    return with_example(*pair)
 
 
 def step_finding(name: str, plan: PrivacyPlan, scores: Scores, alpha: float, claimed_run: float) -> Finding:

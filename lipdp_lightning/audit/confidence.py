@@ -124,7 +124,7 @@ def multiplier_not_refuted(errors: ErrorBounds, sample_rate: float, steps: int) 
                 return True
         return False
 
-    low, high = 0.05, 1.0  # not refuted, refuted
+    low, high = 0.05, 1.0  # low is not refuted, high is
     while not refuted(high):
         low, high = high, 2 * high
         if high > _LARGEST_MULTIPLIER:
@@ -164,7 +164,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     """
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(
-            f"{correct} of {guesses} guesses on {canaries} canaries are no possible outcome. "
+            f"{correct} of {guesses} guesses on {canaries} canaries are not a possible outcome. "
             "HINT: correct <= guesses <= canaries."
         )
     chance = 1 / (1 + math.exp(-epsilon))

@@ -37,6 +37,8 @@ def draw(plot: PlotData) -> Figure:
         axes.set_xscale("log")
     if plot.log_y:
         axes.set_yscale("log")
+    if all(float(x).is_integer() for curve in plot.curves if curve.style == "bars" for x in curve.x) and not plot.log_x:
+        axes.locator_params(axis="x", integer=True)
     label_axes(axes, plot.x_label, plot.y_label)
     legend(axes)
     return figure

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ..bounds.certificate import Certificate, GroupBound
-from ..bounds.graph import trace
 from ..bounds.losses import Loss
-from ..bounds.shapes import propagate_shapes
+from ..bounds.shapes import propagate_shapes, trace_at
 from .recorder import Runner, Tensors
 
 _TINY = 1e-30
@@ -82,7 +81,7 @@ class Meter:
 
     def __init__(self, model: nn.Module, input_shape: tuple[int, ...], loss: Loss, certificate: Certificate) -> None:
         self.model, self.loss = model, loss
-        graph = trace(model)
+        graph = trace_at(model, input_shape)
         propagate_shapes(graph, input_shape)
         self._runner = Runner(graph)
         inside = {id(p): name for name, p in self._runner.named_parameters()}

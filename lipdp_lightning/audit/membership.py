@@ -20,7 +20,7 @@ from .confidence import best_guesses, one_run_epsilon
 from .findings import Curve, Finding, PlotData, verdict
 
 RATE = 1e-3  # the false-positive rate at which attacks are compared
-Train = Callable[[Tensor], nn.Module]  # mask of the rows to train on -> model
+Train = Callable[[Tensor], nn.Module]  # maps a mask of the rows to train on to a model
 
 
 @dataclass(frozen=True)

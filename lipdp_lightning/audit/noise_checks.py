@@ -118,7 +118,7 @@ def _changed(subject: Subject) -> float:
     saved = {name: value.clone() for name, value in subject.module.network.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in subject._parameters():
+        for parameter in subject.parameters:
             parameter.add_(1e-3 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
     after = subject.whitened(subject.release(subject.nothing(), 1))
     subject.module.network.load_state_dict(saved)

@@ -90,6 +90,8 @@ class Subject:
         self.mechanism.project_()
         self.mechanism.refresh_certificate()
         self._state = self.mechanism.state()
+        named = dict(module.network.named_parameters())
+        self.parameters = [named[name] for group in self.mechanism.certificate.groups for name in group.parameters]
         module.trainer = SimpleNamespace(  # type: ignore[assignment]
             strategy=strategy, accumulate_grad_batches=chunks, world_size=1, global_step=0
         )
@@ -134,7 +136,8 @@ class Subject:
         mechanism = self.mechanism
         mechanism.load_state(self._state)  # a tracked radius changes with every release
         mechanism.begin_step(step)
-        self.module.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         if len(batch[0]) or canary is None:
             self._accumulate(batch, step)
         if canary is not None:
@@ -155,18 +158,14 @@ class Subject:
             loss: Any = self.module.training_step(part, chunk)  # type: ignore[arg-type]
             (loss / self.chunks).backward()
 
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        named = dict(self.module.network.named_parameters())
-        return [named[name] for group in self.mechanism.certificate.groups for name in group.parameters]
-
     def _add(self, canary: Tensor) -> None:
-        parameters = self._parameters()
-        for parameter, part in zip(parameters, torch.split(canary, [p.numel() for p in parameters]), strict=True):
+        sizes = [p.numel() for p in self.parameters]
+        for parameter, part in zip(self.parameters, torch.split(canary, sizes), strict=True):
             addition = part.reshape(parameter.shape).to(parameter.dtype)
             parameter.grad = addition if parameter.grad is None else parameter.grad + addition
 
     def _gradient(self) -> Tensor:
-        rows = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters()]
+        rows = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         return torch.cat([row.detach().double().flatten() for row in rows])
 
     def _divisor(self) -> float:

@@ -142,7 +142,7 @@ def run_audit(
     if plan.noise_multiplier == 0 or plan.scaling == "none":
         raise ValueError(
             f"scaling {plan.scaling!r} with noise multiplier {plan.noise_multiplier:g} claims no privacy, so there is "
-            "nothing to audit. HINT: a configuration with noise and a bounded or clipped gradient."
+            "nothing to audit. HINT: use a configuration with noise and a bounded or clipped gradient."
         )
     start = time.monotonic()
     questions = Questions(plain_copy(module), plan, data, chosen, seed, kind)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..kernels.floored import floored_by_torch
+from ..kernels.rows import floored_by_torch
 from ..layers import GroupNorm, MaxMin
 from ..models import MLP, ConvNet, WideResNet
 

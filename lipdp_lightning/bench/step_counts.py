@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ..bounds.certifier import Certifier
 from ..bounds.losses import CrossEntropy
+from ..kernels.normals import PIECE
 from ..layers import make_private
-from ..mechanism.noise import PIECE
 from ..norms.follow import Follower
 from .networks import network_named
 

@@ -30,7 +30,7 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("scaling", "lipdp_lightning.training.module", "ClippedLoss.per_example"),
     ("noise", "lipdp_lightning.mechanism.step", "KeyedDigest.begin"),
     ("noise", "lipdp_lightning.mechanism.step", "digest_of"),
-    ("noise", "lipdp_lightning.mechanism.noise", "StepNoise.normals"),
+    ("noise", "lipdp_lightning.kernels.normals", "normals"),
     ("release", "lipdp_lightning.mechanism.step", "Mechanism.privatize_"),
     ("all-reduce", "lipdp_lightning.training.strategy", "PrivateStrategy._all_reduce"),
     ("optimizer", "torch.optim.sgd", "SGD.step"),

@@ -19,20 +19,22 @@ from .graph import (
     CertificationError,
     Problem,
     alterations,
+    compiled_alike,
     is_leaf,
     node_path,
     operation_name,
     structural_problems,
-    trace,
     unsupported,
     with_calls,
 )
 from .identity import NetworkIdentity
+from .inplace import of_library
 from .losses import Loss, as_loss
+from .modes import training_mode
 from .registry import Rule, function_rule, in_pieces, module_rule
 from .rehearsal import rehearse
-from .rounding import LARGEST_BOUND, OPERATION_MARGIN, RoundedNorms, dtype_problems, range_problems
-from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes
+from .rounding import LARGEST_BOUND, OPERATION_MARGIN, RoundedNorms, SumsOfTorch, dtype_problems, range_problems
+from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes, trace_at
 from .values import Bound, Operation, ParameterUse, Unbounded, Value
 
 __all__ = ["CertificationError", "Certifier", "certify"]
@@ -123,7 +125,7 @@ class Certifier:
         _refuse(alterations(model))
         self.identity = NetworkIdentity.of(model, self.loss)
         _refuse([Problem(type(model).__name__, label + _UNSTEADY, _STEADY) for label in self.identity.unsteady])
-        self._graph = trace(model)
+        self._graph = trace_at(model, self._input_shape)
         _refuse(unsupported(self._graph))
         propagate_shapes(self._graph, self._input_shape)
         self._parameters = dict(model.named_parameters())
@@ -132,7 +134,7 @@ class Certifier:
         self._steps = _prepare(self._graph, self._norms_used, model, {id(t): name for name, t in held.items()})
         self._output = _output_node(self._graph)
         self._constants = Constants(model, self._graph)
-        reasons = [] if is_leaf(model) else rehearse(model, self._graph, self._input_shape, is_leaf)
+        reasons = [] if is_leaf(model) else rehearse(model, self._graph, self._input_shape)
         self._hidden = [Problem(type(model).__name__, reason, _STEADY) for reason in reasons]
         try:
             self.loss.lipschitz(self._output.meta["shape"])
@@ -140,14 +142,26 @@ class Certifier:
             raise CertificationError([_loss_problem(error)]) from error
         calls = _calls_in_pieces(self._steps)
         self._in_pieces = with_calls(self._graph, calls) if calls else self._graph
-        summed = [(step.node, step.node in calls) for step in self._steps if _sums_over_batch(step)]
-        # with whether it is a problem in a compiled network alone
-        self._of_torch = [(Problem(node_path(n), *(_COMPILED if c else _UNCONVERTED)), c) for n, c in summed]
+        self._run = compiled_alike(model, self._in_pieces.forward)
+        summed = [step.node for step in self._steps if _sums_over_batch(step) and step.node not in calls]
+        self._of_torch = [Problem(node_path(node), *_UNCONVERTED) for node in summed] + self._own_sums()
         self._caps = _caps(self._steps, self._cotangent_caps, self._margin)
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
         inner = [module for module in model.modules() if not is_leaf(module)]
         self._looking = [hooks for module in inner for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+
+    def _own_sums(self) -> list[Problem]:
+        """Finds layers with rules of users in which torch sums the gradient of a weight over the batch."""
+        own = {s.node for s in self._steps if s.trained and s.rule is not None and not of_library(s.rule)}
+        if not own or self._compute_dtype == torch.float64:
+            return []
+        tried = SumsOfTorch(self._graph, own)
+        with training_mode(self._model, False), torch.inference_mode(False), torch.enable_grad():
+            like = next(iter(self._parameters.values()))
+            tried.run(torch.zeros((2, *self._input_shape), dtype=like.dtype, device=like.device))
+        hint = "multiply by it through nn.Linear, a convolution of torch.nn, or lipdp_lightning.layers.functions"
+        return [Problem(node_path(n), f"{name}: {_UNCONVERTED[0]}", hint) for n, name in tried.found.items()]
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -163,30 +177,26 @@ class Certifier:
         """Returns the network's output as the graph computes it, which is what bounds are for.
 
         A private step calls this and not the network. The graph calls the layers; the network's own forward, which
-        could find out that it is no longer traced, does not run. A network that its own ``compile()`` has compiled is
-        called itself.
+        could find out that it is no longer traced, does not run. For a network that its own ``compile()`` has compiled,
+        the graph is compiled in the same way.
         """
         self.refuse_sums_of_torch()
-        if self._model._compiled_call_impl is not None:
-            called: Tensor = self._model(x)
-            return called
         if any(self._looking):  # trusted hooks of modules that the graph does not call
             with torch.no_grad():
                 self._model(x)
-        output: Tensor = self._in_pieces.forward(x)
+        output: Tensor = self._run(x)
         return output
 
     def refuse_sums_of_torch(self) -> None:
         """Refuses weights whose gradient torch itself would sum over the batch in :meth:`run`.
 
         The margin of a sensitivity covers the rounding of sums that are formed in pieces, as the scaled layers do. The
-        graph calls functions that do so, too; a compiled network calls torch's.
+        graph calls functions that do so, too.
 
         Raises:
             CertificationError: If there are such weights; it lists every use of them.
         """
-        compiled = self._model._compiled_call_impl is not None
-        _refuse([problem for problem, only_compiled in self._of_torch if compiled or not only_compiled])
+        _refuse(self._of_torch)
 
     def certify(self, state: SupportsBytes = b"") -> Certificate:
         """Returns bounds for the network and its weights as they are now.
@@ -417,11 +427,6 @@ _UNSTEADY = " is a clock, a source of random numbers or an iterator, and gives s
 _UNCONVERTED = (
     "torch would sum the gradient of its weight over the batch in one product, and no margin covers the rounding",
     "use nn.Linear or a convolution of torch.nn itself, not a subclass, and make_private",
-)
-_COMPILED = (
-    "a network that its own compile() has compiled sums the gradient of this weight over the batch in one product, and "
-    "no margin covers the rounding",
-    "use nn.Linear or a convolution of torch.nn, or do not compile the network",
 )
 _SUMMED = (
     rules.linear.linear_bound, rules.linear.linear_module, rules.linear.conv_bound, rules.linear.conv_module,

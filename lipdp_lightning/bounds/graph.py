@@ -113,10 +113,29 @@ def is_leaf(module: nn.Module) -> bool:
     return module.__module__.startswith("torch.nn") and not isinstance(module, containers)
 
 
+class Undecided(BaseException):
+    """Raised if forward decides by an unknown value; its arguments are the node of the value, and the graph so far."""
+
+
 class _Tracer(fx.Tracer):
     """Stops at leaves and traces all other modules; operations on buffers are in the graph, too."""
 
     proxy_buffer_attributes = True
+
+    def __init__(self, decided: Iterable[bool]) -> None:
+        super().__init__()
+        self._decided = iter(decided)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        for known in self._decided:
+            return known
+        raise Undecided(obj.node)
+
+    def create_proxy(self, kind: str, target: Any, args: Any, *rest: Any, **options: Any) -> Any:
+        if target is torch._assert:
+            assert args[0], args[1]
+            return None
+        return super().create_proxy(kind, target, args, *rest, **options)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _HeldProxy(node, self) if node.op == "get_attr" else _Proxy(node, self)
@@ -130,11 +149,12 @@ class _Tracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
 
-def trace(model: nn.Module) -> fx.GraphModule:
-    """Returns the model's graph.
+def trace(model: nn.Module, decided: Iterable[bool] = ()) -> fx.GraphModule:
+    """Returns the model's graph; ``decided`` holds what forward is told, one by one, when it decides by a value.
 
     Raises:
-        CertificationError: If forward cannot be traced, for instance since control flow depends on values or the mode.
+        CertificationError: If forward cannot be traced, for instance since control flow depends on the mode.
+        Undecided: If forward decides by more values.
     """
     if module_rule(type(model)) is not None:
         model = nn.Sequential(model)
@@ -142,12 +162,14 @@ def trace(model: nn.Module) -> fx.GraphModule:
     try:
         with custom_gradients_refused(), randomness_refused(), torch.inference_mode(False), torch.enable_grad():
             with training_mode(model, True):
-                graph = _Tracer().trace(model)
+                graph = _Tracer(decided).trace(model)
             with training_mode(model, False):
-                in_evaluation = _Tracer().trace(model)
+                in_evaluation = _Tracer(decided).trace(model)
         if _text(graph) != _text(in_evaluation):
             raise ValueError("it computes one thing in training and another in evaluation mode")
         return fx.GraphModule(model, graph)  # it writes the graph as code, which may fail on unusual calls
+    except Undecided as found:
+        raise Undecided(found.args[0], fx.GraphModule(model, found.args[0].graph)) from None
     except Exception as error:  # a user's forward may raise anything on proxies
         reason = (
             f"its forward cannot be traced ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
@@ -205,7 +227,9 @@ ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
         operator.neg, operator.pos, operator.imul, operator.iadd, operator.isub, operator.itruediv,
     }
 )  # fmt: skip
-_OF_PUBLIC_NUMBERS: frozenset[Callable[..., Any]] = frozenset({operator.mod, operator.abs})
+_OF_PUBLIC_NUMBERS: frozenset[Callable[..., Any]] = frozenset(
+    {operator.mod, operator.abs, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
+)
 
 
 def may_be_number(node: fx.Node) -> bool:
@@ -254,6 +278,8 @@ def structural_problems(model: nn.Module) -> list[Problem]:
     """Returns the problems of a model's operations; if it cannot be traced, also those of modules that have no rule."""
     try:
         return unsupported(trace(model))
+    except Undecided:
+        return []  # a certificate, which knows the shape of the input, lists all problems
     except CertificationError as error:
         found = [(path, module, module_rule(type(module))) for path, module in model.named_modules()]
         return [*error.problems, *(Problem(path, f"{type(module).__name__}: {refusal.reason}", refusal.hint)
@@ -350,6 +376,13 @@ def compiles(module: nn.Module, value: Any, function: Any) -> bool:
             seen.add(id(one))
             wrappers += [*cell_contents(one), getattr(one, "_torchdynamo_orig_callable", None)]
     return False
+
+
+def compiled_alike(network: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, compiled as the network's own ``compile()`` has compiled the network, if it has."""
+    held = cell_contents(network._compiled_call_impl)
+    compilers = [one for one in held if any(kind.__name__ == "_TorchDynamoContext" for kind in type(one).__mro__)]
+    return compilers[0](function) if compilers else function  # type: ignore[operator]
 
 
 def _odd_tensors(module: nn.Module) -> Iterator[tuple[str, tuple[str, str]]]:

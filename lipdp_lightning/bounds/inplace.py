@@ -69,7 +69,7 @@ class MemoryInterpreter(fx.Interpreter):
             memory = {_memory(t) for t in tensors_in(result)}
             shares |= {read for read in holders if any(_memory(t) in memory for t in tensors_in(laid[read]))}
             overwrites |= {read for read in holders if versions(laid[read]) != before[read]}
-        if not tried or (rule is not None and not _of_library(rule)):
+        if not tried or (rule is not None and not of_library(rule)):
             shares |= holders
 
     def _try(self, node: fx.Node, values: dict[fx.Node, Any], module: nn.Module | None, training: bool) -> Any:
@@ -118,7 +118,7 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _of_library(rule: Rule) -> bool:
+def of_library(rule: Rule) -> bool:
     return rule.__module__.partition(".")[0] == _LIBRARY
 
 
@@ -127,7 +127,7 @@ def may_overwrite(node: fx.Node, module: nn.Module | None) -> bool:
     rule = rule_of(node, module)
     parts = () if module is None else module.modules()
     inside = any(getattr(part, "inplace", False) for part in parts)
-    return overwriting(node, module) or inside or (rule is not None and not _of_library(rule))
+    return overwriting(node, module) or inside or (rule is not None and not of_library(rule))
 
 
 def overwriting(node: fx.Node, module: nn.Module | None) -> bool:

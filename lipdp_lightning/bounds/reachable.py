@@ -378,7 +378,7 @@ def reachable_names(function: types.FunctionType, named: set[str]) -> Iterator[t
         function: The function.
         named: A set to which all names in the code are added.
     """
-    loaded = set(_instructions(function.__code__))
+    loaded = _instructions(function.__code__)
     names = {name for _, name in loaded}
     named |= names
     seen: set[int] = set()
@@ -403,14 +403,12 @@ def _in_modules(
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME")
 
 
-def _instructions(code: types.CodeType) -> Iterator[tuple[str, str]]:
-    """Yields the operations on names in the code, and in the functions and comprehensions that it defines."""
-    yield from ((one.opname, one.argval) for one in dis.get_instructions(code) if one.opcode in dis.hasname)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _instructions(constant)
-        elif isinstance(constant, str):
-            yield "text", constant
+@lru_cache(maxsize=4096)
+def _instructions(code: types.CodeType) -> frozenset[tuple[str, str]]:
+    """Returns the operations on names in the code, and in the functions and comprehensions that it defines."""
+    texts = frozenset(("text", constant) for constant in code.co_consts if isinstance(constant, str))
+    inside = (_instructions(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return texts.union(((i.opname, i.argval) for i in dis.get_instructions(code) if i.opcode in dis.hasname), *inside)
 
 
 def is_unsteady(value: Any) -> bool:

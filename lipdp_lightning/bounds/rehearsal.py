@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from .graph import hooked, hooked_everywhere
+from .graph import hooked, hooked_everywhere, is_leaf
 from .identity import NetworkIdentity
 from .modes import modes_of, training_mode
 from .reachable import set_in_steps
@@ -31,9 +31,7 @@ _ROUNDING = 1e-3
 """The relative difference of two computations of the same values that counts as rounding."""
 
 
-def rehearse(
-    network: nn.Module, graph: fx.GraphModule, input_shape: tuple[int, ...], is_leaf: Callable[[nn.Module], bool]
-) -> list[str]:
+def rehearse(network: nn.Module, graph: fx.GraphModule, input_shape: tuple[int, ...]) -> list[str]:
     """Returns the reasons why the graph does not compute what the network does; the list is empty if it does.
 
     Both run on random tensors with all modules in training mode, all in evaluation mode, and in their present modes;
@@ -46,7 +44,6 @@ def rehearse(
         network: The network.
         graph: The graph that was traced from it.
         input_shape: The shape of one example.
-        is_leaf: Tells whether tracing stops at a module.
     """
     paths = {id(m): name for name, m in network.named_modules() if is_leaf(m)}
     before, contents, drawn = NetworkIdentity.of(network), _contents(network, paths), _random_states()
@@ -63,7 +60,7 @@ def rehearse(
                 if differences := seen.differences(expected):
                     return [_DISAGREES + ", ".join(differences)]
     except Hides as found:
-        return [str(found)]
+        return [str(found).splitlines()[0]]  # fx adds the place in its graph
     reasons = [f"its forward changes what it holds: {what}" for what in before.differences()]
     reasons += [f"its forward changes the values of {n}" for n, t in _contents(network, paths).items()
                 if not _equal(t, contents[n])]  # fmt: skip
@@ -230,9 +227,9 @@ def _contents(network: nn.Module, paths: dict[int, str]) -> dict[str, Tensor]:
 
 
 def _random_states() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    states = torch.random.get_rng_state().numpy().tobytes(), random.getstate()
-    return states if numpy is None else (*states, str(numpy.random.get_state()))
+    numpy = np.random.get_state(legacy=False)
+    words = numpy["state"].pop("key", np.empty(0))  # which take milliseconds to print
+    return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), str(numpy), words.tobytes()
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import SupportsBytes
+from collections.abc import Collection
+from typing import Any, SupportsBytes
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..norms.operators import NormSource, Operator
-from .graph import Problem, node_path
+from .graph import Problem, made_from_input, node_path
 
 # The rounding of one operation, relative to its bound, by the dtype that it is computed in. Under bfloat16 autocast the
 # operand and the result are rounded; RoundedNorms covers the rounding of the weights.
@@ -76,3 +77,48 @@ def range_problems(node: fx.Node, norm: float, cotangent: float) -> list[Problem
         hint = "bound the layers' norms by a projection, put BoundedInput first, or drop extreme constants"
         problems.append(Problem(node_path(node), reason, hint))
     return problems
+
+
+# autograd's nodes that join a parameter and rows entry by entry; torch then sums the gradient over the batch by halves
+_BY_ENTRY = frozenset({"Mul", "Add", "Sub", "Rsub", "Div", "Addcmul", "Addcdiv", "Lerp", "Maximum", "Minimum", "Where",
+                       "Pow", "PreluKernel", "Cat", "Stack"})  # fmt: skip
+# and those in which a row without a gradient chooses entries of a parameter
+_BY_NUMBER = frozenset({"Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather", "Take"})
+
+
+class SumsOfTorch(fx.Interpreter):
+    """Runs a graph, and finds nodes whose gradients of a trained parameter torch sums over the batch as it likes.
+
+    Each node is tried by itself, and what autograd has recorded shows where a parameter meets the rows. A function of
+    this library sums in pieces.
+    """
+
+    def __init__(self, graph: fx.GraphModule, nodes: Collection[fx.Node]) -> None:
+        super().__init__(graph)
+        self._nodes, self._rows = nodes, made_from_input(graph)
+        self.found: dict[fx.Node, str] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n in self._nodes:
+            tried: Any = getattr(self, n.op)(n.target, *fx.node.map_arg((n.args, n.kwargs), self._apart))
+            for tensor in tried if isinstance(tried, tuple | list) else (tried,):
+                self._follow(n, tensor.grad_fn, {})
+        return super().run_node(n)
+
+    def _apart(self, node: fx.Node) -> Any:
+        value = self.env[node]
+        rows = node in self._rows and isinstance(value, Tensor) and value.is_floating_point()
+        return value.detach().requires_grad_().clone() if rows else value
+
+    def _follow(self, node: fx.Node, function: Any, seen: dict[Any, frozenset[bool]]) -> frozenset[bool]:
+        """Returns whether a function of autograd reads parameters (True) and rows (False), or what does both."""
+        if function not in seen and hasattr(function, "variable"):
+            seen[function] = frozenset({isinstance(function.variable, nn.Parameter)})
+        elif function not in seen:
+            read = [self._follow(node, one, seen) for one, _ in function.next_functions if one is not None]
+            seen[function] = frozenset().union(*read)
+            name, own = function.name().partition("Backward")[0], getattr(function, "_forward_cls", None)
+            harmless = name in _BY_ENTRY or (own is not None and own.__module__.startswith("lipdp_lightning."))
+            if frozenset({True}) in read and (name in _BY_NUMBER or (False in seen[function] and not harmless)):
+                self.found[node] = name
+        return seen[function]

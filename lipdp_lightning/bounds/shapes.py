@@ -15,10 +15,12 @@ from .graph import (
     ARITHMETIC,
     CertificationError,
     Problem,
+    Undecided,
     made_from_input,
     node_path,
     operation_name,
     reads_sizes,
+    trace,
 )
 from .inplace import MemoryInterpreter, may_overwrite, overwrites_shared_memory, tensors_in, versions
 from .modes import training_mode
@@ -66,6 +68,27 @@ def _run(interpreter: Interpreter, batch: int, input_shape: tuple[int, ...]) -> 
         reason = f"it fails on an input of shape (batch, {', '.join(map(str, input_shape))}): {message}"
         raise CertificationError([Problem("forward", reason, "check input_shape, given without the batch")]) from error
     return interpreter
+
+
+def trace_at(model: nn.Module, input_shape: tuple[int, ...]) -> fx.GraphModule:
+    """Returns the graph of a model for inputs of one shape, by whose sizes forward may decide.
+
+    Raises:
+        CertificationError: If forward cannot be traced, or decides by anything else.
+    """
+    decided: list[bool] = []
+    while True:
+        try:
+            return trace(model, decided)
+        except Undecided as found:
+            node, graph = found.args
+            propagate_shapes(graph, input_shape)
+            number = node.meta["shape"]
+            if not isinstance(number, Number) or counts_examples(number.value):
+                reason = "its forward cannot be traced, it decides by values of tensors, or by the private batch size"
+                hint = "decide by sizes of an example, as x.shape[1] > 4 does, or put the part into a layer with a rule"
+                raise CertificationError([Problem(node_path(node), reason, hint)]) from found
+            decided.append(bool(number.value))
 
 
 def propagate_shapes(graph: fx.GraphModule, input_shape: tuple[int, ...]) -> None:
@@ -150,13 +173,8 @@ def argument_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def _nodes_in(value: Any) -> tuple[fx.Node, ...]:
-    found: list[fx.Node] = []
-
-    def keep(n: fx.Node) -> fx.Node:
-        found.append(n)
-        return n
-
-    fx.node.map_arg(value, keep)
+    found: list[Any] = []
+    fx.node.map_arg(value, found.append)
     return tuple(found)
 
 

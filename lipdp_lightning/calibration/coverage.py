@@ -47,10 +47,10 @@ class ResidualModel:
 
     def __post_init__(self) -> None:
         if self.kind not in ("gaussian", "empirical"):
-            raise ValueError(f"residual_model={self.kind!r} is unknown. HINT: 'gaussian' or 'empirical'.")
+            raise ValueError(f"residual_model={self.kind!r} is unknown. HINT: use 'gaussian' or 'empirical'.")
         if self.kind == "gaussian" and not (self.scale > 0 and math.isfinite(self.scale)):
             raise ValueError(
-                f"residual_scale={self.scale} is not positive and finite. HINT: the residuals' standard deviation."
+                f"residual_scale={self.scale} is not positive and finite. HINT: give the residuals' standard deviation."
             )
         if self.kind == "empirical" and not self.sizes:
             raise ValueError("an empirical residual model needs residuals. HINT: leave residual_scale out.")
@@ -62,7 +62,7 @@ class ResidualModel:
         if not len(sizes) or not bool(torch.isfinite(sizes).all()):
             raise ValueError(
                 f"{len(sizes)} residuals, of which {int((~sizes.isfinite()).sum())} are not finite, make no residual "
-                "model. HINT: more rows to estimate it from, or a stated residual_scale."
+                "model. HINT: give more rows to estimate it from, or state residual_scale."
             )
         if kind == "empirical":
             return cls(kind, sizes=tuple(sizes.sort().values.tolist()), source=source)
@@ -85,7 +85,7 @@ class ResidualModel:
 def check_levels(levels: Iterable[float]) -> tuple[float, ...]:
     found = tuple(sorted(set(map(float, levels))))
     if not found or not all(0 < level < 1 for level in found):
-        raise ValueError(f"levels {list(found)} are not in (0, 1). HINT: [0.5, 0.9, 0.95].")
+        raise ValueError(f"levels {list(found)} are not in (0, 1). HINT: use [0.5, 0.9, 0.95].")
     return found
 
 
@@ -108,7 +108,9 @@ class CoverageSums(torchmetrics.Metric):
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
         if self.model is None:
-            raise ValueError("no residual model was set. HINT: metric.model = ResidualModel('gaussian', scale=0.1).")
+            raise ValueError(
+                "no residual model was set. HINT: set metric.model = ResidualModel('gaussian', scale=0.1)."
+            )
         sizes = (predictions.detach().double().flatten() - targets.detach().double().flatten()).abs()
         finite = sizes.isfinite()
         self.undefined = self.undefined + (~finite).sum()

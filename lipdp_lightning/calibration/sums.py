@@ -41,7 +41,7 @@ def binned_sums(log_p: Tensor, labels: Tensor, bins: int = DEFAULT_BINS) -> dict
     classes = log_p.shape[1]
     labels = class_labels(labels, classes)
     if len(labels) != len(log_p):
-        raise ValueError(f"{len(log_p)} predictions and {len(labels)} labels. HINT: one label per prediction.")
+        raise ValueError(f"{len(log_p)} predictions and {len(labels)} labels. HINT: give one label per prediction.")
     defined = ~log_p.isnan().any(1)
     undefined = (~defined).sum()
     log_p, labels = log_p[defined], labels[defined]
@@ -126,7 +126,7 @@ class CalibrationSums(torchmetrics.Metric):
             outputs not in ("logits", "probabilities")
         )
         if problems:
-            raise ValueError(f"{' '.join(problems)} HINT: CalibrationSums(classes=10, bins={DEFAULT_BINS}).")
+            raise ValueError(f"{' '.join(problems)} HINT: use CalibrationSums(classes=10, bins={DEFAULT_BINS}).")
         self.classes, self.bins, self.outputs, self.temperature = classes, bins, outputs, temperature
         for name, shape in sum_shapes(classes, bins).items():
             self.add_state(name, torch.zeros(shape, dtype=torch.int64), dist_reduce_fx="sum")

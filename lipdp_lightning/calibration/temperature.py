@@ -44,7 +44,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     It is not private and is for public rows. A result at an end of the range means that the optimum lies beyond it.
     """
     if not len(labels):
-        raise ValueError("a temperature cannot be fitted to no rows. HINT: public_data with held-out rows.")
+        raise ValueError("a temperature cannot be fitted to no rows. HINT: give public_data with held-out rows.")
 
     def objective(log_temperature: float) -> float:
         return float(losses_at(logits, labels, math.exp(log_temperature)).mean())
@@ -61,7 +61,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 def check_grid(grid: Sequence[float]) -> tuple[float, ...]:
     found = tuple(sorted(set(map(float, grid))))
     if not found or not all(t > 0 and math.isfinite(t) for t in found):
-        raise ValueError(f"temperatures {list(found)} are not all positive and finite. HINT: [0.5, 1, 2, 4].")
+        raise ValueError(f"temperatures {list(found)} are not all positive and finite. HINT: use [0.5, 1, 2, 4].")
     return found
 
 
@@ -118,7 +118,7 @@ def private_temperature(
     classes = 2 if logits.dim() < 2 or logits.shape[1] == 1 else logits.shape[1]
     bound = default_largest_loss(classes) if largest_loss is None else float(largest_loss)
     if not (bound > 0 and math.isfinite(bound)):
-        raise ValueError(f"largest_loss {bound} is not positive and finite. HINT: 4 log(classes), the default.")
+        raise ValueError(f"largest_loss {bound} is not positive and finite. HINT: leave it out for 4 log(classes).")
     sensitivity = half_range(bound) * (1 if adjacency == "add_remove" else 2)
     chosen = permute_and_flip(source.stream(), utilities(logits, labels, temperatures, bound), sensitivity, epsilon)
     text = (

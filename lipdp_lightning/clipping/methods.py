@@ -21,7 +21,7 @@ _NO_CLIPPING = {"clipping": None, "clip_norm": None}
 def settled(method: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings with those replaced that the method decides; the others keep what the user chose."""
     if method not in METHODS:
-        raise ValueError(f"method {method!r} is unknown. HINT: one of {', '.join(METHODS)}.")
+        raise ValueError(f"method {method!r} is unknown. HINT: use one of {', '.join(METHODS)}.")
     if method == "lipschitz":
         return {**chosen, **_NO_CLIPPING}
     if method == "worst_case":

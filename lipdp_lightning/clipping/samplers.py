@@ -14,7 +14,8 @@ from opacus.grad_sample.conv import compute_conv_grad_sample
 from opacus.grad_sample.linear import compute_linear_grad_sample
 from torch import Tensor, fx
 
-from ..bounds.graph import CertificationError, trace
+from ..bounds.graph import CertificationError
+from ..bounds.shapes import trace_at
 from ..layers.contribution import Contribution
 from ..layers.scaled import ScaledConv1d, ScaledConv2d, ScaledLinear
 from ..privacy.plan import PrivacyPlan
@@ -64,16 +65,16 @@ def layer_norms(layer: Any, activations: list[Tensor], backprops: Tensor) -> dic
     return {p: norms if i == 0 else norms.new_zeros(len(norms)) for i, p in enumerate(trained)}
 
 
-def clipping_problems(network: nn.Module, plan: PrivacyPlan, precision: str) -> list[str]:
+def clipping_problems(network: nn.Module, input_shape: tuple[int, ...], plan: PrivacyPlan, precision: str) -> list[str]:
     """Returns the reasons why opacus cannot give the gradient of one example, by module; empty if it can."""
     problems = []
     if precision not in ("32-true", "64-true"):
         problems.append(
             f"precision={precision!r} rounds gradients per example, and norms and sums differently. "
-            "HINT: '32-true', or privacy.method=lipschitz."
+            "HINT: use '32-true', or privacy.method=lipschitz."
         )
     try:
-        graph = trace(network)
+        graph = trace_at(network, input_shape)
     except CertificationError:
         return problems  # reported by the walk over the graph
     problems += [*_unknown_layers(network), *_borrowed_weights(network, graph), *_never_called(network, graph)]
@@ -94,8 +95,8 @@ def _unknown_layers(network: nn.Module) -> list[str]:
             )
         elif own and getattr(module, "padding_mode", "zeros") != "zeros":
             problems.append(
-                f"{name} pads with mode {module.padding_mode!r}, of which opacus's gradients per example know nothing. "
-                "HINT: a padding layer before a convolution without padding, or privacy.method=lipschitz."
+                f"{name} pads with mode {module.padding_mode!r}, which opacus's gradients per example do not support. "
+                "HINT: use a padding layer before a convolution without padding, or privacy.method=lipschitz."
             )
     return problems
 
@@ -136,6 +137,6 @@ def _used_again(graph: fx.GraphModule) -> list[str]:
     shared = sorted({", ".join(dict.fromkeys(paths)) for paths in uses.values() if len(paths) > 1})
     return [
         f"{paths}: weights that are used more than once have no ghost norm. "
-        "HINT: privacy.method=dpsgd_flat, the same mechanism with gradients per example."
+        "HINT: use privacy.method=dpsgd_flat, the same mechanism with gradients per example."
         for paths in shared
     ]

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..experiment.experiment import parse_experiment
-from ..experiment.quiet import quiet
 from ..report.show import show
 
 _USE = "lipdp audit --config FILE [--suite quick|full] [--out DIR] [--json] [--GROUP.KEY VALUE ...]"
@@ -49,19 +47,21 @@ def split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--json", action="store_true", help="print the JSON instead of a table")
     own, rest = parser.parse_known_args(list(arguments))
     if not 0 < own.confidence < 1:
-        raise ValueError(f"--confidence {own.confidence} is not in (0, 1). HINT: --confidence 0.999")
+        raise ValueError(f"--confidence {own.confidence} is not in (0, 1). HINT: use --confidence 0.999")
     if own.seed < 0:
-        raise ValueError(f"--seed {own.seed} is negative. HINT: --seed 0")
+        raise ValueError(f"--seed {own.seed} is negative. HINT: use --seed 0")
     return own, ["--config", own.config, *rest]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Returns 0, or 1 if a check is violated."""
     own, rest = split(arguments)
-    experiment = parse_experiment(rest, None, "off")
     from ..audit.audit_page import HTML_NAME, audit_json, terminal_text, write_audit
     from ..audit.suite import run_audit
+    from ..experiment.experiment import parse_experiment
+    from ..experiment.quiet import quiet
 
+    experiment = parse_experiment(rest, None, "off")
     directory = Path(own.out) if own.out is not None else Path("audit") / Path(own.config).stem
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"--out {directory} is a file. HINT: name a directory.")
@@ -101,6 +101,7 @@ def membership_question(experiment: Any, rest: Sequence[str], seed: int) -> Call
     from ..accounting.calibrate import privacy_bound
     from ..audit.membership import membership_attacks, membership_finding
     from ..data_modules.poisson import InMemoryRows
+    from ..experiment.experiment import parse_experiment
 
     def ask(alpha: float) -> Any:
         data, plan = experiment.datamodule, experiment.plan

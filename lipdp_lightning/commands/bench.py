@@ -15,8 +15,8 @@ QUICK_BATCHES = (256, 1024)
 QUICK_CONTENDERS = ("torch", "torch_poisson", "lightning", "joint", "layerwise", "exact", "opacus", "ghost")
 ALL_BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
 FULL_MODELS = ("convnet-1.6m", "mlp-table", "scattering-head", "wrn-16-4")
-FIGURES = "figures"  # a directory beside the page
-FEW_BATCHES = {"wrn-16-4": (64, 256)}  # a step takes seconds
+FIGURES = "figures"  # the directory beside the page into which plots are written
+FEW_BATCHES = {"wrn-16-4": (64, 256)}  # models whose steps take seconds
 BOTH_THREADS = ("convnet-1.6m",)  # with several threads the noise overlaps with the passes, with one it cannot
 
 

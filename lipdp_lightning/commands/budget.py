@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.delta >= 1 / args.dataset_size:
         messages.append(
             f"delta {args.delta:g} >= 1/N = {1 / args.dataset_size:.3g} permits publishing one record outright. "
-            "HINT: a delta well below 1/N"
+            "HINT: use a delta well below 1/N"
         )
     for message in dict.fromkeys(messages):
         print(f"warning: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The computation of `lipdp budget`: the epsilon of a noise multiplier, or the noise for a budget."""
+"""Computes the answer of `lipdp budget`: the epsilon of a noise multiplier, or the noise for a budget."""
 
 from __future__ import annotations
 

@@ -40,11 +40,11 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     own, rest = parser.parse_known_args(list(arguments))
     if own.attack < 0 or own.attack_steps < 0:
-        raise ValueError("--attack and --attack-steps must not be negative. HINT: --attack 24")
+        raise ValueError("--attack and --attack-steps must not be negative. HINT: use --attack 24")
     if max(own.attack, own.attack_steps) > MOST_STARTS:
-        raise ValueError(f"--attack and --attack-steps must not be above {MOST_STARTS}. HINT: --attack 24")
+        raise ValueError(f"--attack and --attack-steps must not be above {MOST_STARTS}. HINT: use --attack 24")
     if not 0 <= own.seed < 2**63:
-        raise ValueError(f"--seed {own.seed} is not in [0, 2^63). HINT: --seed 0")
+        raise ValueError(f"--seed {own.seed} is not in [0, 2^63). HINT: use --seed 0")
     if own.public_inputs is not None and not own.forecast:
         raise ValueError("--public-inputs belongs to --forecast. HINT: --forecast --public-inputs FILE.npz")
     return own, ["--config", own.config, *rest]
@@ -60,7 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     """Returns 0, or 1 if the attack found a ratio above 1."""
     own, rest = _split(arguments)
     experiment = parse_experiment(rest, None, "off")
-    found = _forecast(experiment, own.public_inputs) if own.forecast else None  # it needs the network as it was made
+    # the forecast is first, since a certificate projects the weights
+    found = _forecast(experiment, own.public_inputs) if own.forecast else None
     rows, certificate, loss = _certificate(experiment)
     rows = [row | signal_columns(found, row["name"]) for row in rows]
     report = _attack(experiment, loss, own) if own.attack else None
@@ -102,7 +103,7 @@ def _certificate(experiment: Any) -> tuple[list[dict[str, Any]], Any, Any]:
     if plan.clips_examples or plan.scaling == "none":
         raise ValueError(
             f"scaling {plan.scaling!r} uses no bound of the network, so there is no certificate to print. "
-            "HINT: --privacy.method lipschitz."
+            "HINT: use --privacy.method lipschitz."
         )
     plain = module.loss
     module.clip_loss(plan.loss_clip)

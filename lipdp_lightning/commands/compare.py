@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LARGEST_CONFIG = 1 << 20  # bytes
 LARGEST_REPORT = 1 << 26
+LONGEST_CELL = 48  # characters on the terminal; the page and --json show all of them
 MOST_SETTINGS = 2000  # an alias of YAML can stand for any number of them
 
 
@@ -34,13 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..report.atomic import write_atomically
     from ..report.comparison import Comparison
+    from ..report.figure_style import shorten
     from ..report.tables import render_table
 
     folders = [Path(name) for name in args.runs]
     problems = [f"{folder} is not a folder. HINT: lipdp compare runs/*" for folder in folders if folder.is_file()]
-    problems += [f"{folder} does not exist. HINT: lipdp status runs" for folder in folders if not folder.exists()]
+    problems += [
+        f"{folder} does not exist. HINT: `lipdp status` lists the runs of a folder"
+        for folder in folders
+        if not folder.exists()
+    ]
     if Path(args.output).suffix != ".html":
-        problems.append(f"--output {args.output} is not an HTML page. HINT: --output compare.html")
+        problems.append(f"--output {args.output} is not an HTML page. HINT: use --output compare.html")
     directories = list(dict.fromkeys(place for folder in folders for place in run_directories(folder)))
     if not problems and not directories:
         problems.append(f"there is no run in {', '.join(args.runs)}. HINT: name what lipdp fit has written.")
@@ -58,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for title, table in (("Results", comparison.results()), ("Settings that differ", comparison.settings())):
         if table:
-            show(render_table(table.headers, table.rows, title=title, right=table.numeric) + "\n\n")
+            rows = [[shorten(cell, LONGEST_CELL) for cell in row] for row in table.rows]
+            show(render_table(table.headers, rows, title=title, right=table.numeric) + "\n\n")
     show("".join(f"caution: {text}\n" for text in comparison.cautions()) + f"page: {args.output}\n")
     return 0
 

@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     names = [f"{args.kind}.{ending}" for ending in ("json", "csv", "png")]
     check_privacy(args.epsilon, args.delta, args.adjacency)
     if not 0 < args.confidence <= MOST_CONFIDENCE:
-        raise ValueError(f"--confidence {args.confidence} is not in (0, {MOST_CONFIDENCE}]. HINT: 0.95.")
+        raise ValueError(f"--confidence {args.confidence} is not in (0, {MOST_CONFIDENCE}]. HINT: use 0.95.")
     if len(args.delimiter) != 1:
         raise ValueError(f"--delimiter {args.delimiter!r} is not one character. HINT: ';' or ','.")
     check_new(args.output, names)
@@ -156,9 +156,9 @@ def _values(args: Any) -> tuple[FloatArray, Any]:
     if any(not text for text in texts[1]):
         raise ValueError(f"the column {label!r} has empty fields. HINT: remove those rows.")
     if len(set(texts[1])) > 2:
-        raise ValueError(f"the column {label!r} has more than two classes. HINT: a binary label.")
+        raise ValueError(f"the column {label!r} has more than two classes. HINT: name a column of two classes.")
     if len(set(texts[1])) == 2 and args.positive not in texts[1]:
-        raise ValueError(f"no label is {args.positive!r}, and there are two others. HINT: --positive TEXT.")
+        raise ValueError(f"no label is {args.positive!r}, and there are two others. HINT: use --positive TEXT.")
     return values, [text == args.positive for text in texts[1]]
 
 
@@ -173,13 +173,13 @@ def _grid(args: Any, values: FloatArray) -> tuple[Grid | None, float]:
     if args.range is None:
         share = 0.1 if args.range_budget is None else args.range_budget
         if not 0 < share < 1:
-            raise ValueError(f"--range-budget {share} is not in (0, 1). HINT: 0.1.")
+            raise ValueError(f"--range-budget {share} is not in (0, 1). HINT: use 0.1.")
         Grid(0.0, 1.0, args.levels)  # raises if the levels are wrong
         return None, args.epsilon * (1 - share)
     try:
         low, high = (float(text) for text in args.range.split(","))
     except ValueError:
-        raise ValueError(f"--range {args.range!r} is not two numbers. HINT: --range=-1,1.") from None
+        raise ValueError(f"--range {args.range!r} is not two numbers. HINT: use --range=-1,1.") from None
     grid = Grid(low, high, args.levels)
     grid.cells(values)
     return grid, args.epsilon
@@ -297,7 +297,7 @@ def _compare(args: Any) -> int:
     check_privacy(args.epsilon, args.delta)
     Grid(0.0, 1.0, args.levels)
     if args.repeats < 1:
-        raise ValueError(f"--repeats {args.repeats} measures nothing. HINT: 100.")
+        raise ValueError(f"--repeats {args.repeats} measures nothing. HINT: use 100.")
     rows = [asdict(row) for row in compare_errors(args.levels, args.epsilon, args.delta, args.repeats)]
     _table([{k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows])
     show("\n")
@@ -324,7 +324,7 @@ def _probabilities(text: str) -> list[float]:
     except ValueError:
         found = [-1.0]
     if not all(0 <= p <= 1 for p in found):
-        raise ValueError(f"--quantiles {text!r} are not probabilities. HINT: 0.25,0.5,0.75.")
+        raise ValueError(f"--quantiles {text!r} are not probabilities. HINT: use 0.25,0.5,0.75.")
     return found
 
 
@@ -335,4 +335,4 @@ def _repeats(confidence: float, parts: int) -> int:
 
 def _check_metric(args: Any) -> None:
     if args.metric == "tree" and args.mechanism == "factorization":
-        raise ValueError("--metric tree needs noise on a tree. HINT: --mechanism laplace or gaussian.")
+        raise ValueError("--metric tree needs noise on a tree. HINT: use --mechanism laplace or gaussian.")

@@ -37,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
     from ..report.tables import render_table
 
     if args.largest_batch < 8 or args.models < 2 or args.bounds < 3:
-        raise ValueError("too few measurements for a slope. HINT: --largest-batch 8, --models 2, --bounds 3 or more.")
+        raise ValueError(
+            "too few measurements for a slope. HINT: use --largest-batch 8, --models 2, --bounds 3 or more."
+        )
     implementation = script_implementation(args.script)
     findings: list[Finding] = []
     for optimizer in args.optimizer or ["sgd"]:

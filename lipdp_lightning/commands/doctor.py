@@ -1,4 +1,4 @@
-"""``lipdp doctor``: what to run first on a new machine; one page, every line of which passes or says what to do."""
+"""Implements ``lipdp doctor``: examines a new machine on one page, each line of which passes or says what to do."""
 
 from __future__ import annotations
 

@@ -73,19 +73,23 @@ def _check(args: argparse.Namespace, names: list[str], targets: list[Path], tabl
     problems = []
     for option, column in (("--label", args.label), ("--group", args.group)):
         if column is not None and column not in names:
-            problems.append(f"{option} {column!r} is no column of {table}. HINT: one of {', '.join(names)[:200]}")
-    problems += [f"{target} exists already. HINT: --output another.yaml" for target in targets if target.exists()]
+            problems.append(
+                f"{option} {column!r} is not a column of {table}. HINT: use one of {', '.join(names)[:200]}"
+            )
+    problems += [f"{target} exists already. HINT: use --output another.yaml" for target in targets if target.exists()]
     if args.max_rows is not None and (args.group is None or args.max_rows < 1):
-        problems.append("--max-rows needs --group and a positive number. HINT: --group patient --max-rows 3")
+        problems.append("--max-rows needs --group and a positive number. HINT: use --group patient --max-rows 3")
     if args.rows is not None and args.rows < 1:
-        problems.append(f"--rows {args.rows} is not positive. HINT: the number in the study's protocol, as --rows 2000")
+        problems.append(
+            f"--rows {args.rows} is not positive. HINT: give the number in the study's protocol, such as --rows 2000"
+        )
     sample = None if args.public_sample is None else Path(args.public_sample)
     if sample is not None and not sample.is_file():
-        problems.append(f"--public-sample {sample} is no file. HINT: check the path")
+        problems.append(f"--public-sample {sample} is not a file. HINT: check the path")
     elif sample is not None and sample.samefile(table):
         problems.append(
             f"--public-sample {sample} is the private table itself: ranges and categories that are read from private "
-            "rows tell of them. HINT: a sample that was published, or rows that you make up"
+            "rows tell of them. HINT: give a sample that was published, or rows that you make up"
         )
     if problems:
         raise ValueError("\n".join(problems))

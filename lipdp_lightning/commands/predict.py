@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     if (own.run_dir is None) == (own.release is None):
         problems.append("give either --run_dir or --release. HINT: lipdp predict --run_dir runs/mine --output out.csv")
     if target.suffix not in SUFFIXES:
-        problems.append(f"--output {target} is neither .csv nor .npz. HINT: --output predictions.csv")
+        problems.append(f"--output {target} is neither .csv nor .npz. HINT: use --output predictions.csv")
     elif target.exists():
         problems.append(f"--output {target} exists. HINT: name a new file.")
     if problems:
@@ -93,7 +93,7 @@ def _columns(module: Any, data: Any, rows: str) -> dict[str, Any]:
     data.setup("test")
     loader = data.test_dataloader() if rows == "test" else data.val_dataloader()
     if not loader:
-        raise ValueError(f"{type(data).__name__} has no {rows} rows of their own. HINT: --rows test")
+        raise ValueError(f"{type(data).__name__} has no {rows} rows of their own. HINT: use --rows test")
     outputs, targets, _ = predict_rows(module, data, loader)
     columns: dict[str, Any] = {"row": range(len(targets)), "target": targets.reshape(-1).numpy()}
     if module.task == "regression":

@@ -248,7 +248,7 @@ def _layout(own: argparse.Namespace, trainer: Mapping[str, Any], given: Mapping[
     if tasks is None:
         problems.append(
             f"trainer.devices is {trainer.get('devices', 'auto')!r}, so the number of tasks is not known. "
-            "HINT: --ntasks-per-node."
+            "HINT: use --ntasks-per-node."
         )
     asked_for = (("devices", _count(given.get("devices")), tasks), ("num_nodes", given.get("num_nodes"), nodes))
     for key, asked, chosen in asked_for:

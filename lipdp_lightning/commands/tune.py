@@ -63,9 +63,9 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     own, rest = parser.parse_known_args(list(arguments))
     if own.trials < 1:
-        raise ValueError(f"--trials {own.trials} is not positive. HINT: --trials 20")
+        raise ValueError(f"--trials {own.trials} is not positive. HINT: use --trials 20")
     if not 0 <= own.seed < 2**32:
-        raise ValueError(f"--seed {own.seed} is not in [0, 2^32). HINT: --seed 0")
+        raise ValueError(f"--seed {own.seed} is not in [0, 2^32). HINT: use --seed 0")
     return own, rest
 
 
@@ -104,7 +104,9 @@ def main(arguments: Sequence[str]) -> int:
     usual = "mae" if data.task == "regression" else "accuracy"
     objectives = read_objectives(own.objective or (usual if selects else f"{usual},epsilon"), data.task)
     if not data.val_dataloader():
-        raise ValueError("there are no validation rows to choose by. HINT: data.init_args.validation_fraction=0.2")
+        raise ValueError(
+            "there are no validation rows to choose by. HINT: set data.init_args.validation_fraction to 0.2"
+        )
     require("optuna", "a search")
     own.sampler = own.sampler or ("random" if selects else "tpe")
     if selects:
@@ -127,7 +129,7 @@ def _open(
     from ..tuning.storage import make_sampler, open_study
 
     if path.exists() and path.is_dir():
-        raise ValueError(f"--storage {path} is a folder. HINT: the name of an SQLite file.")
+        raise ValueError(f"--storage {path} is a folder. HINT: name an SQLite file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     study = open_study(path, identity, directions, None)
     done = len(study.trials)
@@ -183,11 +185,12 @@ def _check_selection(own: argparse.Namespace) -> Any:
         return None
     if own.public_validation == (own.score_noise is not None):
         raise ValueError(
-            "--private-selection needs a score that is private. HINT: --public-validation if the validation rows are "
+            "--private-selection needs a score that is private. "
+            "HINT: use --public-validation if the validation rows are "
             "public, else --score-noise 20."
         )
     if own.score_noise is not None and not (math.isfinite(own.score_noise) and own.score_noise > 0):
-        raise ValueError(f"--score-noise {own.score_noise} is not positive and finite. HINT: --score-noise 20")
+        raise ValueError(f"--score-noise {own.score_noise} is not positive and finite. HINT: use --score-noise 20")
     return TrialCount.with_mean(_eta(own.private_selection), own.trials)
 
 
@@ -197,7 +200,7 @@ def _select(own: argparse.Namespace, config: Any, base: Any, space: Any, objecti
     from ..tuning.storage import locked
 
     if len(objectives) > 1 or objectives[0].metric is None:
-        raise ValueError("--private-selection chooses by one score. HINT: --objective accuracy, with one epsilon.")
+        raise ValueError("--private-selection chooses by one score. HINT: use --objective accuracy, with one epsilon.")
     selection = PrivateSelection(count, objectives[0], own.score_noise)
     if problems := selection.problems(base, space, own.sampler):
         raise ValueError("--private-selection: " + "; ".join(problems))

@@ -121,7 +121,7 @@ def made_up_inputs(model: nn.Module, shape: tuple[int, ...], bound: float) -> Te
 def _check(train: str, blocks: int, max_norm: float | None) -> None:
     problems = []
     if train not in ("all", "last"):
-        problems.append(f"train={train!r} is unknown. HINT: 'all', or 'last' for the last blocks and the head")
+        problems.append(f"train={train!r} is unknown. HINT: use 'all', or 'last' for the last blocks and the head")
     if blocks < 0:
         problems.append(f"blocks={blocks} is negative. HINT: 0 trains the head alone")
     if max_norm is not None and not (math.isfinite(max_norm) and max_norm > 0):

@@ -45,7 +45,7 @@ class NormOptions:
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             problems.append(f"alpha={self.alpha} is not positive: without a floor there is no bound. HINT: use 0.1")
         if self.batch_norm not in BATCH_NORMS:
-            problems.append(f"batch_norm={self.batch_norm!r} is unknown. HINT: one of {', '.join(BATCH_NORMS)}")
+            problems.append(f"batch_norm={self.batch_norm!r} is unknown. HINT: use one of {', '.join(BATCH_NORMS)}")
         if problems:
             raise ValueError("; ".join(problems))
 

@@ -40,10 +40,12 @@ class Band:
 def noise_width(mechanism: CurveMechanism, alpha: float, repeats: int, generator: np.random.Generator) -> float:
     """Returns w with |noise_i| <= w * deviation_i at all points of all curves with probability at least 1 - alpha."""
     if not 0 < alpha < 1:
-        raise ValueError(f"confidence {1 - alpha} is not in (0, 1). HINT: 0.95.")
+        raise ValueError(f"confidence {1 - alpha} is not in (0, 1). HINT: use 0.95.")
     rank = math.ceil((1 - alpha) * (repeats + 1))
     if rank > repeats:
-        raise ValueError(f"{repeats} simulations cannot resolve a level of {alpha:.3g}. HINT: {math.ceil(1 / alpha)}.")
+        raise ValueError(
+            f"{repeats} simulations cannot resolve a level of {alpha:.3g}. HINT: use {math.ceil(1 / alpha)}."
+        )
     deviations = np.sqrt(mechanism.variances())
     noisy = deviations > 0
     at_once = max(1, _VALUES_AT_ONCE // mechanism.size)

@@ -38,7 +38,7 @@ class Grid:
         if not problems and not bool(np.all(np.diff(self.edges) > 0)):
             problems.append(f"the range [{self.low}, {self.high}] is too narrow for 2^{self.levels} cells.")
         if problems:
-            raise ValueError(" ".join(problems) + " HINT: for example a range 0,1 and 10 levels.")
+            raise ValueError(" ".join(problems) + " HINT: use, for example, a range 0,1 and 10 levels.")
 
     @property
     def size(self) -> int:

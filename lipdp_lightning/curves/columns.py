@@ -75,7 +75,7 @@ def check_new(directory: str | Path, names: Iterable[str]) -> None:
     taken = [name for name in names if (root / name).exists()]
     if taken:
         raise ValueError(
-            f"{root} already holds {', '.join(taken)}, the record of a release. HINT: another directory; "
+            f"{root} already holds {', '.join(taken)}, the record of a release. HINT: use another directory; "
             "a further release of the same data spends its epsilon again."
         )
 

@@ -53,7 +53,9 @@ class ContinualSum:
     ) -> None:
         check_privacy(epsilon, delta)
         if steps < 1 or not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ValueError(f"{steps} steps of values in [{low}, {high}]. HINT: at least one step, and low < high.")
+            raise ValueError(
+                f"{steps} steps of values in [{low}, {high}]. HINT: use at least one step, and low < high."
+            )
         self.steps, self.epsilon, self.low, self.high = steps, epsilon, low, high
         fan_outs = uniform_fan_outs(steps, base)
         leaves = level_sizes(fan_outs)[-1]

@@ -16,8 +16,8 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.keys import derive_key, new_secret
-from lipdp_lightning.privacy.streams import CounterStream
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -53,7 +53,7 @@ def exact_scale(cost: Fraction | int, epsilon: float) -> Fraction:
         if scale.numerator < _LARGEST:
             return scale
     digits = len(str(math.ceil(exact))) - 1  # a scale may be larger than any float
-    raise ValueError(f"epsilon {epsilon} needs noise of scale 1e{digits}. HINT: epsilon of 1e-6 or more.")
+    raise ValueError(f"epsilon {epsilon} needs noise of scale 1e{digits}. HINT: use an epsilon of 1e-6 or more.")
 
 
 def uniform_below(stream: CounterStream, bound: int, count: int) -> IntArray:

@@ -114,7 +114,7 @@ def private_hosmer_lemeshow(
         delta: the delta of that curve.
     """
     if groups < 2:
-        raise ValueError(f"{groups} groups make no test. HINT: 10.")
+        raise ValueError(f"{groups} groups make no test. HINT: use 10.")
     data = check_probabilities(probabilities)
     positive = check_labels(labels, data)
     cost = sums_cost(adjacency)

@@ -184,9 +184,11 @@ def curve_mechanism(
     """
     check_privacy(epsilon, delta, adjacency)
     if name not in MECHANISMS:
-        raise ValueError(f"mechanism {name!r} is unknown. HINT: one of {', '.join(MECHANISMS)}.")
+        raise ValueError(f"mechanism {name!r} is unknown. HINT: use one of {', '.join(MECHANISMS)}.")
     if name == "laplace" and delta:
-        raise ValueError(f"laplace noise is pure, and delta {delta} was given. HINT: no delta, or another mechanism.")
+        raise ValueError(
+            f"laplace noise is pure, and delta {delta} was given. HINT: leave delta out, or use another mechanism."
+        )
     assert curves in (1, 2)
     fan_outs: tuple[int, ...] = ()
     if name != "factorization":

@@ -50,7 +50,7 @@ def histogram(curve: PrivateECDF, bins: int, repeats: int = 400) -> PrivateHisto
     simulated.
     """
     if bins < 1 or curve.grid.size % bins:
-        raise ValueError(f"{bins} bins do not divide {curve.grid.size} cells. HINT: a power of two.")
+        raise ValueError(f"{bins} bins do not divide {curve.grid.size} cells. HINT: use a power of two.")
     ends = np.arange(1, bins + 1) * (curve.grid.size // bins) - 1
     noise = curve.mechanism.simulate(np.random.default_rng(), repeats)[:, ends]
     return PrivateHistogram(

@@ -29,7 +29,7 @@ def check_privacy(epsilon: float, delta: float = 0.0, adjacency: str = "replace_
     if adjacency not in ADJACENCIES:
         problems.append(f"adjacency {adjacency!r} is not one of {', '.join(ADJACENCIES)}.")
     if problems:
-        raise ValueError(" ".join(problems) + " HINT: for example epsilon 1, delta 0 or 1e-6, replace_one.")
+        raise ValueError(" ".join(problems) + " HINT: use, for example, epsilon 1, delta 0 or 1e-6, replace_one.")
 
 
 def gaussian_delta(epsilon: float, noise_multiplier: float) -> float:
@@ -43,7 +43,7 @@ def gaussian_delta(epsilon: float, noise_multiplier: float) -> float:
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     """Returns the least deviation, for L2 sensitivity one, that is (epsilon, delta)-DP; rounded up by 1e-9."""
     if not 0 < delta < 1:
-        raise ValueError(f"delta {delta} is not in (0, 1), and Gaussian noise is never pure. HINT: --delta 1e-6.")
+        raise ValueError(f"delta {delta} is not in (0, 1), and Gaussian noise is never pure. HINT: use --delta 1e-6.")
     low, high = -20.0, 20.0
     log_multiplier = brentq(lambda x: gaussian_delta(epsilon, math.exp(x)) - delta, low, high, xtol=1e-12)
     multiplier = math.exp(float(log_multiplier)) * (1 + 1e-9)
@@ -89,7 +89,7 @@ class ReleaseList:
         if self._releases and release.adjacency != self._releases[0].adjacency:
             raise ValueError(
                 f"a release under {release.adjacency} cannot be added to ones under {self._releases[0].adjacency}. "
-                "HINT: one relation for all curves of a data set."
+                "HINT: use one relation for all curves of a data set."
             )
         self._releases.append(release)
 

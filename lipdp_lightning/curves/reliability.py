@@ -108,7 +108,7 @@ def private_reliability(
     """
     check_privacy(epsilon, 0.0, adjacency)
     if bins < 1:
-        raise ValueError(f"{bins} bins make no diagram. HINT: 10.")
+        raise ValueError(f"{bins} bins make no diagram. HINT: use 10.")
     data = check_probabilities(probabilities)
     positive = check_labels(labels, data)
     edges = np.arange(bins + 1) / bins

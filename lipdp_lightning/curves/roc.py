@@ -32,7 +32,7 @@ def check_labels(labels: npt.ArrayLike, values: npt.ArrayLike) -> BoolArray:
     """Returns labels as booleans; they must be 0 or 1, one for every value."""
     found = np.asarray(labels).reshape(-1)
     if found.size != np.asarray(values).size:
-        raise ValueError(f"{found.size} labels for {np.asarray(values).size} values. HINT: one label per value.")
+        raise ValueError(f"{found.size} labels for {np.asarray(values).size} values. HINT: give one label per value.")
     if not bool(np.all((found == 0) | (found == 1))):
         raise ValueError("a label is neither 0 nor 1. HINT: name the positive class.")
     return found.astype(np.bool_)

@@ -43,9 +43,9 @@ def smooth(
     `fan_outs` are those of the tree of the noise, for the metric `tree`.
     """
     if p not in (1, 2) or metric not in METRICS:
-        raise ValueError(f"p {p} with the metric {metric!r} is unknown. HINT: p 1 or 2, metric points or tree.")
+        raise ValueError(f"p {p} with the metric {metric!r} is unknown. HINT: use p 1 or 2, and metric points or tree.")
     if metric == "tree" and not fan_outs:
-        raise ValueError("the metric 'tree' needs noise on a tree. HINT: the mechanism laplace or gaussian.")
+        raise ValueError("the metric 'tree' needs noise on a tree. HINT: use the mechanism laplace or gaussian.")
     free = counts if total is None else counts[:-1]
     upper = np.inf if total is None else float(total)
     if metric == "points":

@@ -42,9 +42,9 @@ LARGEST_BASE = 1 << 22
 def uniform_fan_outs(leaves: int, base: int) -> tuple[int, ...]:
     """Returns (base, ..., base), with as many levels as it takes for at least `leaves` leaves."""
     if base < 2:
-        raise ValueError(f"base {base} makes no tree. HINT: 2, or any larger number.")
+        raise ValueError(f"base {base} makes no tree. HINT: use 2, or any larger number.")
     if base > LARGEST_BASE:
-        raise ValueError(f"base {base} is more than {LARGEST_BASE} children of a node. HINT: 2, or 16.")
+        raise ValueError(f"base {base} is more than {LARGEST_BASE} children of a node. HINT: use 2, or 16.")
     fan_outs: list[int] = []
     reached = 1
     while reached < leaves:

@@ -28,8 +28,8 @@ HASH = (5929086847280231622, 8774554148429374739, -7741688841440676705, 72098889
 """The keyed hash of the float32 numbers 0 to 39,999 under KEY."""
 
 _STEPS = 5
-_LONG = 300  # equal examples
-_LOOSEST = 1.05  # of a certified norm over the true one
+_LONG = 300  # number of equal examples in a long sum
+_LOOSEST = 1.05  # the largest accepted ratio of a certified norm to the true one
 _ROUNDING = 1e-5
 
 

@@ -1,4 +1,4 @@
-"""One line of the doctor's page."""
+"""Defines one line of the doctor's page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """The finding about one subject.
+    """Holds the finding about one subject.
 
     Attributes:
         text: what was seen, in a few words.

@@ -1,4 +1,4 @@
-"""The machine around a run: packages, processors, processes, disk, Slurm."""
+"""Examines the machine around a run: packages, processors, processes, disk, Slurm."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..kernels.arithmetic import arithmetic_problems, require_exact_arithmetic
-from ..kernels.numeric_environment import gpu_facts
+from ..kernels.numeric_environment import arithmetic_problems, gpu_facts, require_exact_arithmetic
 from .finding import Finding
 
 NEEDED = {

@@ -1,4 +1,4 @@
-"""A private step of a small network on made-up rows, to be taken on any device."""
+"""Takes a private step of a small network on made-up rows, on any device."""
 
 from __future__ import annotations
 

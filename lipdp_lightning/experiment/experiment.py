@@ -116,7 +116,7 @@ class Experiment(LightningCLI):
         try:
             super()._set_seed()
         except ValueError as error:
-            raise ValueError(f"seed_everything: {error}. HINT: a number from 0 to 4294967295.") from error
+            raise ValueError(f"seed_everything: {error}. HINT: give a number from 0 to 4294967295.") from error
 
     def instantiate_classes(self) -> None:
         make = Constructors(self)

@@ -259,7 +259,8 @@ def _trained(
     start = time.perf_counter()
 
     def fit_and_test() -> dict[str, float]:
-        validation_batches, trainer.limit_val_batches = trainer.limit_val_batches, 0  # none while training
+        # validation is left to the end
+        validation_batches, trainer.limit_val_batches = trainer.limit_val_batches, 0
         trainer.fit(module, datamodule=data)
         trainer.limit_val_batches = validation_batches
         return held_out_metrics(trainer, module, data)

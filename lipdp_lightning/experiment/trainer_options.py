@@ -50,7 +50,7 @@ def _counts(chosen: Mapping[str, Any]) -> Iterator[str]:
             yield f"trainer.{name} is {value}, and the smallest possible value is {least}. HINT: leave it out."
     value = chosen.get("val_check_interval")
     if isinstance(value, float) and not 0 < value <= 1:
-        yield f"trainer.val_check_interval is {value}, not a share in (0, 1]. HINT: 1.0, or a number of batches."
+        yield f"trainer.val_check_interval is {value}, not a share in (0, 1]. HINT: use 1.0, or a number of batches."
     steps, fewest = chosen.get("max_steps"), chosen.get("min_steps")
     if isinstance(steps, int) and isinstance(fewest, int) and 0 <= steps < fewest:
         yield f"trainer.min_steps is {fewest}, above trainer.max_steps {steps}. HINT: leave min_steps out."
@@ -66,18 +66,18 @@ def _devices(chosen: Mapping[str, Any]) -> Iterator[str]:
         except ValueError:
             assert isinstance(devices, str)
             if not all(part.strip().isdigit() for part in devices.split(",")):
-                yield f"trainer.devices {shortened(devices)!r} is not a number of devices. HINT: 1, or auto."
+                yield f"trainer.devices {shortened(devices)!r} is not a number of devices. HINT: use 1, or auto."
             elif accelerator == "cpu":
-                yield f"trainer.devices {shortened(devices)!r} names devices, and a CPU has none. HINT: a number."
+                yield f"trainer.devices {shortened(devices)!r} names devices, and a CPU has none. HINT: give a number."
             return
     if isinstance(devices, list) and (not devices or accelerator == "cpu"):
-        yield f"trainer.devices {devices} is not a list of this machine's devices. HINT: 1, or auto."
+        yield f"trainer.devices {devices} is not a list of this machine's devices. HINT: use 1, or auto."
     elif isinstance(devices, int) and devices < 1 and not (devices == -1 and accelerator != "cpu"):
-        yield f"trainer.devices is {devices}, and at least 1 is needed. HINT: 1, or auto."
+        yield f"trainer.devices is {devices}, and at least 1 is needed. HINT: use 1, or auto."
     elif isinstance(devices, int) and devices > _most_processes() and accelerator != "gpu":
         yield (
             f"trainer.devices is {devices}, and this machine has {os.cpu_count()} processors: each device is a process."
-            " HINT: 1, or auto."
+            " HINT: use 1, or auto."
         )
 
 
@@ -90,12 +90,12 @@ def _precision(chosen: Mapping[str, Any]) -> Iterator[str]:
     if given is not None and str(given).startswith("transformer-engine"):
         yield (
             f"trainer.precision {given!r} computes in fewer bits than the bound on the gradients' sum needs. "
-            f"HINT: one of {', '.join(_PRECISIONS)}."
+            f"HINT: use one of {', '.join(_PRECISIONS)}."
         )
     if given is not None and str(given) in ("16", "16-mixed", "16-true"):
         yield (
             f"trainer.precision {given!r} scales the loss by a factor that follows the data. "
-            f"HINT: one of {', '.join(_PRECISIONS)}."
+            f"HINT: use one of {', '.join(_PRECISIONS)}."
         )
 
 

@@ -30,9 +30,11 @@ class Deskewed(FeatureExtractor):
         super().__init__(extractor.input_shape)
         problems = []
         if len(extractor.input_shape) != 3:
-            problems.append(f"{type(extractor).__name__} does not take (channels, height, width). HINT: images only")
+            problems.append(
+                f"{type(extractor).__name__} does not take (channels, height, width). HINT: it takes images only"
+            )
         if not (math.isfinite(largest_slant) and largest_slant > 0):
-            problems.append(f"largest_slant={largest_slant} is not positive. HINT: 1.0")
+            problems.append(f"largest_slant={largest_slant} is not positive. HINT: use 1.0")
         if problems:
             raise ValueError("Deskewed: " + "; ".join(problems))
         self.extractor, self.largest_slant = extractor, float(largest_slant)

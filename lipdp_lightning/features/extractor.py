@@ -33,7 +33,8 @@ class FeatureExtractor(nn.Module):
         self.input_shape = tuple(int(n) for n in input_shape)
         if not self.input_shape or min(self.input_shape) < 1:
             raise ValueError(
-                f"input_shape={tuple(input_shape)} has no entries. HINT: the shape of one example, such as (3, 32, 32)."
+                f"input_shape={tuple(input_shape)} has no entries. "
+                "HINT: give the shape of one example, such as (3, 32, 32)."
             )
 
     @abstractmethod

@@ -91,17 +91,19 @@ def _check(shape: tuple[int, ...], settings: dict[str, Any]) -> None:
     problems = []
     filters, orientations, size = settings["filters"], settings["orientations"], settings["size"]
     if len(shape) != 3:
-        problems.append(f"input_shape={shape} is not (channels, height, width). HINT: images only")
+        problems.append(f"input_shape={shape} is not (channels, height, width). HINT: it takes images only")
     if any(not isinstance(value, int) or value < 1 for value in settings.values()):
         problems.append(
             f"{settings}: every option must be a positive whole number. HINT: leave them out for the defaults"
         )
     else:
         if filters % (2 * orientations):
-            problems.append(f"filters={filters} is not a multiple of 2 x {orientations} orientations. HINT: 16")
+            problems.append(f"filters={filters} is not a multiple of 2 x {orientations} orientations. HINT: use 16")
         if filters % settings["groups"]:
-            problems.append(f"{filters} filters cannot be cut into {settings['groups']} groups. HINT: groups=16")
+            problems.append(f"{filters} filters cannot be cut into {settings['groups']} groups. HINT: use groups=16")
         if size < 3 * 2 ** (1 + (filters // 2 - 1) // orientations):
-            problems.append(f"size={size} is too small for {filters} filters: a wave needs three places. HINT: size=8")
+            problems.append(
+                f"size={size} is too small for {filters} filters: a wave needs three places. HINT: use size=8"
+            )
     if problems:
         raise ValueError("Gabor: " + "; ".join(problems))

@@ -41,14 +41,16 @@ class MirroredScattering(Scattering):
         high: float = 1.0,
     ) -> None:
         if not low < high:
-            raise ValueError(f"MirroredScattering: low={low} is not below high={high}. HINT: the range of the inputs.")
+            raise ValueError(
+                f"MirroredScattering: low={low} is not below high={high}. HINT: give the range of the inputs."
+            )
         self.low, self.high = low, high
         super().__init__(input_shape, J, L, max_order, log_offset)
         channels, height, width = self.feature_shape
         if width % 2:
             raise ValueError(
                 f"MirroredScattering: {width} columns of coefficients have no halves. "
-                f"HINT: a width that is a multiple of {2 ** (J + 1)}, or Scattering."
+                f"HINT: use a width that is a multiple of {2 ** (J + 1)}, or Scattering."
             )
         self.register_buffer("partners", torch.tensor(partners(J, L, max_order)))
         self.freeze((channels, height, width // 2))

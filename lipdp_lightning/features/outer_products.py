@@ -38,7 +38,7 @@ class OuterProducts(FeatureExtractor):
         if len(self.input_shape) != 3 or any(not isinstance(value, int) or value < 1 for value in numbers):
             raise ValueError(
                 f"OuterProducts: input_shape={self.input_shape}, {self._settings}. "
-                "HINT: (channels, height, width), at least two frequencies, and positive whole numbers."
+                "HINT: give (channels, height, width), at least two frequencies, and positive whole numbers."
             )
         patterns = cosine_patterns(frequencies, size)[1:].to(torch.float32).unsqueeze(1)
         channels = self.input_shape[0]
@@ -61,7 +61,7 @@ def cosine_patterns(frequencies: int, size: int) -> Tensor:
     if not 1 <= frequencies <= size:
         raise ValueError(
             f"frequencies={frequencies}: a kernel of side {size} has the frequencies 0 to {size - 1} along a side. "
-            f"HINT: between 1 and {size}, such as {max(1, size // 2)}."
+            f"HINT: use a number between 1 and {size}, such as {max(1, size // 2)}."
         )
     places = (torch.arange(size, dtype=torch.float64) + 0.5) * math.pi / size
     waves = torch.stack([torch.cos(k * places) for k in range(frequencies)])

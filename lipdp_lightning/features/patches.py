@@ -168,21 +168,23 @@ def _check(shape: tuple[int, ...], settings: dict[str, Any]) -> None:
     filters, size, pool = settings["filters"], settings["size"], settings["pool"]
     shrink = settings["shrink"]
     if len(shape) != 3 or shape[0] not in (1, 3):
-        problems.append(f"input_shape={shape} is not (1 or 3, height, width). HINT: grey or colour images")
+        problems.append(f"input_shape={shape} is not (1 or 3, height, width). HINT: give grey or colour images")
     elif shrink < 1 or not 2 <= size <= min(shape[1:]) // shrink:
         problems.append(
-            f"size={size} does not fit images of {shape[1]} x {shape[2]} shrunk by {shrink}. HINT: size=6, shrink=1"
+            f"size={size} does not fit images of {shape[1]} x {shape[2]} shrunk by {shrink}. HINT: use size=6, shrink=1"
         )
     elif not 1 <= pool <= min(shape[1:]) // shrink - size + 1:
-        problems.append(f"pool={pool} is larger than the number of places of a patch. HINT: 4")
+        problems.append(f"pool={pool} is larger than the number of places of a patch. HINT: use 4")
     if filters < 2 or filters % 2 or filters > _SAMPLES // 4:
-        problems.append(f"filters={filters} is not an even number up to {_SAMPLES // 4}. HINT: 512")
+        problems.append(f"filters={filters} is not an even number up to {_SAMPLES // 4}. HINT: use 512")
     for name in ("contrast", "whitening"):
         if not (math.isfinite(settings[name]) and settings[name] > 0):
             problems.append(f"{name}={settings[name]} is not positive. HINT: it keeps a division finite; leave it out")
     if not (math.isfinite(settings["threshold"]) and settings["threshold"] >= 0):
-        problems.append(f"threshold={settings['threshold']} is negative. HINT: 1.0")
+        problems.append(f"threshold={settings['threshold']} is negative. HINT: use 1.0")
     if not settings["low"] < settings["high"]:
-        problems.append(f"low={settings['low']} is not below high={settings['high']}. HINT: the range of the inputs")
+        problems.append(
+            f"low={settings['low']} is not below high={settings['high']}. HINT: give the range of the inputs"
+        )
     if problems:
         raise ValueError("Patches: " + "; ".join(problems))

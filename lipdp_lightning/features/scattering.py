@@ -64,13 +64,18 @@ class Scattering(FeatureExtractor):
 def _check(shape: tuple[int, ...], scales: int, angles: int, max_order: int, log_offset: float | None) -> None:
     problems = []
     if len(shape) != 3:
-        problems.append(f"input_shape={shape} is not (channels, height, width). HINT: images only")
+        problems.append(f"input_shape={shape} is not (channels, height, width). HINT: it takes images only")
     elif scales < 1 or 2**scales > min(shape[1:]):
-        problems.append(f"J={scales} does not fit images of {shape[1]} x {shape[2]}. HINT: 1 <= J, 2^J <= both")
+        problems.append(
+            f"J={scales} does not fit images of {shape[1]} x {shape[2]}. "
+            "HINT: use J >= 1 with 2^J at most the height and the width"
+        )
     if angles < 1 or max_order not in (1, 2):
-        problems.append(f"L={angles}, max_order={max_order}: HINT: L at least 1, max_order 1 or 2")
+        problems.append(
+            f"L={angles}, max_order={max_order} do not exist. HINT: use L of at least 1, and max_order 1 or 2"
+        )
     if log_offset is not None and not (math.isfinite(log_offset) and log_offset > 0):
-        problems.append(f"log_offset={log_offset} is not positive. HINT: 0.01, or None for no logarithm")
+        problems.append(f"log_offset={log_offset} is not positive. HINT: use 0.01, or None for no logarithm")
     if problems:
         raise ValueError("Scattering: " + "; ".join(problems))
 

@@ -48,7 +48,7 @@ class TimmFeatures(FeatureExtractor):
         if len(self.input_shape) != 3 or not low < high or (image_size is not None and image_size < 1):
             raise ValueError(
                 f"TimmFeatures: input_shape={self.input_shape}, input_range={(low, high)}, image_size={image_size}. "
-                "HINT: (channels, height, width), the values of black and white, and a size in pixels or null."
+                "HINT: give (channels, height, width), the values of black and white, and a size in pixels or null."
             )
         timm = _timm()
         self.name, self.pretrained, self.input_range = name, pretrained and checkpoint_path is None, (low, high)

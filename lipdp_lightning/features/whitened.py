@@ -120,22 +120,26 @@ def _check(extractor: FeatureExtractor, settings: dict[str, Any]) -> None:
     problems = []
     name, shape = type(extractor).__name__, extractor.input_shape
     if len(shape) != 3 or shape[0] not in (1, 3):
-        problems.append(f"{name} takes rows of shape {shape}. HINT: grey or colour images")
+        problems.append(f"{name} takes rows of shape {shape}. HINT: give grey or colour images")
     elif not any(image.shape[1] >= shape[1] and image.shape[2] >= shape[2] for image in photographs(shape[0])):
-        problems.append(f"images of {shape[1]} x {shape[2]} are larger than the photographs. HINT: smaller ones")
+        problems.append(f"images of {shape[1]} x {shape[2]} are larger than the photographs. HINT: use smaller ones")
     if len(extractor.feature_shape) != 3:
-        problems.append(f"{name} gives {extractor.feature_shape}. HINT: features (channels, height, width)")
+        problems.append(
+            f"{name} gives {extractor.feature_shape}. HINT: give an extractor of features (channels, height, width)"
+        )
     components, channels = settings["components"], extractor.feature_shape[0]
     if components is not None and not 1 <= components <= channels:
         problems.append(f"components={components} of {channels} channels. HINT: leave it out for all")
     for option, least in (("power", 0.0), ("floor", 0.0)):
         if not (math.isfinite(settings[option]) and settings[option] >= least):
-            problems.append(f"{option}={settings[option]} is negative. HINT: power=0.5, floor=0.02")
+            problems.append(f"{option}={settings[option]} is negative. HINT: use power=0.5, floor=0.02")
     if settings["floor"] == 0 and settings["power"] > 0:
-        problems.append("floor=0 may divide by an eigenvalue of zero. HINT: 0.02")
+        problems.append("floor=0 may divide by an eigenvalue of zero. HINT: use 0.02")
     if settings["crops"] < 2:
-        problems.append(f"crops={settings['crops']} are too few for a covariance. HINT: 800")
+        problems.append(f"crops={settings['crops']} are too few for a covariance. HINT: use 800")
     if not settings["low"] < settings["high"]:
-        problems.append(f"low={settings['low']} is not below high={settings['high']}. HINT: the range of the inputs")
+        problems.append(
+            f"low={settings['low']} is not below high={settings['high']}. HINT: give the range of the inputs"
+        )
     if problems:
         raise ValueError("Whitened: " + "; ".join(problems))

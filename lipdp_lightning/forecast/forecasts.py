@@ -159,7 +159,8 @@ def forecast(
         raise NoForecast(f"no forecast under scaling {plan.scaling!r}: {_WITHOUT[plan.scaling]}.")
     if not plan.is_settled:
         raise NoForecast(
-            "no forecast: the network has no certificate, so its scaling is not settled. HINT: lipdp certify."
+            "no forecast: the network has no certificate, so its scaling is not settled. "
+            "HINT: `lipdp certify` says why."
         )
     shape = tuple(data.input_shape)
     try:
@@ -180,7 +181,9 @@ def _forecast(
 ) -> Forecast:  # fmt: skip
     training = PublicTraining(module, plan, shape)
     if not any(parameter.requires_grad for parameter in training.network.parameters()):
-        raise NoForecast("no forecast: no layer is trained, so that nothing can be learnt. HINT: requires_grad_(True).")
+        raise NoForecast(
+            "no forecast: no layer is trained, so that nothing can be learnt. HINT: call requires_grad_(True) on one."
+        )
     sample = torch.zeros(1, *shape) if inputs is None else inputs.x[:1]
     outputs = training.outputs(sample)
     operations, classes = training.operations(sample), max(2, outputs)

@@ -105,7 +105,7 @@ def read_public_rows(path: str | Path, shape: tuple[int, ...], task: str, output
             f"{where} cannot be read as arrays x and y: {str(error) or type(error).__name__}. {hint}."
         ) from error
     if arrays["x"].dtype.kind not in "fui" or arrays["y"].dtype.kind not in "fuib":
-        raise ValueError(f"{where} holds values that are no numbers. {hint}.")
+        raise ValueError(f"{where} holds values that are not numbers. {hint}.")
     x, y = torch.as_tensor(arrays["x"].astype("float32")), torch.as_tensor(arrays["y"].astype("float32"))
     problems = []
     if tuple(x.shape[1:]) != tuple(shape) or len(x) != len(y) or len(x) < 2:

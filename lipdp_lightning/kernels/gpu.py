@@ -211,19 +211,9 @@ def release_(
     shift: float = 0.0,
     factor: float = 1.0,
 ) -> None:
-    """Replaces a sum by its release, in place and without a wait: no noise vector exists, and nothing is copied.
+    """Computes ``kernels.normals.release_`` without a wait: no noise vector exists, and nothing is copied.
 
-    Entry i of the flat tensor becomes ((values + apart) * share + deviation * normal), rounded to the grid that
-    ``shift`` is for, times ``factor``, all in float64. The normal is number ``start`` + i of ``normals(key, stream)``,
-    or the sum of those of ``samples`` streams from this one on, over the root of their number.
-
-    Args:
-        values: floating-point, of any layout; what is narrower than float32 is rounded to float32 first.
-        key: 32 bytes that no other draw uses.
-        stream: number of the first stream.
-        apart: a further part of the sum, in float64.
-        start: a multiple of the 8 normals of one block.
-        shift: of ``privacy.grid.grid_shift``; 0 leaves what is released as it is.
+    The normal of entry i is number ``start`` + i of its stream, with ``start`` a multiple of the 8 of one block.
     """
     blocks, first = -(-values.numel() // NORMALS_IN_A_BLOCK), start // NORMALS_IN_A_BLOCK
     assert len(key) == 32 and start % NORMALS_IN_A_BLOCK == 0 and first + blocks <= _COUNTERS

@@ -6,6 +6,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
+from operator import attrgetter, methodcaller
 from types import ModuleType
 from typing import Any
 
@@ -45,7 +46,7 @@ def _triton_kernels() -> ModuleType | None:
 
 @lru_cache(maxsize=1)
 def _found() -> bool:
-    from .threads import openmp
+    from .cpu import openmp
 
     return openmp() is not None
 
@@ -80,12 +81,9 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def state_of_memory(tensor: Tensor) -> tuple[int, int]:
-    """Returns two numbers, one of which changes if torch writes to a tensor's memory, or replaces it.
-
-    A write through ``tensor.data`` changes neither.
-    """
-    return tensor._version, tensor.data_ptr()
+version_of, address_of = attrgetter("_version"), methodcaller("data_ptr")
+"""One of the two changes if torch writes to a tensor's memory, or replaces it; a write through ``tensor.data`` changes
+neither."""
 
 
 class Fused:

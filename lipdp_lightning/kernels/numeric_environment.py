@@ -1,4 +1,9 @@
-"""Names what decides the last bits of a sum besides the program: libraries, processor and switches."""
+"""Names what decides the last bits of a sum besides the program, and sets the switches that round too much.
+
+A certificate allows for float32 products that are rounded as float32, and for sums of bfloat16 products that are formed
+in float32. torch has several spellings of every switch; setting one does not set the others, and a later default may
+undo one. So each is set, and each is read again before a step is released.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,12 @@ import importlib.metadata
 import math
 import os
 import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -131,3 +140,125 @@ def _of_the_cpu() -> bytes:
     values = torch.arange(1, 4097, dtype=torch.float64, device="cpu") / 4097
     returned = torch.cat([values.log(), values.sqrt(), (values * math.pi).sin(), (values * math.pi).cos()])
     return "|".join(parts).encode() + hashlib.sha256(returned.numpy().tobytes()).digest()
+
+
+# ---- the arithmetic of a certificate
+
+_IEEE = (
+    "fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision",
+    "cudnn.rnn.fp32_precision", "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision",
+    "mkldnn.rnn.fp32_precision",
+)  # fmt: skip
+"""Settings of newer versions of torch, below ``torch.backends``."""
+
+_OFF = (
+    "cuda.matmul.allow_tf32", "cudnn.allow_tf32", "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "cuda.matmul.allow_fp16_reduced_precision_reduction", "cuda.matmul.allow_fp16_accumulation",
+)  # fmt: skip
+
+_TENSOR_CORES = ("cuda.matmul.allow_tf32", "cudnn.allow_tf32")
+"""They set the newer spellings, too, and not the other way round: cuBLAS refuses to work where the two disagree."""
+
+_ENVIRONMENT = {
+    "NVIDIA_TF32_OVERRIDE": ("", "0"),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": ("", "0"),
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("", "STRICT"),
+    "DNNL_DEFAULT_FPMATH_MODE": ("", "STRICT"),
+}
+"""Variables that libraries read by themselves, and what they may be."""
+
+
+def require_exact_arithmetic() -> None:
+    """Sets every switch of this process; what a variable of the environment forces cannot be set."""
+    for path in _IEEE:
+        _write(path, "ieee")
+    for path in _OFF:
+        _write(path, False)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+
+
+@contextmanager
+def products_on_tensor_cores(allowed: bool) -> Iterator[None]:
+    """Lets a GPU round the factors of products within the block to TF32, and form their sums on tensor cores.
+
+    Only for products whose margin pays for it (``mechanism.allocation.sum_margin``). After the block, the switches are
+    as ``require_exact_arithmetic`` leaves them, so that no check between two passes sees another state.
+    """
+    if not allowed:
+        yield
+        return
+    try:
+        for path in _TENSOR_CORES:
+            _write(path, True)
+        yield
+    finally:
+        for path in _TENSOR_CORES:
+            _write(path, False)
+
+
+def arithmetic_problems() -> list[str]:
+    """Returns what rounds further than the certificate allows for, each with a hint; nothing if all is well."""
+    return [
+        f"{name} is {value!r}, and the certificate's margins are for {wanted!r}. HINT: {hint}"
+        for name, value, wanted, hint in _found()
+        if value != wanted
+    ]
+
+
+def check_exact_arithmetic() -> None:
+    """Raises ValueError if a switch is not as ``require_exact_arithmetic`` has left it."""
+    problems = arithmetic_problems()
+    if problems:
+        raise ValueError(
+            "the arithmetic of this process is not that of the certificate, and a sum of gradients could be larger "
+            "than the noise is for:\n" + "\n".join(problems)
+        )
+
+
+_HINT = "leave it alone while a private run trains; set-up has set it."
+
+
+def _found() -> Iterator[tuple[str, Any, Any, str]]:
+    """Yields every switch with its value, what it must be, and what to do."""
+    for path in _IEEE:
+        if (value := _read(path)) is not None:
+            yield f"torch.backends.{path}", value, "ieee", _HINT
+    for path in _OFF:
+        if (value := _read(path)) is not None:
+            yield f"torch.backends.{path}", value, False, _HINT
+    if _read("mkldnn.allow_tf32") is True:
+        yield "torch.backends.mkldnn.allow_tf32", True, False, _HINT
+    yield "torch.get_float32_matmul_precision()", _agreed(torch.get_float32_matmul_precision), "highest", _HINT
+    reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    yield "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()", reduced, False, _HINT
+    for name, allowed in _ENVIRONMENT.items():
+        value = os.environ.get(name, "")
+        wanted = value if value.upper() in allowed else allowed[-1]
+        yield f"the environment's {name}", value, wanted, "unset it before the program starts."
+
+
+def _agreed(read: Callable[[], Any]) -> Any:
+    """Returns a setting; text if its spellings disagree."""
+    try:
+        return read()
+    except RuntimeError:
+        return "set through several interfaces that disagree"
+
+
+def _read(path: str) -> Any:
+    """Returns a setting, or None where this version of torch does not have it; text if its spellings disagree."""
+    try:
+        return _agreed(lambda: attrgetter(path)(torch.backends))
+    except AttributeError:
+        return None
+
+
+def _write(path: str, value: Any) -> None:
+    *parents, name = path.split(".")
+    try:
+        holder = attrgetter(".".join(parents))(torch.backends) if parents else torch.backends
+    except AttributeError:
+        return
+    if _read(path) is not None:
+        setattr(holder, name, value)

@@ -29,7 +29,7 @@ def larger_first(x: Tensor) -> Tensor:
         raise ValueError(f"{x.shape[1]} channels do not make pairs. HINT: an even number of channels.")
     if is_traced():
         return ordered_by_torch(x)[0]
-    ordered: Tensor = _LargerFirst.apply(x)
+    ordered: Tensor = _LargerFirst.apply(x, usable(x.detach()))
     return ordered
 
 
@@ -51,22 +51,23 @@ _ordered, _exchanged = Fused(ordered_by_torch), Fused(swapped_by_torch)
 
 class _LargerFirst(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        if usable(x):
+    def forward(ctx: Any, x: Tensor, by_loop: bool) -> Tensor:
+        if by_loop:
             rows, channels, *rest = x.shape
             out, swapped = torch.empty_like(x), torch.empty((rows, channels // 2, *rest), dtype=torch.bool)
-            cpu_loops().in_order(x.numel(), _as_pairs(x), _as_pairs(out), _by_pair(swapped))
+            pairs = (rows * (channels // 2), 2, math.prod(rest))
+            cpu_loops().in_order(x.numel(), x.detach().view(pairs), out.view(pairs), swapped.view(pairs[::2]))
         else:
             out, swapped = _ordered(x)
         ctx.save_for_backward(swapped)
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (swapped,) = ctx.saved_tensors
         # as a function of its own only where it is to be differentiated in its turn
         found: Tensor = (_Swap.apply if torch.is_grad_enabled() else _swapped)(gradient, swapped)
-        return found
+        return found, None
 
 
 class _Swap(torch.autograd.Function):
@@ -88,16 +89,7 @@ def _swapped(x: Tensor, swapped: Tensor) -> Tensor:
     if not (usable(x) and swapped.is_contiguous()):
         found: Tensor = _exchanged(x, swapped)
         return found
-    out = torch.empty_like(x)
-    cpu_loops().swap(x.numel(), _as_pairs(x), _by_pair(swapped), _as_pairs(out))
+    out, (rows, channels, *rest) = torch.empty_like(x), x.shape
+    pairs = (rows * (channels // 2), 2, math.prod(rest))
+    cpu_loops().swap(x.numel(), x.detach().view(pairs), swapped.view(pairs[::2]), out.view(pairs))
     return out
-
-
-def _as_pairs(x: Tensor) -> Tensor:
-    rows, channels, *rest = x.shape
-    return x.detach().view(rows * (channels // 2), 2, math.prod(rest))
-
-
-def _by_pair(swapped: Tensor) -> Tensor:
-    rows, pairs, *rest = swapped.shape
-    return swapped.view(rows * pairs, math.prod(rest))

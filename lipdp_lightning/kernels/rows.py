@@ -1,17 +1,26 @@
-"""Norms of examples, and of the patches that a convolution sees of them."""
+"""Norms of rows, such as examples and the patches that a convolution sees of them, and normalised rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .loops import Fused, cpu_loops, usable
-from .precision import widened
+from .loops import Fused, cpu_loops, is_traced, usable
 
 _AT_ONCE = 1 << 18  # numbers whose squares are held at once
+
+
+def widened(x: Tensor) -> Tensor:
+    """Returns x in float32, or as it is in float64.
+
+    A certificate allows for one rounding per operation; a layer of several operations computes in
+    float32 and rounds its result once.
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def row_norms(rows: Tensor, more: int = 0) -> Tensor:
@@ -72,3 +81,100 @@ def _in_parts(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 _row_norms, _patch_norms = Fused(row_norms_by_torch), Fused(patch_norms_by_torch)
+
+
+# ---- rows times factors
+
+
+def clipped_by_torch(cotangent: Tensor, radius: float) -> Tensor:
+    """Returns the rows, each cut to norm ``radius``; a row that is not finite becomes zero."""
+    size = row_norms_by_torch(cotangent, 0)
+    return _weigh_rows(cotangent, radius / size.clamp_min(radius), size)
+
+
+def weighed_by_torch(cotangent: Tensor, factor: Tensor) -> Tensor:
+    """Returns the rows times their factors; a row whose squared norm or factor is not finite becomes zero."""
+    return _weigh_rows(cotangent, factor, row_norms_by_torch(cotangent, 0).square())
+
+
+def _weigh_rows(cotangent: Tensor, factor: Tensor, size: Tensor) -> Tensor:
+    """Multiplies each row by its factor, with one rounding; a row whose size or factor is not finite becomes zero."""
+    # infinity times 0 is NaN, and the size of a row that is not finite is NaN or infinity
+    finite = (size * factor).abs() < math.inf
+    shape = (-1, *(1,) * (cotangent.dim() - 1))
+    # a factor in bfloat16 would add its own rounding, beyond the margin of the certificate
+    weighed = widened(cotangent) * factor.reshape(shape)
+    return torch.where(finite.reshape(shape), weighed, 0.0).to(cotangent.dtype)
+
+
+clipped, weighed = Fused(clipped_by_torch), Fused(weighed_by_torch)
+
+
+# ---- normalisation with a floored divisor: (x - mean) / max(floor, standard deviation)
+
+
+def floored_rows(grouped: Tensor, floor: float) -> Tensor:
+    """Normalises ``grouped`` (examples, groups, numbers), each group by itself.
+
+    The gradient is the exact one of this function, whose slope is at most 1 / floor. A constant group becomes zero. On
+    a CPU it takes one pass over memory forward, and one backward; on a GPU, what torch compiles from the definitions.
+    """
+    by_loop = usable(grouped.detach())
+    if not grouped.numel() or not (by_loop or (grouped.is_cuda and not is_traced())):
+        return floored_by_torch(grouped, floor)
+    found: Tensor = _Floored.apply(grouped, floor, by_loop)
+    return found
+
+
+def floored_by_torch(grouped: Tensor, floor: float) -> Tensor:
+    """Computes ``floored_rows`` by torch's operations, on any device and in any precision."""
+    centred = grouped - grouped.mean(2, keepdim=True)
+    # vector_norm has gradient zero at zero, where sqrt(mean square) would give NaN
+    deviation = torch.linalg.vector_norm(centred, dim=2, keepdim=True) / math.sqrt(max(1, grouped.shape[2]))
+    return centred / deviation.clamp_min(floor)
+
+
+def pulled_back_by_torch(grouped: Tensor, gradient: Tensor, floor: float) -> Tensor:
+    """Returns (g - mean(g) - u mean(u g)) / divisor, the gradient of ``floored_by_torch``, with u for its output.
+
+    The last term is left out where the divisor is the floor.
+    """
+    centred = grouped - grouped.mean(2, keepdim=True)
+    deviation = torch.linalg.vector_norm(centred, dim=2, keepdim=True) / math.sqrt(max(1, grouped.shape[2]))
+    divisor = deviation.clamp_min(floor)
+    out = centred / divisor
+    slope = torch.where(deviation < floor, 0.0, (gradient * out).mean(2, keepdim=True))
+    return (gradient - gradient.mean(2, keepdim=True) - out * slope) / divisor
+
+
+_floored, _pulled_back = Fused(floored_by_torch), Fused(pulled_back_by_torch)
+
+
+class _Floored(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, grouped: Tensor, floor: float, by_loop: bool) -> Tensor:
+        ctx.floor, ctx.by_loop = floor, by_loop
+        if not ctx.by_loop:
+            ctx.save_for_backward(grouped)
+            found: Tensor = _floored(grouped, floor)
+            return found
+        examples, groups, numbers = grouped.shape
+        out, kept = torch.empty_like(grouped), torch.empty((examples * groups, 3), dtype=torch.float64)
+        cpu_loops().normalize(grouped.numel(), grouped.detach().view(-1, numbers), floor, out.view(-1, numbers), kept)
+        ctx.save_for_backward(grouped, kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        grouped, *rest = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient is to be differentiated in its turn
+            again = floored_by_torch(grouped, ctx.floor)
+            return torch.autograd.grad(again, grouped, gradient, create_graph=True)[0], None, None
+        if not ctx.by_loop:
+            return _pulled_back(grouped, gradient, ctx.floor), None, None
+        (kept,) = rest
+        gradient, numbers = gradient.contiguous(), grouped.shape[2]
+        out = torch.empty_like(gradient)
+        rows, incoming = grouped.detach().view(-1, numbers), gradient.view(-1, numbers)
+        cpu_loops().pull_back(gradient.numel(), rows, kept, incoming, out.view(-1, numbers))
+        return out, None, None

@@ -18,8 +18,14 @@ from .nonlinearities import (
     ScaledL2Pool2d,
     TemperedSigmoid,
 )
-from .scaled import ScaledConv1d, ScaledConv2d, ScaledLayer, ScaledLinear
-from .transposed import ScaledConvTranspose1d, ScaledConvTranspose2d
+from .scaled import (
+    ScaledConv1d,
+    ScaledConv2d,
+    ScaledConvTranspose1d,
+    ScaledConvTranspose2d,
+    ScaledLayer,
+    ScaledLinear,
+)
 
 __all__ = [
     "BoundedInput", "Centre", "CotangentClip", "FrozenFeatures", "GroupNorm", "GroupSort", "Householder",

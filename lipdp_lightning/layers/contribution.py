@@ -42,8 +42,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.arithmetic import products_on_tensor_cores
 from ..kernels.loops import gpu_kernels
+from ..kernels.numeric_environment import products_on_tensor_cores
 
 TERMS_OF_A_PIECE = 1 << 14  # rows times positions that one product in float32 adds up, unless one row has more
 LARGEST_CANCELLATION = 64.0

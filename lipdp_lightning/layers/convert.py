@@ -8,8 +8,7 @@ from torch import nn
 
 from ..bounds.graph import CertificationError, Problem, structural_problems
 from .dropout import KeyedDropout
-from .scaled import ScaledConv1d, ScaledConv2d, ScaledLinear
-from .transposed import ScaledConvTranspose1d, ScaledConvTranspose2d
+from .scaled import ScaledConv1d, ScaledConv2d, ScaledConvTranspose1d, ScaledConvTranspose2d, ScaledLinear
 
 _SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: ScaledLinear,

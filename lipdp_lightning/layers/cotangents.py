@@ -13,9 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from ..bounds.identity import TrustedHook
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Value
-from ..kernels.loops import Fused
-from ..kernels.precision import widened
-from ..kernels.rows import row_norms_by_torch
+from ..kernels.rows import clipped, weighed
 
 
 class _Clip(torch.autograd.Function):
@@ -26,31 +24,7 @@ class _Clip(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        return (_clipped if cotangent.is_cuda else clipped_by_torch)(cotangent, ctx.radius), None
-
-
-def clipped_by_torch(cotangent: Tensor, radius: float) -> Tensor:
-    """Returns the rows, each cut to norm ``radius``; a row that is not finite becomes zero."""
-    size = row_norms_by_torch(cotangent, 0)
-    return _weigh_rows(cotangent, radius / size.clamp_min(radius), size)
-
-
-def weighed_by_torch(cotangent: Tensor, factor: Tensor) -> Tensor:
-    """Returns the rows times their factors; a row whose squared norm or factor is not finite becomes zero."""
-    return _weigh_rows(cotangent, factor, row_norms_by_torch(cotangent, 0).square())
-
-
-def _weigh_rows(cotangent: Tensor, factor: Tensor, size: Tensor) -> Tensor:
-    """Multiplies each row by its factor, with one rounding; a row whose size or factor is not finite becomes zero."""
-    # infinity times 0 is NaN, and the size of a row that is not finite is NaN or infinity
-    finite = (size * factor).abs() < math.inf
-    shape = (-1, *(1,) * (cotangent.dim() - 1))
-    # a factor in bfloat16 would add its own rounding, beyond the margin of the certificate
-    weighed = widened(cotangent) * factor.reshape(shape)
-    return torch.where(finite.reshape(shape), weighed, 0.0).to(cotangent.dtype)
-
-
-_clipped, _weighed = Fused(clipped_by_torch), Fused(weighed_by_torch)
+        return clipped(cotangent, ctx.radius), None
 
 
 class CotangentClip(nn.Module):
@@ -121,7 +95,7 @@ class _Scale(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
         (factor,) = ctx.saved_tensors
         assert factor.shape == cotangent.shape[:1], "a factor for each row"
-        return (_weighed if cotangent.is_cuda else weighed_by_torch)(cotangent, factor), None
+        return weighed(cotangent, factor), None
 
 
 def scale_cotangent(x: Tensor, factor: Tensor) -> Tensor:

@@ -13,15 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..bounds.registry import sums_in_pieces
-from ..norms.geometry import convolution_axes
-from .scaled import scaled
-from .transposed import transposed
+from ..norms.conv import convolution_axes
+from .scaled import Affine, scaled
 
 
 @sums_in_pieces(F.linear)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns ``F.linear`` of the same arguments."""
-    return scaled(input, weight, bias, None, None, None)
+    return scaled(input, weight, bias, None, None, Affine())
 
 
 @sums_in_pieces(F.conv1d, F.conv2d)
@@ -36,7 +35,7 @@ def convolution(
         input = F.pad(input, [side for axis in reversed(axes) for side in (axis.before, axis.after)])
         sides = [0] * len(axes)
     options = ([axis.stride for axis in axes], sides, [axis.dilation for axis in axes], groups)
-    return scaled(input, weight, bias, None, None, options)
+    return scaled(input, weight, bias, None, None, Affine(options))
 
 
 @sums_in_pieces(F.conv_transpose1d, F.conv_transpose2d)
@@ -49,4 +48,4 @@ def transposed_convolution(
     stride, padding, further, dilation = (
         [v] * rank if isinstance(v, int) else list(v) for v in (stride, padding, output_padding, dilation)
     )
-    return transposed(input, weight, bias, None, None, (stride, padding, dilation, groups), further)
+    return scaled(input, weight, bias, None, None, Affine((stride, padding, dilation, groups), further))

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from ..bounds.registry import rule
 from ..bounds.values import Bound, Operation, Unbounded, Value, public_number
-from ..kernels.floored import floored_rows
 from ..kernels.pairs import larger_first
-from ..kernels.precision import widened
+from ..kernels.rows import floored_rows, widened
 
 
 def _grouped(x: Value, size: int) -> None:

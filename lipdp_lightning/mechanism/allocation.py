@@ -16,12 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from ..privacy.plan import PrivacyPlan
-from ..privacy.plan_parts import CustomShares, Shares, Unsettled, shares_of
+from ..privacy.plan_parts import CustomShares, Shares, Unsettled
+from .step_errors import Allocation as Allocation
+from .step_errors import checked_weights
 
-Allocation = Literal["equal", "global", "optimal", "custom"]
+Numbers = Mapping[str, float]
 
 _RELEASE_TOLERANCE = 1e-12
 
@@ -125,7 +126,7 @@ def allocate(
     batch. K counts the groups with Delta_k > 0; a group whose Delta_k is 0 cannot move, gets deviation 0,
     and its custom weight is shared out among the others in proportion.
     """
-    weights = _checked(sensitivities, sizes, noise_multiplier, allocation, weights)
+    weights = checked_weights(sensitivities, sizes, noise_multiplier, allocation, weights)
     active = {name: value for name, value in sensitivities.items() if value > 0}
     unit = _UNIT_DEVIATIONS[allocation](active, sizes, weights)
     deviations = {name: noise_multiplier * unit.get(name, 0.0) for name in sensitivities}
@@ -154,64 +155,27 @@ def joint_thresholds(
     return allocate(worst_case, sizes, 1.0, allocation, weights=weights)
 
 
-def _equal(active: Mapping[str, float], sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
+def _equal(active: Numbers, sizes: Mapping[str, int], weights: Numbers) -> dict[str, float]:
     return {name: math.sqrt(len(active)) * value for name, value in active.items()}
 
 
-def _global(active: Mapping[str, float], sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
+def _global(active: Numbers, sizes: Mapping[str, int], weights: Numbers) -> dict[str, float]:
     return dict.fromkeys(active, math.hypot(*active.values()))
 
 
-def _optimal(active: Mapping[str, float], sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
+def _optimal(active: Numbers, sizes: Mapping[str, int], weights: Numbers) -> dict[str, float]:
     total = math.sqrt(math.fsum(value * math.sqrt(sizes[name]) for name, value in active.items()))
     return {name: total * math.sqrt(value / math.sqrt(sizes[name])) for name, value in active.items()}
 
 
-def _custom(active: Mapping[str, float], sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
+def _custom(active: Numbers, sizes: Mapping[str, int], weights: Numbers) -> dict[str, float]:
     total = math.fsum(weights[name] for name in active)
     return {name: value * math.sqrt(total / weights[name]) for name, value in active.items()}
 
 
-_UNIT_DEVIATIONS: Mapping[
-    str, Callable[[Mapping[str, float], Mapping[str, int], Mapping[str, float]], dict[str, float]]
-] = {"equal": _equal, "global": _global, "optimal": _optimal, "custom": _custom}
-
-
-def _checked(
-    sensitivities: Mapping[str, float],
-    sizes: Mapping[str, int],
-    noise_multiplier: float,
-    allocation: str,
-    weights: Mapping[str, float] | None,
-) -> dict[str, float]:
-    """Returns the weight of every group (empty unless custom); raises with every problem of the request at once."""
-    problems = []
-    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
-        problems.append(
-            f"noise_multiplier is {noise_multiplier}; without noise nothing is private.\n"
-            "  HINT: give a positive noise_multiplier, or an epsilon to derive it from."
-        )
-    for name, value in sensitivities.items():
-        if not (math.isfinite(value) and value >= 0):
-            problems.append(
-                f"group {name} has sensitivity {value}; only a finite bound can be covered by noise.\n"
-                "  HINT: bound its input and its cotangent (input clipping, loss_clip, projection)."
-            )
-        if sizes.get(name, 0) < 1:
-            problems.append(
-                f"group {name} has {sizes.get(name, 'no')} parameters.\n  HINT: pass the size of every group."
-            )
-    if allocation not in get_args(Allocation):
-        problems.append(f"allocation is {allocation!r}.\n  HINT: one of {', '.join(get_args(Allocation))}.")
-    elif (allocation == "custom") != (weights is not None):
-        problems.append(
-            f"allocation is {allocation!r} and weights are {'missing' if weights is None else 'given'}.\n"
-            "  HINT: weights belong to allocation 'custom', and it needs them."
-        )
-    shares: dict[str, float] = {}
-    if weights is not None:
-        shares, weight_problems = shares_of(list(sensitivities), weights)
-        problems += weight_problems
-    if problems:
-        raise ValueError("\n".join(problems))
-    return shares
+_UNIT_DEVIATIONS: Mapping[str, Callable[[Numbers, Mapping[str, int], Numbers], dict[str, float]]] = {
+    "equal": _equal,
+    "global": _global,
+    "optimal": _optimal,
+    "custom": _custom,
+}

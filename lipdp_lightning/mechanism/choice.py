@@ -9,17 +9,8 @@ from torch import Tensor
 from ..bounds.certificate import Certificate
 from ..layers.contribution import LARGEST_CANCELLATION
 from ..layers.scaled import GradientScaler
+from ..privacy import plan_parts as parts
 from ..privacy.plan import PrivacyPlan
-from ..privacy.plan_parts import (
-    Automatic,
-    BatchMaximum,
-    CertifiedBounds,
-    ClippedExamples,
-    ExampleNorms,
-    PublicRadius,
-    TrackedRadius,
-    Unlimited,
-)
 from .allocation import NoiseBudget
 from .radii import ALL, Exact, ExactLayerwise, Radii, Radius
 from .scaling import SMALLEST, Joint, Layerwise, Scaling, StepNumbers
@@ -91,32 +82,32 @@ def scaling_of(
     budget = NoiseBudget.of(plan, views, tensor_cores)
     measured = NoiseBudget.of(plan, views)  # positions may cancel: their factors are not rounded, on any device
     match plan.influence_at(step):
-        case CertifiedBounds(name="layerwise", floor=floor):
+        case parts.CertifiedBounds(name="layerwise", floor=floor):
             return Layerwise(budget, floor)
-        case CertifiedBounds(name="joint", floor=floor):
+        case parts.CertifiedBounds(name="joint", floor=floor):
             return Joint(budget, floor)
-        case CertifiedBounds():
+        case parts.CertifiedBounds():
             return Scaling(budget)
-        case ExampleNorms(name="exact", radius=radius, floor=floor):
+        case parts.ExampleNorms(name="exact", radius=radius, floor=floor):
             return Exact(measured, _radii(radius, [ALL]), floor)
-        case ExampleNorms(name="exact_layerwise", radius=radius, floor=floor):
+        case parts.ExampleNorms(name="exact_layerwise", radius=radius, floor=floor):
             return ExactLayerwise(measured, _radii(radius, [group.name for group in certificate.groups]), floor)
-        case ExampleNorms(radius=radius):
+        case parts.ExampleNorms(radius=radius):
             paths = {use.module for group in certificate.groups for use in group.uses if use.scalable}
             return Radius(budget, _radii(radius, sorted(paths)))
-        case ClippedExamples():
+        case parts.ClippedExamples():
             return Clipped(measured)
-        case BatchMaximum():
+        case parts.BatchMaximum():
             return BatchMax(budget)
-        case Unlimited():
+        case parts.Unlimited():
             return Unbounded(budget)
-        case Automatic():
+        case parts.Automatic():
             raise AssertionError("refused above")
 
 
-def _radii(radius: PublicRadius | TrackedRadius, names: list[str]) -> Radii:
+def _radii(radius: parts.PublicRadius | parts.TrackedRadius, names: list[str]) -> Radii:
     match radius:
-        case PublicRadius(value=value):
+        case parts.PublicRadius(value=value):
             return Radii(dict.fromkeys(names, value))
-        case TrackedRadius(quantile=quantile, noise_multiplier=noise):
+        case parts.TrackedRadius(quantile=quantile, noise_multiplier=noise):
             return Radii(dict.fromkeys(names, FIRST_RADIUS), quantile, noise)

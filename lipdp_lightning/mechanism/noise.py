@@ -11,25 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.loops import cpu_loops, gpu_kernels
-from ..kernels.normals import normals
+from ..kernels.normals import release_ as release_one_
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key
+from .step_errors import Mode as Mode
+from .step_errors import check_request, deviations_without_bound
 
-Mode = Literal["distributed", "replicated", "sharded"]
 Reduce = Callable[..., None]
 """Sums a float64 tensor over all processes, in place; a rank as second argument is the only one that needs the sum."""
 
 SECURE_SAMPLES = 4  # a square, so that the scale 1/sqrt(4) is exact
-PIECE = 1 << 14  # normals at a time: they stay in a processor's cache
 _SHARED, _OWNERS = b"every rank", b"the owner of each parameter"
-_MINIMAL_DIGEST = 16
 
 
 @dataclass(frozen=True)
@@ -81,21 +77,7 @@ class StepNoise:
         Raises:
             ValueError: if the request cannot be private, with every reason.
         """
-        problems = []
-        if step < 0:
-            problems.append(f"step is {step}; steps count from 0.")
-        if not 0 <= place.rank < place.world_size:
-            problems.append(f"rank is {place.rank} in a world of {place.world_size}; the shares would not add up.")
-        if place.mode not in get_args(Mode):
-            problems.append(f"mode is {place.mode!r}; it is one of {', '.join(get_args(Mode))}.")
-        if len(digest) < _MINIMAL_DIGEST:
-            problems.append(
-                f"the state digest has {len(digest)} bytes; without it a changed replay repeats the noise of this "
-                "step, and the difference of the two releases is free of noise."
-            )
-        if problems:
-            hint = "HINT: pass state_digest(weights, plan digest, ...), the process's rank and the world size."
-            raise ValueError("\n".join([*problems, hint]))
+        check_request(step, place.rank, place.world_size, place.mode, digest)
         whose: dict[str, int | bytes] = {"distributed": place.rank, "replicated": _SHARED, "sharded": _OWNERS}
         samples = SECURE_SAMPLES if secure else 1
         key = derive_key(secret, "streams", samples, step, whose[place.mode], place.world_size, digest)
@@ -105,14 +87,6 @@ class StepNoise:
     def stream(self, number: int) -> int:
         """Returns the first of the streams of the sum of this number; it has one for each sample."""
         return number * self.samples
-
-    def normals(self, number: int, start: int, count: int) -> Tensor:
-        """Returns standard normals ``start`` to ``start + count`` of the sum of this number."""
-        first = self.stream(number)
-        total, *further = [normals(self.key, stream, start, count) for stream in range(first, first + self.samples)]
-        for sample in further:
-            total += sample
-        return total if self.samples == 1 else total.mul_(1 / math.sqrt(self.samples))
 
 
 @dataclass(frozen=True)
@@ -174,12 +148,8 @@ def release_(
     Raises:
         ValueError: if a deviation is not finite and at least 0.
     """
-    wrong = [f"{j}: {s.deviation}" for j, s in enumerate(sums) if not (math.isfinite(s.deviation) and s.deviation >= 0)]
-    if wrong:
-        raise ValueError(
-            f"noise needs a finite deviation >= 0, and some sums have another ({', '.join(wrong)}).\n"
-            "HINT: take the deviations from the certificate that the sums were computed under."
-        )
+    if not all(math.isfinite(one.deviation) and one.deviation >= 0 for one in sums):
+        raise deviations_without_bound([one.deviation for one in sums])
     numbered = dict(enumerate(sums))
     if reduce is None:
         complete_(numbered, noise)
@@ -219,41 +189,12 @@ def write_back(sums: Mapping[int, Sum], noisy: Mapping[int, Sum]) -> None:
 
 
 def complete_(sums: Mapping[int, Sum], noise: StepNoise) -> None:
-    """Replaces the sums of these numbers by their releases, where they lie.
-
-    A GPU's kernel draws the noise where it is added. It returns the bits that the loop has on a CPU.
-    """
+    """Replaces the sums of these numbers by their releases, where they lie."""
+    streams = [noise.stream(number) for number in sums]
     deviations = [one.deviation * noise.share for one in sums.values()]
     shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]
-    known = {device: gpu_kernels(device) for device in {one.values.device for one in sums.values()}}
-    for (number, one), own, shift in zip(sums.items(), deviations, shifts, strict=True):
-        if not one.values.numel():
-            continue
-        factor, kernels = 1.0 / one.divisor, known[one.values.device]
-        if kernels is not None and own > 0:
-            kernels.release_(
-                one.values, noise.key, own, stream=noise.stream(number), apart=one.apart, samples=noise.samples,
-                share=one.share, shift=shift, factor=factor,
-            )  # fmt: skip
-        elif one.values.is_cpu:
-            _complete_on_cpu(one, noise, number, (own, one.share, shift, factor))
-        else:
-            total = one.total()
-            if own > 0:
-                total = noise.normals(number, 0, len(total)).mul_(own).to(total.device).add_(total)
-            one.values.copy_((total.add(shift).sub_(shift) * factor).view(one.values.shape))
-
-
-def _complete_on_cpu(one: Sum, noise: StepNoise, number: int, numbers: tuple[float, float, float, float]) -> None:
-    """Completes a sum in pieces, which stay in a processor's cache."""
-    values = one.values.detach()
-    exact = values.dtype in (torch.float32, torch.float64)  # what is narrower is rounded to float32 first
-    flat = (values if exact else values.float()).contiguous().view(-1)
-    entries, apart = flat.numpy(), np.empty(0) if one.apart is None else one.apart.reshape(-1).numpy()
-    for start in range(0, len(entries), PIECE):
-        piece = slice(start, start + PIECE)
-        count = len(entries[piece])
-        drawn = noise.normals(number, start, count) if one.deviation > 0 else torch.zeros(count, dtype=torch.float64)
-        cpu_loops().complete(entries[piece], apart[piece], drawn.numpy(), *numbers)
-    if not (exact and values.is_contiguous()):
-        values.copy_(flat.view(values.shape))
+    for one, own, shift, stream in zip(sums.values(), deviations, shifts, streams, strict=True):
+        release_one_(
+            one.values, noise.key, own, stream=stream, apart=one.apart, samples=noise.samples, share=one.share,
+            shift=shift, factor=1.0 / one.divisor,
+        )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,63 +22,28 @@ from ..bounds.certificate import Certificate, GroupBound
 from ..layers.contribution import LARGEST_CANCELLATION, Contribution
 from ..layers.scaled import GradientKeeper, GradientScaler, ScaledLayer, hands_over
 from .allocation import NoiseBudget
-from .scaling import SMALLEST, JointCondition, Scaling, StepNumbers, scaled_layers
+from .scaling import JointCondition, Scaling, StepNumbers, scaled_layers
 
 ALL = "all layers"  # the one radius of ``exact``
 SMALLEST_RADIUS = 1e-9  # far above what underflow takes from a float32 norm
 
 
+@dataclass
 class Radii:
     """Public radii R_k by name: fixed, or tracked by a private quantile of norms, from votes of the examples.
 
-    Args:
-        radii: the first radii; public, and the tracking forgets them geometrically.
+    Attributes:
+        values: the present radii; the first ones are public, and the tracking forgets them geometrically.
         quantile: what share of the norms each radius should exceed; None for fixed radii.
-        noise_multiplier: of the query, which joins the step.
+        noise_multiplier: of the query, which joins the step; None for fixed radii.
     """
 
-    def __init__(
-        self, radii: Mapping[str, float], quantile: float | None = None, noise_multiplier: float | None = None
-    ) -> None:
-        assert (quantile is None) == (noise_multiplier is None)
-        self.values, self.quantile, self._noise_multiplier = dict(radii), quantile, noise_multiplier
-        self._sums: dict[str, Tensor] = {}
-        self._rows: int | None = None
+    values: dict[str, float]
+    quantile: float | None = None
+    noise_multiplier: float | None = None
 
-    def with_votes(self, numbers: StepNumbers, votes: Mapping[str, int]) -> StepNumbers:
-        """Returns the numbers of a step in which one example votes so often; every vote moves its sum by 1/2."""
-        if self._noise_multiplier is None:
-            return numbers
-        deviation = self._noise_multiplier * math.hypot(*votes.values()) / 2
-        return replace(numbers, votes=dict(votes), vote_deviation=deviation)
-
-    def begin(self) -> None:
-        self._sums = {}
-
-    def begin_pass(self, rows: int) -> None:
-        self._rows = rows
-
-    def vote(self, name: str, norms: Tensor) -> None:
-        """Adds, for every example, +1/2 if its norm is within the radius and -1/2 if not."""
-        if self.quantile is not None:
-            norms = norms[: self._rows]
-            votes = ((norms <= self.values[name]).sum() - 0.5 * norms.shape[0]).to(torch.float64)
-            self._sums[name] = self._sums.get(name, torch.zeros_like(votes)) + votes
-
-    def take(self, device: torch.device) -> Tensor:
-        sums, self._sums = self._sums, {}
-        if self.quantile is None:
-            return torch.zeros(0, dtype=torch.float64, device=device)
-        none = torch.zeros((), dtype=torch.float64, device=device)
-        return torch.stack([sums.get(name, none) for name in sorted(self.values)])
-
-    def learn(self, numbers: StepNumbers, noisy: Tensor, expected_batch_size: float) -> None:
-        """Moves every radius geometrically towards its quantile, from the noisy share of examples within it."""
-        if self.quantile is None:
-            return
-        for name, balance in zip(sorted(self.values), (noisy / expected_batch_size).tolist(), strict=True):
-            share = balance / numbers.votes[name] + 0.5
-            self.values[name] = quantile_step(self.values[name], share, self.quantile)
+    def __post_init__(self) -> None:
+        assert (self.quantile is None) == (self.noise_multiplier is None)
 
 
 def quantile_step(radius: float, share_below: float, quantile: float, rate: float = 0.2) -> float:
@@ -89,30 +54,54 @@ def quantile_step(radius: float, share_below: float, quantile: float, rate: floa
 class Tracked(Scaling):
     """Scalings with radii that votes of the examples may move."""
 
-    def __init__(self, budget: NoiseBudget, radii: Radii) -> None:
-        super().__init__(budget)
+    def __init__(self, budget: NoiseBudget, radii: Radii, floor: float = 0.0) -> None:
+        super().__init__(budget, floor)
         self.radii = radii
+        self._votes: dict[str, Tensor] = {}
+        self._rows: int | None = None
 
     def begin(self, numbers: StepNumbers) -> None:
         super().begin(numbers)
-        self.radii.begin()
+        self._votes = {}
 
     def begin_pass(self, rows: int) -> None:
         super().begin_pass(rows)
-        self.radii.begin_pass(rows)
+        self._rows = rows
 
     def votes_of_one(self, certificate: Certificate) -> dict[str, int]:
         """Returns how often one example votes on each radius, by name in sorted order."""
         return dict.fromkeys(sorted(self.radii.values), 1)
 
     def numbers(self, certificate: Certificate) -> StepNumbers:
-        return self.radii.with_votes(super().numbers(certificate), self.votes_of_one(certificate))
+        """Adds the votes of one example to the numbers of a step; each vote moves its sum by 1/2."""
+        numbers = super().numbers(certificate)
+        if self.radii.noise_multiplier is None:
+            return numbers
+        votes = self.votes_of_one(certificate)
+        deviation = self.radii.noise_multiplier * math.hypot(*votes.values()) / 2
+        return replace(numbers, votes=votes, vote_deviation=deviation)
+
+    def vote(self, name: str, norms: Tensor) -> None:
+        """Adds, for every example, +1/2 if its norm is within the radius and -1/2 if not."""
+        if self.radii.quantile is not None:
+            norms = norms[: self._rows]
+            votes = ((norms <= self.radii.values[name]).sum() - 0.5 * norms.shape[0]).to(torch.float64)
+            self._votes[name] = self._votes.get(name, torch.zeros_like(votes)) + votes
 
     def take_votes(self, device: torch.device) -> Tensor:
-        return self.radii.take(device)
+        votes, self._votes = self._votes, {}
+        if self.radii.quantile is None:
+            return super().take_votes(device)
+        none = torch.zeros((), dtype=torch.float64, device=device)
+        return torch.stack([votes.get(name, none) for name in sorted(self.radii.values)])
 
     def learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
-        self.radii.learn(numbers, noisy_votes, self.budget.expected_batch_size)
+        """Moves every radius geometrically towards its quantile, from the noisy share of examples within it."""
+        radii, quantile = self.radii.values, self.radii.quantile
+        if quantile is not None:
+            balances = (noisy_votes / self.budget.expected_batch_size).tolist()
+            for name, balance in zip(sorted(radii), balances, strict=True):
+                radii[name] = quantile_step(radii[name], balance / numbers.votes[name] + 0.5, quantile)
 
     def state(self) -> dict[str, float]:
         return dict(self.radii.values)
@@ -135,8 +124,8 @@ class Radius(Tracked):
         return partial(self._factors, path)
 
     def _factors(self, path: str, norms: Tensor) -> Tensor:
-        self.radii.vote(path, norms)
-        return norms.clamp_min(max(self.radii.values[path], SMALLEST)).reciprocal()
+        self.vote(path, norms)
+        return norms.clamp_min(max(self.radii.values[path], self._floor)).reciprocal()
 
 
 # ---- by the exact norms of gradients
@@ -154,8 +143,8 @@ class _Measured(Tracked):
     sums_in_grad = False  # layers hand their contributions over, which are weighed after the pass
 
     def __init__(self, budget: NoiseBudget, radii: Radii, floor: float) -> None:
-        super().__init__(budget, radii)
-        self._floor, self._views = max(floor, SMALLEST_RADIUS), budget.views
+        super().__init__(budget, radii, max(floor, SMALLEST_RADIUS))
+        self._views = budget.views
         self._kept: list[tuple[str, ScaledLayer, Contribution]] = []
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._group_of: dict[str, str] = {}
@@ -218,7 +207,7 @@ class _Measured(Tracked):
 
     def _reciprocal(self, name: str, norms: Tensor) -> Tensor:
         # every row votes, and what is summed is divided by the number of views
-        self.radii.vote(name, norms.repeat_interleave(self._views))
+        self.vote(name, norms.repeat_interleave(self._views))
         return torch.where(torch.isfinite(norms), norms.clamp_min(self._radius(name)).reciprocal(), 0.0)
 
     def _radius(self, name: str) -> float:

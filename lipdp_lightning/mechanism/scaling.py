@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..bounds.certificate import Certificate, UseBound
 from ..layers.scaled import GradientKeeper, GradientScaler, ScaledLayer, reports_of
 from .allocation import NoiseBudget
-from .changes import other_uses, replaced_reports
+from .step_errors import other_uses, replaced_reports
 
 SMALLEST = 1e-12  # keeps an all-zero example's factor finite; its gradient is zero
 
@@ -71,8 +71,8 @@ class Scaling:
     joint = False  # whether the groups meet one condition together, and not each its own
     partial_sums = 0.0  # how far sums over positions may exceed an example's contribution, in sensitivities
 
-    def __init__(self, budget: NoiseBudget) -> None:
-        self.budget = budget
+    def __init__(self, budget: NoiseBudget, floor: float = 0.0) -> None:
+        self.budget, self._floor = budget, max(floor, SMALLEST)  # no factor divides by less than the floor
         self._attached: list[tuple[ScaledLayer, tuple[object, ...]]] = []
         self._bounded: list[tuple[int, UseBound]] = []  # the step's uses of layers, each with its group
         self._expected: list[str] = []  # the paths of their layers
@@ -182,10 +182,6 @@ class Layerwise(Scaling):
 
     name = "layerwise"
 
-    def __init__(self, budget: NoiseBudget, floor: float = 0.0) -> None:
-        super().__init__(budget)
-        self._floor = max(floor, SMALLEST)
-
     def scaler_of(self, path: str) -> GradientScaler | None:
         return self._factors
 
@@ -225,8 +221,7 @@ class Joint(JointCondition):
     name = "joint"
 
     def __init__(self, budget: NoiseBudget, floor: float = 0.0) -> None:
-        super().__init__(budget)
-        self._floor = max(floor, SMALLEST)
+        super().__init__(budget, floor)
         self._terms: list[tuple[int, float]] = []  # group and factor l_u / tau_k of every use of a layer, in order
         self._constants: list[float] = []  # of every group, what its unmeasured uses contribute
         self._norms: list[Tensor] = []  # layers append their norms, in the order of their uses

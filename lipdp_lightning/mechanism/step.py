@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import SupportsBytes
 
 import torch
@@ -21,18 +22,18 @@ from torch.utils.hooks import RemovableHandle
 
 from ..bounds.certificate import Certificate
 from ..bounds.certifier import CertificationError, Certifier
-from ..kernels.loops import state_of_memory
+from ..kernels.loops import address_of, version_of
 from ..kernels.numeric_environment import numeric_environment
 from ..norms.follow import Follower
 from ..privacy.digests import KeyedDigest, PendingDigest, digest_of, digests_of
 from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
-from .changes import changed_network, changed_weights, trained_otherwise
 from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, owners_of, release_
 from .overlap import BeginSum, Overlap
 from .projection import Projector
 from .scaling import Scaling, StepNumbers
+from .step_errors import changed_network, changed_weights, trained_otherwise
 
 Seal = Callable[[bytes], bytes]
 """Turns the digest of what one process is about to release into that of all, which is on record from then on."""
@@ -75,7 +76,8 @@ class Mechanism:
         self._context = plan.digest(), context
         self._digest = KeyedDigest(derive_key(secret, "state"))
         self._contributed = KeyedDigest(derive_key(secret, "contribution"))
-        self._state: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        named = dict(model.named_parameters())
+        self._state: dict[str, Tensor] = {**named, **dict(model.named_buffers())}
         assert isinstance(certifier.norms, Follower), "training needs a Certifier with a Follower"
         self._follower = certifier.norms
         self.certificate = certifier.certify()
@@ -85,13 +87,13 @@ class Mechanism:
         self._influence, self._switches = plan.influence_at(0), plan.first_switched_step < math.inf
         self.scaling: Scaling = scaling_of(plan, 0, self.certificate, views, certifier.tensor_cores)
         self.scaling.attach(model)
-        named = dict(model.named_parameters())
-        self._parameters = [[named[n] for n in group.parameters] for group in self.certificate.groups]
-        self._device = self._parameters[0][0].device
+        # the group of each parameter, in the order of the step's sums
+        self._parameters = {named[n]: group.name for group in self.certificate.groups for n in group.parameters}
+        self._device = next(iter(self._parameters)).device
         self._waits = self._device.type != "cpu"  # whether the host waits for a number that is computed
-        flat = [p for parameters in self._parameters for p in parameters]
         shards = self.place.world_size if self.place.mode == "sharded" else 1
-        self.owners = dict(zip(flat, owners_of([p.numel() for p in flat], shards), strict=True)) if shards > 1 else {}
+        owners = owners_of([p.numel() for p in self._parameters], shards)
+        self.owners = dict(zip(self._parameters, owners, strict=True)) if shards > 1 else {}
         """The rank that owns each parameter; empty if every rank updates all of them."""
         self._projector = Projector(self._follower, plan, self.certificate, named)
         self._certified_versions: list[tuple[int, int]] = []
@@ -131,27 +133,35 @@ class Mechanism:
         self._step, self._drawn, self._sealed, self._agreed = step, 0, sealed, None
         self._overlap = None
         self._tracked = dict(self.scaling.state())
-        self._numbers = self.scaling.numbers(self.certificate)
-        self.scaling.begin(self.numbers())
+        numbers = self._numbers = self.scaling.numbers(self.certificate)
+        self.scaling.begin(numbers)
 
     @property
     def checksum(self) -> bytes:
         """A digest of what the present step starts from, the same on every process that shares it."""
-        tracked = repr(sorted(self._tracked.items())).encode()
         # bounds may lag behind the weights, and they scale both gradients and noise
-        return digest_of(bytes(self._weights), tracked, bounds_of(self.certificate), *self._context)
+        public = repr(sorted(self._tracked.items())).encode(), bounds_of(self.certificate), *self._context
+        return digest_of(bytes(self._weights), *public)
 
     @property
     def digest(self) -> bytes:
         """Names all that the step's release is a function of, besides the secret; a seal may have added to it."""
         if self._agreed is not None:
             return self._agreed
-        return digest_of(self.checksum, numeric_environment(self._device))
+        environment = numeric_environment(self._device)
+        return digest_of(self.checksum, environment)
 
     def begin_pass(self, drawn: int, rows: int) -> None:
         """Begins a micro-batch of so many drawn examples, in so many rows; further rows are empty."""
         self.scaling.begin_pass(rows)
         self._drawn += drawn
+
+    @contextmanager
+    def own_hooks(self) -> Iterator[None]:
+        """Returns the context of a pass that attaches hooks by itself, as opacus does, which clips examples."""
+        before = RemovableHandle.next_id
+        yield
+        self._attached += RemovableHandle.next_id - before
 
     @property
     def may_overlap(self) -> bool:
@@ -178,8 +188,7 @@ class Mechanism:
         if seal is not None:
             self._agreed = seal(self.digest)
         numbers = self.numbers()
-        groups = zip(numbers.certificate.groups, self._parameters, strict=True)
-        deviations = {p: numbers.deviations[group.name] for group, own in groups for p in own}
+        deviations = {parameter: numbers.deviations[group] for parameter, group in self._parameters.items()}
         self._overlap = Overlap(deviations, 1 / self.views, self._noise_of(step), begin_sum, complete)
         return self._overlap
 
@@ -209,8 +218,9 @@ class Mechanism:
             self._attached += overlap.hooks
         sums = self._sums(numbers)
         # once more to the last bit: a write through .data changes no version
+        contributed = self._contribution(sums) if self._sealed else None
         pending = [self._weights, self._digest.begin(self._state)]
-        before, after, *contribution = digests_of([*pending, self._contribution(sums)] if self._sealed else pending)
+        before, after, *contribution = digests_of(pending if contributed is None else [*pending, contributed])
         self._check_unchanged("between forward and privatize_", before == after)
         if overlap is not None:
             overlap.finish(sums)
@@ -273,12 +283,10 @@ class Mechanism:
         # the mean over views; taken in the loss, it would come before the clips
         share, divisor = 1 / self.views, self.divisor()
         sums = []
-        for group, parameters in zip(numbers.certificate.groups, self._parameters, strict=True):
-            for parameter in parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                deviation = numbers.deviations[group.name]
-                sums.append(Sum(parameter.grad, deviation, share, divisor, apart.get(parameter)))
+        for parameter, group in self._parameters.items():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            sums.append(Sum(parameter.grad, numbers.deviations[group], share, divisor, apart.get(parameter)))
         return [*sums, Sum(votes, numbers.vote_deviation, share)]
 
     def _release(self, sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
@@ -297,7 +305,7 @@ class Mechanism:
 
     def _versions(self) -> list[tuple[int, int]]:
         """Returns numbers that change if torch writes to a parameter or buffer, or replaces its memory."""
-        return [state_of_memory(tensor) for tensor in self._state.values()]
+        return [(version_of(tensor), address_of(tensor)) for tensor in self._state.values()]
 
     def _contribution(self, sums: Sequence[Sum]) -> PendingDigest:
         """Returns a digest of what this process adds to the sums, under a key of the secret; nothing of it is kept."""
@@ -348,8 +356,7 @@ class Mechanism:
     def _check_unchanged(self, when: str, same_bits: bool = True) -> None:
         """Refuses any change between the certificate and the release, of the weights too."""
         self._check_identity()
-        # autograd's nodes do not show their hooks to Python; opacus, which clips examples, attaches some in every pass
-        if RemovableHandle.next_id != self._attached and not self.plan.clips_examples:
+        if RemovableHandle.next_id != self._attached:  # autograd's nodes do not show their hooks to Python
             raise changed_network(["a hook was attached within a step"])
         if self._certified_versions != self._versions() or not same_bits:
             raise changed_weights(when)

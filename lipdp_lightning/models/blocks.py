@@ -15,21 +15,21 @@ POOLINGS: dict[str, type[nn.Module]] = {"max": nn.MaxPool2d, "average": nn.AvgPo
 
 def activation(name: str) -> nn.Module:
     if name not in ACTIVATIONS:
-        raise ValueError(f"activation={name!r} is unknown. HINT: one of {', '.join(ACTIVATIONS)}.")
+        raise ValueError(f"activation={name!r} is unknown. HINT: use one of {', '.join(ACTIVATIONS)}.")
     return ACTIVATIONS[name]()
 
 
 def pooling(name: str, size: int) -> nn.Module:
     """Returns a pooling with windows that do not overlap: Lipschitz 1 for max and l2, 1/size for average."""
     if name not in POOLINGS:
-        raise ValueError(f"pooling={name!r} is unknown. HINT: one of {', '.join(POOLINGS)}.")
+        raise ValueError(f"pooling={name!r} is unknown. HINT: use one of {', '.join(POOLINGS)}.")
     return POOLINGS[name](size)
 
 
 def image_shape(input_shape: Sequence[int], network: str) -> tuple[int, int, int]:
     shape = tuple(int(n) for n in input_shape)
     if len(shape) != 3 or min(shape) < 1:
-        raise ValueError(f"{network}: input_shape={shape} is not an image. HINT: (channels, height, width).")
+        raise ValueError(f"{network}: input_shape={shape} is not an image. HINT: give (channels, height, width).")
     return shape[0], shape[1], shape[2]
 
 
@@ -41,7 +41,7 @@ def feature_shape(layers: nn.Module, input_shape: Sequence[int], network: str) -
     except RuntimeError as error:
         raise ValueError(
             f"{network}: images of {tuple(input_shape)} do not pass its layers: {str(error).splitlines()[0]} "
-            "HINT: larger images, or fewer stages."
+            "HINT: use larger images, or fewer stages."
         ) from error
 
 

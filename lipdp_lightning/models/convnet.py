@@ -40,7 +40,7 @@ class ConvNet(nn.Module):
     ) -> None:
         super().__init__()
         if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size={kernel_size} is even. HINT: 3 or 5.")
+            raise ValueError(f"kernel_size={kernel_size} is even. HINT: use 3 or 5.")
         channels, *_ = image_shape(input_shape, "ConvNet")
         layers: list[nn.Module] = []
         for width in widths:
@@ -104,7 +104,7 @@ class PublishedConvNet(nn.Module):
     ) -> None:
         super().__init__()
         if name not in PUBLISHED:
-            raise ValueError(f"name={name!r} is not a network of the papers. HINT: one of {', '.join(PUBLISHED)}.")
+            raise ValueError(f"name={name!r} is not a network of the papers. HINT: use one of {', '.join(PUBLISHED)}.")
         channels, *_ = image_shape(input_shape, "PublishedConvNet")
         layers: list[nn.Module] = []
         for width, kernel, padding, pool in PUBLISHED[name].convolutions:
@@ -157,7 +157,7 @@ class ShallowVGG(nn.Module):
     ) -> None:
         super().__init__()
         if not widths:
-            raise ValueError("ShallowVGG: widths is empty. HINT: (32, 64, 64, 128).")
+            raise ValueError("ShallowVGG: widths is empty. HINT: use (32, 64, 64, 128).")
         channels, *_ = image_shape(input_shape, "ShallowVGG")
         layers: list[nn.Module] = []
         for stage, width in enumerate(widths):

@@ -47,7 +47,7 @@ class MLPMixer(nn.Module):
         channels, height, breadth = image_shape(input_shape, "MLPMixer")
         if patch_size < 1 or height % patch_size or breadth % patch_size:
             raise ValueError(
-                f"patch_size={patch_size} does not divide images of {height} x {breadth}. HINT: a common divisor."
+                f"patch_size={patch_size} does not divide images of {height} x {breadth}. HINT: use a common divisor."
             )
         tokens = (height // patch_size) * (breadth // patch_size)
         self.embedding = nn.Conv2d(channels, width, patch_size, stride=patch_size, bias=bias)

@@ -24,7 +24,7 @@ def _orthogonal(layer: nn.Linear | nn.Conv2d, inputs: int, outputs: int, place: 
     if outputs > inputs:
         raise ValueError(
             f"{place} has {outputs} outputs for {inputs} inputs, so its transpose cannot preserve norms. "
-            f"HINT: a width of at most {inputs}."
+            f"HINT: use a width of at most {inputs}."
         )
     nn.init.orthogonal_(layer.weight.view(outputs, inputs))
     return layer
@@ -86,7 +86,9 @@ class NormPreservingConvNet(nn.Module):
     ) -> None:
         super().__init__()
         if len(widths) != len(kernel_sizes):
-            raise ValueError(f"{len(widths)} widths and {len(kernel_sizes)} kernel_sizes. HINT: one of each per layer.")
+            raise ValueError(
+                f"{len(widths)} widths and {len(kernel_sizes)} kernel_sizes. HINT: use one of each per layer."
+            )
         _divisible([*widths, *hidden], group_size)
         channels, *_ = image_shape(input_shape, "NormPreservingConvNet")
         layers: list[nn.Module] = []
@@ -107,4 +109,4 @@ class NormPreservingConvNet(nn.Module):
 def _divisible(widths: Sequence[int], group_size: int) -> None:
     wrong = [width for width in widths if group_size < 1 or width % group_size]
     if wrong:
-        raise ValueError(f"widths {wrong} do not split into groups of {group_size}. HINT: multiples of group_size.")
+        raise ValueError(f"widths {wrong} do not split into groups of {group_size}. HINT: use multiples of group_size.")

@@ -38,7 +38,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if not widths or blocks < 1:
-            raise ValueError(f"widths={tuple(widths)}, blocks={blocks} leave no block. HINT: (16, 32, 64) and 1.")
+            raise ValueError(f"widths={tuple(widths)}, blocks={blocks} leave no block. HINT: use (16, 32, 64) and 1.")
         channels = widths[0]
         layers: list[nn.Module] = [nn.Conv2d(image_shape(input_shape, "ResNet")[0], channels, 3, padding=1)]
         for stage, after in enumerate(widths):
@@ -82,7 +82,7 @@ class WideResNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
-            raise ValueError(f"depth={depth} is not 6 n + 4. HINT: 16, 22, 28 or 40.")
+            raise ValueError(f"depth={depth} is not 6 n + 4. HINT: use 16, 22, 28 or 40.")
         blocks = (depth - 4) // 6
         layers: list[nn.Module] = [nn.Conv2d(image_shape(input_shape, "WideResNet")[0], 16, 3, padding=1)]
         channels = 16

@@ -3,17 +3,15 @@
 =============  =====================================================================================
 operators      operators as values, and where rules get their norms from
 dense          matrices: eigenvalues of Gram matrices, also proved by Cholesky factorisations
-conv           convolutions: fast, tight and exact bounds
-geometry       which pixels a convolution reads, how often (kappa), and the size of its output
+conv           convolutions: fast, tight and exact bounds; which pixels they read, how often (kappa)
 strips         how far a weight moved, by strips of its rows
 follow         norms of weights that change from step to step
 =============  =====================================================================================
 """
 
-from .conv import Convolution, conv_norm
+from .conv import Convolution, conv_norm, coverage, kappa, output_size
 from .dense import Dense, dense_norm
 from .follow import Follower
-from .geometry import coverage, kappa, output_size
 from .operators import NormSource, Operator
 
 __all__ = [

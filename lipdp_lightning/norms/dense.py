@@ -95,16 +95,7 @@ def dense_norm(weight: Tensor, *, name: str = "weight") -> float:
             f"{name} has shape {tuple(weight.shape)}: dense_norm takes a matrix.\n"
             "HINT: use conv_norm for convolution kernels."
         )
-    matrix = as_float64(weight, name)
-    largest = float(matrix.abs().max()) if matrix.numel() else 0.0
-    if largest == 0.0:
-        return 0.0
-    gram = _smaller_gram(matrix / largest)
-    try:  # as in spectral_norms, in plain numbers, which takes half of the time for a small matrix
-        squared = float(torch.linalg.eigvalsh(gram)[-1])
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        squared = largest_eigenvalue(gram[None])
-    return math.nextafter(math.sqrt(max(squared, 1.0)) * rounding_margin(*matrix.shape) * largest, math.inf)
+    return float(spectral_norms(as_float64(weight, name)))
 
 
 def largest_norm(matrices: Tensor, floor: float = 0.0) -> float:

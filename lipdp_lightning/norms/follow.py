@@ -13,68 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, SupportsBytes
 
 import torch
 from torch import Tensor
 
 from .operators import NormSource, Operator, frobenius_norm
-from .strips import Change, Reference, changes
+from .strips import Anchor, Bounds, Reference, changes
 
 SLACK = 0.1
 """A bound may be this much above the last exact norm; it then is about 6 % above it on average. Half of it costs two to
 five times as much work per step, double saves a quarter."""
-
-_ABOVE = 1.0 + 2.0**-40
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Upper bounds on the norms of the operators of one weight, and on its own Frobenius norm.
-
-    ``factors`` are the operators' deviation factors for its shape.
-    """
-
-    norms: Mapping[Operator, float]
-    factors: Mapping[Operator, float]
-    frobenius: float
-
-    def moved(self, factor: float, change: Change) -> Bounds:
-        """Returns bounds for ``factor`` times the weight, plus a change."""
-        norms = {o: (factor * n + self.factors[o] * change.spectral) * _ABOVE for o, n in self.norms.items()}
-        return Bounds(norms, self.factors, (factor * self.frobenius + change.frobenius) * _ABOVE)
-
-    def scaled_within(self, weight: Tensor, limit: float) -> tuple[float, Bounds]:
-        """Returns a factor by which the stored weight may be multiplied to be within a limit, and what then holds.
-
-        Rounding counts: that of the factor to the weight's precision, and that of each product.
-        """
-        information = torch.finfo(weight.dtype)
-        rounding = information.eps * (1.0 + 2.0**-20) * self.frobenius
-        lost = information.smallest_normal * math.sqrt(weight.numel())
-        terms = [(norm, self.factors[operator]) for operator, norm in self.norms.items()]
-        factor = min(max(0.0, limit - k * lost) / (n + k * rounding) for n, k in terms) * (1.0 - 2.0**-50)
-        error = factor * rounding + lost
-        after = self.moved(factor, Change(error, error))
-        return factor, replace(after, norms={o: min(limit, norm) for o, norm in after.norms.items()})
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """An earlier weight, and the bounds that held for it before it was scaled."""
-
-    reference: Reference
-    bounds: Bounds
-
-    def followed(self, change: Change) -> Bounds:
-        """Returns bounds for a weight that is within ``change`` of the reference."""
-        return self.bounds.moved(self.reference.factor, change)
-
-    def within(self, bounds: Bounds, slack: float) -> bool:
-        """Returns whether bounds have drifted by no more than ``slack``; NaN has drifted."""
-        factor = self.reference.factor
-        return all(norm <= (1.0 + slack) * factor * self.bounds.norms[o] for o, norm in bounds.norms.items())
 
 
 class Follower(NormSource):
@@ -186,7 +136,7 @@ class Follower(NormSource):
     def settle(self, name: str, norm: float) -> None:
         """Takes over ``norm`` as an upper bound on the norms of all operators of a weight as it is now."""
         norms, weight = dict.fromkeys(self._operators[name], norm), self._weights[name]
-        self._refer(name, _bounds_of(weight, norms, frobenius_norm(weight)))
+        self._refer(name, Bounds.of(weight, norms, frobenius_norm(weight)))
 
     def seal(self, state: SupportsBytes, named: Mapping[str, Tensor]) -> None:
         """Keeps the present bounds for a walk over the tensors ``named``, all of whose bits the state names."""
@@ -231,7 +181,7 @@ class Follower(NormSource):
         operators = self.operators_of(name)
         if not operators or "frobenius" not in saved or any(repr(o) not in saved["norms"] for o in operators):
             return None
-        return _bounds_of(self._weights[name], {o: saved["norms"][repr(o)] for o in operators}, saved["frobenius"])
+        return Bounds.of(self._weights[name], {o: saved["norms"][repr(o)] for o in operators}, saved["frobenius"])
 
     # ---- inside
 
@@ -274,10 +224,6 @@ class Follower(NormSource):
         values = self._weights[name].detach().clone(memory_format=torch.contiguous_format)
         self._anchors[name] = Anchor(Reference(values, bounds.frobenius), bounds)
         self._bounds[name] = bounds
-
-
-def _bounds_of(weight: Tensor, norms: Mapping[Operator, float], frobenius: float) -> Bounds:
-    return Bounds(norms, {operator: operator.deviation_factor(weight) for operator in norms}, frobenius)
 
 
 def _on_host(weights: Sequence[Tensor]) -> list[Tensor]:

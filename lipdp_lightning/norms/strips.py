@@ -25,12 +25,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .operators import Operator
 
 STRIP = 16
 """Rows of a strip on a CPU."""
@@ -62,6 +64,62 @@ class Change:
 
     spectral: float
     frobenius: float
+
+
+_ABOVE = 1.0 + 2.0**-40
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Upper bounds on the norms of the operators of one weight, and on its own Frobenius norm.
+
+    ``factors`` are the operators' deviation factors for its shape.
+    """
+
+    norms: Mapping[Operator, float]
+    factors: Mapping[Operator, float]
+    frobenius: float
+
+    @classmethod
+    def of(cls, weight: Tensor, norms: Mapping[Operator, float], frobenius: float) -> Bounds:
+        """Returns the bounds of a weight of which these norms are known."""
+        return cls(norms, {operator: operator.deviation_factor(weight) for operator in norms}, frobenius)
+
+    def moved(self, factor: float, change: Change) -> Bounds:
+        """Returns bounds for ``factor`` times the weight, plus a change."""
+        norms = {o: (factor * n + self.factors[o] * change.spectral) * _ABOVE for o, n in self.norms.items()}
+        return Bounds(norms, self.factors, (factor * self.frobenius + change.frobenius) * _ABOVE)
+
+    def scaled_within(self, weight: Tensor, limit: float) -> tuple[float, Bounds]:
+        """Returns a factor by which the stored weight may be multiplied to be within a limit, and what then holds.
+
+        Rounding counts: that of the factor to the weight's precision, and that of each product.
+        """
+        information = torch.finfo(weight.dtype)
+        rounding = information.eps * (1.0 + 2.0**-20) * self.frobenius
+        lost = information.smallest_normal * math.sqrt(weight.numel())
+        terms = [(norm, self.factors[operator]) for operator, norm in self.norms.items()]
+        factor = min(max(0.0, limit - k * lost) / (n + k * rounding) for n, k in terms) * (1.0 - 2.0**-50)
+        error = factor * rounding + lost
+        after = self.moved(factor, Change(error, error))
+        return factor, replace(after, norms={o: min(limit, norm) for o, norm in after.norms.items()})
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """An earlier weight, and the bounds that held for it before it was scaled."""
+
+    reference: Reference
+    bounds: Bounds
+
+    def followed(self, change: Change) -> Bounds:
+        """Returns bounds for a weight that is within ``change`` of the reference."""
+        return self.bounds.moved(self.reference.factor, change)
+
+    def within(self, bounds: Bounds, slack: float) -> bool:
+        """Returns whether bounds have drifted by no more than ``slack``; NaN has drifted."""
+        factor = self.reference.factor
+        return all(norm <= (1.0 + slack) * factor * self.bounds.norms[o] for o, norm in bounds.norms.items())
 
 
 Pair = tuple[Tensor, Reference]
@@ -158,8 +216,7 @@ def _bounds(top: float, trace: float, weight: Tensor, reference: Reference, heig
     spectral = (top + gamma * frobenius) * (1.0 + 2.0**-34 + height**2 * 2.0**-50) + lost
     product = 0.0 if reference.factor == 1.0 else 4.0 * unit * reference.factor * reference.frobenius
     rounding = 2.0 * unit * math.sqrt(frobenius) + product + smallest * math.sqrt(weight.numel())
-    above = 1.0 + 2.0**-40
-    return Change((math.sqrt(spectral) + rounding) * above, (math.sqrt(frobenius) + rounding) * above)
+    return Change((math.sqrt(spectral) + rounding) * _ABOVE, (math.sqrt(frobenius) + rounding) * _ABOVE)
 
 
 def float32_products_are_exact_to_rounding(device: torch.device) -> bool:

@@ -9,9 +9,7 @@ it is public; it is far coarser than the last bits of any sum, and far finer tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 FINENESS_BITS = 10
@@ -39,9 +37,7 @@ def grid_shift(deviation: float) -> float:
     return 1.5 * 2.0**_INTEGER_BITS * grid_step(deviation)
 
 
-def round_to_grid_(flat: Tensor, sizes: Sequence[int], deviations: Sequence[float]) -> Tensor:
-    """Rounds segment k of a flat float64 tensor to the grid of deviations[k], in place."""
-    for segment, deviation in zip(torch.split(flat, list(sizes)), deviations, strict=True):
-        shift = grid_shift(deviation)
-        segment.add_(shift).sub_(shift)
-    return flat
+def round_to_grid_(values: Tensor, deviation: float) -> Tensor:
+    """Rounds a float64 tensor to the grid of a deviation, in place."""
+    shift = grid_shift(deviation)
+    return values.add_(shift).sub_(shift)

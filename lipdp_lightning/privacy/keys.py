@@ -2,7 +2,7 @@
 
 All randomness that touches private data comes from these keys, and never from the global generators of torch or
 numpy: torch's CPU generator keeps 32 bits of its seed, so keyed draws would repeat each other's noise, and its fp32
-normals never exceed 5.77. Normals are drawn from a key by kernels/normals.py, and other words by privacy/streams.py.
+normals never exceed 5.77. Normals are drawn from a key by kernels/normals.py, and other words by key_streams.py.
 """
 
 from __future__ import annotations

@@ -12,10 +12,8 @@ Users and files give a plan as flat options instead (YAML, command line, `Privac
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 BoundsName = Literal["worst_case", "layerwise", "joint"]
@@ -119,40 +117,7 @@ class CustomShares:
     """Declared weights share the noise among the groups of parameters."""
 
     weights: Table
-
-
-def shares_of(names: list[str], weights: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
-    """Returns each group's share of the budget, and what is wrong with the weights."""
-    problems = [
-        f"the weight of {pattern!r} is {weight}; a group without a share needs infinite noise.\n"
-        "  HINT: weights are positive numbers that sum to 1."
-        for pattern, weight in weights.items()
-        if not (math.isfinite(weight) and weight > 0)
-    ]
-    total = math.fsum(weights.values())
-    if not problems and abs(total - 1) > 1e-9:
-        scaled = ", ".join(f"{pattern}: {weight / total:.6g}" for pattern, weight in weights.items())
-        problems.append(
-            f"the weights sum to {total:.12g}, {'more' if total > 1 else 'less'} than the budget.\n"
-            f"  HINT: they must sum to 1; scaled, they read {scaled}."
-        )
-    owner = {name: next((p for p in weights if fnmatchcase(name, p)), None) for name in names}
-    members = {pattern: [name for name in names if owner[name] == pattern] for pattern in weights}
-    listing = ", ".join(names)
-    for pattern in weights:
-        if not members[pattern]:
-            matched = any(fnmatchcase(name, pattern) for name in names)
-            reason = "matches only groups that an earlier pattern takes" if matched else "matches no group"
-            problems.append(f"the pattern {pattern!r} {reason}.\n  HINT: the groups are {listing}.")
-    orphans = [name for name in names if owner[name] is None]
-    if orphans:
-        problems.append(
-            f"no pattern matches {', '.join(orphans)}; a group without a share needs infinite noise.\n"
-            "  HINT: end the weights with '*' and what remains of the budget."
-        )
-    return {
-        name: weights[pattern] / len(members[pattern]) for pattern in weights for name in members[pattern]
-    }, problems
+    rule: Literal["custom"] = "custom"
 
 
 @dataclass(frozen=True)
@@ -207,17 +172,14 @@ def parts_of(options: Mapping[str, Any]) -> dict[str, Any]:
     balls: NormBalls | Unsettled | None = None
     if max_norm is not None:
         balls = Unsettled() if max_norm == "auto" else NormBalls(options["projection"], max_norm)
+    shares: Shares | CustomShares | Unsettled = Unsettled() if rule == "auto" else Shares(rule)
+    if rule == "custom":
+        shares = CustomShares(options["group_weights"])
     return {name: value for name, value in options.items() if name not in FLAT} | {
         "influence": _influence(options),
-        "shares": _shares(rule, options["group_weights"]),
+        "shares": shares,
         "constraint": Constraint(balls, options["free_layers"], options["standardize"]),
     }
-
-
-def _shares(rule: Any, weights: Table) -> Shares | CustomShares | Unsettled:
-    if rule == "auto":
-        return Unsettled()
-    return CustomShares(weights) if rule == "custom" else Shares(rule)
 
 
 def _influence(options: Mapping[str, Any]) -> Influence:
@@ -235,35 +197,24 @@ def _influence(options: Mapping[str, Any]) -> Influence:
     return BatchMaximum() if name == "batch_max" else Unlimited()
 
 
-def flat_options(
-    influence: Influence, shares: Shares | CustomShares | Unsettled, constraint: Constraint
-) -> dict[str, Any]:
+_OPTION_OF = {
+    "name": "scaling", "floor": "scaling_floor", "value": "radius", "quantile": "radius_quantile",
+    "noise_multiplier": "radius_noise_multiplier", "norm": "clip_norm", "switch": "switch_at", "at": "switch_at",
+    "to": "switch_to", "rule": "allocation", "weights": "group_weights", "balls": "max_norm",
+}  # fmt: skip
+"""The flat options that fields of parts hold, where their names differ; a part that is left out is None."""
+
+
+def flat_options(*given: Influence | Shares | CustomShares | Unsettled | Constraint) -> dict[str, Any]:
     """Returns the flat options of the parts; the inverse of ``parts_of``."""
-    options: dict[str, Any] = {**FLAT, "scaling": influence.name}
-    match influence:
-        case Automatic(radius=value, floor=floor):
-            options |= {"scaling_floor": floor, "radius": value}
-        case CertifiedBounds(floor=floor, switch=switch):
-            options |= {"scaling_floor": floor} | _switched(switch)
-        case ClippedExamples(clipping=clipping, norm=norm, switch=switch):
-            options |= {"clipping": clipping, "clip_norm": norm} | _switched(switch)
-        case ExampleNorms(radius=PublicRadius(value=value), floor=floor):
-            options |= {"scaling_floor": floor, "radius": value}
-        case ExampleNorms(radius=TrackedRadius(quantile=quantile, noise_multiplier=noise), floor=floor):
-            options |= {"scaling_floor": floor, "radius_quantile": quantile, "radius_noise_multiplier": noise}
-    match shares:
-        case CustomShares(weights=weights):
-            options |= {"allocation": "custom", "group_weights": weights}
-        case Shares(rule=rule):
-            options["allocation"] = rule
-    balls: Mapping[str, Any] = {"max_norm": None}
-    match constraint.balls:
-        case NormBalls(projection=projection, max_norm=max_norm):
-            balls = {"projection": projection, "max_norm": max_norm}
-        case Unsettled():
-            balls = {"max_norm": "auto"}
-    return {**options, **balls} | {"free_layers": constraint.free_layers, "standardize": constraint.standardize}
+    return {**FLAT, **dict(_held(given))}
 
 
-def _switched(switch: Switch[Any] | None) -> dict[str, Any]:
-    return {} if switch is None else {"switch_at": switch.at, "switch_to": switch.to}
+def _held(given: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the options that parts hold; those of parts within parts, too."""
+    for part in given:
+        for name, value in vars(part).items():
+            if is_dataclass(value):
+                yield from _held([value])
+            else:
+                yield _OPTION_OF.get(name, name), value

@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from lipdp_lightning.files import write_bytes_atomically
+from lipdp_lightning.kernels.normals import normals
 from lipdp_lightning.privacy.grid import round_to_grid_
 from lipdp_lightning.privacy.keys import derive_key
 from lipdp_lightning.privacy.plan import PrivacyPlan
-from lipdp_lightning.privacy.streams import CounterStream
 
 UNIT = 2.0**40  # sums are whole multiples of 1 / UNIT: exact, for up to 2^22 rows of norm 1
 MOST_ROWS = 1 << 22
@@ -97,9 +97,9 @@ def noisy_mean(terms: Terms, noise_multiplier: float, dataset_size: int, key: by
     samples = _SECURE_SAMPLES if secure else 1
     noise = torch.zeros(terms.dimension, dtype=torch.float64)
     for sample in range(samples):
-        noise += CounterStream(derive_key(key, "sample", sample)).normal(terms.dimension)
+        noise += normals(derive_key(derive_key(key, "sample", sample), "normals", 0), 0, 0, terms.dimension)
     noise *= noise_multiplier / math.sqrt(samples)
-    return round_to_grid_(bounded_sum(terms) + noise, [terms.dimension], [noise_multiplier]) / dataset_size
+    return round_to_grid_(bounded_sum(terms) + noise, noise_multiplier) / dataset_size
 
 
 class Statistics:

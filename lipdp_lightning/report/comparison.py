@@ -78,11 +78,23 @@ class Comparison:
 
     def settings(self) -> Table:
         """Returns the settings in which the runs differ: one line per key, one column per run."""
-        keys = dict.fromkeys(key for run in self.runs for key in run.settings)
-        lines = [(key, [run.settings.get(key, ABSENT) for run in self.runs]) for key in keys]
+        lines = [(key, [run.settings.get(key, ABSENT) for run in self.runs]) for key in self._comparable()]
         rows = [(key, *values) for key, values in lines if any(_differs(value, values[0]) for value in values)]
+        groups = Counter(_group(key) for key in self._all_settings())
+        for group in groups:
+            counts = [sum(_group(key) == group for key in run.settings) for run in self.runs]
+            if not all(counts):
+                rows.append((f"{group}: number of settings", *(count or ABSENT for count in counts)))
         table = make_table(("setting", *(str(number) for number in range(1, len(self.runs) + 1))), rows)
-        return Table(table.headers, table.rows, (False, *[True] * len(self.runs)))
+        return Table(table.headers, table.rows, (False,) * len(table.headers))
+
+    def _all_settings(self) -> list[str]:
+        return list(dict.fromkeys(key for run in self.runs for key in run.settings))
+
+    def _comparable(self) -> list[str]:
+        """Returns the settings of groups that every run has; a run by `privatize` has none of a configuration's."""
+        groups = [{_group(key) for key in run.settings} for run in self.runs]
+        return [key for key in self._all_settings() if all(_group(key) in group for group in groups)]
 
     def costs(self) -> Table:
         """Returns what each run took: steps, examples, parameters and hours."""
@@ -165,6 +177,11 @@ def _epsilon(facts: RunFacts | None) -> str | None:
     if facts is None:
         return None
     return format_bound(facts.epsilon) if facts.certified else "not private"
+
+
+def _group(key: str) -> str:
+    """Returns the first part of a dotted key, such as `trainer`."""
+    return key.partition(".")[0]
 
 
 def _differs(one: Any, other: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A plot as a part of a page."""
+"""Turns a plot into a part of a page."""
 
 from __future__ import annotations
 

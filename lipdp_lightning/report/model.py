@@ -150,11 +150,11 @@ def _contradictions(facts: RunFacts) -> list[str]:
     """Returns everything in the facts that makes the guarantee they state untrue or meaningless."""
     problems = []
     if facts.adjacency not in ADJACENCIES:
-        problems.append(f"adjacency {facts.adjacency!r} is unknown.\n  HINT: one of {', '.join(ADJACENCIES)}")
+        problems.append(f"adjacency {facts.adjacency!r} is unknown.\n  HINT: use one of {', '.join(ADJACENCIES)}")
     for name, source in facts.metric_sources.items():
         if source not in METRIC_SOURCES:
             problems.append(
-                f"metric {name!r} says it was computed on {source!r}.\n  HINT: one of {', '.join(METRIC_SOURCES)}"
+                f"metric {name!r} says it was computed on {source!r}.\n  HINT: use one of {', '.join(METRIC_SOURCES)}"
             )
     if facts.steps_taken > facts.steps_planned:
         problems.append(
@@ -169,7 +169,7 @@ def _broken_guarantee(facts: RunFacts) -> list[str]:
     if facts.scaling == "batch_max":
         problems.append(
             "certified is true with the scaling batch_max, whose factor depends on the whole batch.\n"
-            "  HINT: certified=False, or the scaling layerwise"
+            "  HINT: set certified=False, or use the scaling layerwise"
         )
     if not _finite(facts.epsilon) or facts.epsilon < 0:
         problems.append(f"certified is true with epsilon {facts.epsilon}.\n  HINT: give the accountant's upper end")

@@ -17,7 +17,7 @@ ARRAY_KEYS = {
     "epsilon": "privacy.epsilon",
     "epsilons": "privacy.epsilon",
 }
-MOST_RUNS = 1000  # of one array, unless the cluster allows more (MaxArraySize)
+MOST_RUNS = 1000  # largest array that Slurm accepts by default (MaxArraySize)
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -91,7 +91,7 @@ class Job:
         if broken:
             raise ValueError(f"{broken[0]!r} holds a line break or a control character. HINT: use another name.")
         if PurePath(self.run_dir).name == "":
-            raise ValueError(f"--run_dir {self.run_dir!r} names no directory of its own. HINT: --run_dir runs/mine")
+            raise ValueError(f"--run_dir {self.run_dir!r} names no directory of its own. HINT: use --run_dir runs/mine")
         return self
 
     def runs(self) -> list[tuple[str, tuple[str, ...]]]:

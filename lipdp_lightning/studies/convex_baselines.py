@@ -24,9 +24,9 @@ from torch import Tensor
 
 from lipdp_lightning.accounting.accountants import ADD_REMOVE, REPLACE_ONE, epsilon_of
 from lipdp_lightning.accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.grid import grid_shift
 from lipdp_lightning.privacy.keys import derive_key
-from lipdp_lightning.privacy.streams import CounterStream
 
 Gradients = Callable[[Tensor, Tensor], Tensor]
 
@@ -68,7 +68,7 @@ class StronglyConvex:
             if float(gradient.norm()) <= tolerance:
                 return weights
             weights = weights - rate * gradient
-        raise ValueError(f"no point with a gradient of at most {tolerance} was found. HINT: a larger tolerance.")
+        raise ValueError(f"no point with a gradient of at most {tolerance} was found. HINT: use a larger tolerance.")
 
 
 def minimum_sensitivity(problem: StronglyConvex, tolerance: float, adjacency: str = ADD_REMOVE) -> float:

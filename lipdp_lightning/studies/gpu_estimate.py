@@ -33,13 +33,13 @@ PRECISIONS = ("bf16", "float32")
 
 @dataclass(frozen=True)
 class Launches:
-    """Launches of one step, as tests/gpu/test_counts.py has them, without those of the optimizer.
+    """Counts the launches of one step, as tests/gpu/test_counts.py does, without those of the optimizer.
 
     Attributes:
-        passes: Of forward and backward pass.
-        rest: Of certificate, release and projection.
-        waits: Of the host, in the whole step.
-        plain: Of forward and backward pass without privacy.
+        passes: The launches of the forward and backward pass.
+        rest: The launches of certificate, release and projection.
+        waits: How often the host waits for the device in a step.
+        plain: The launches of the forward and backward pass without privacy.
     """
 
     passes: int
@@ -57,7 +57,7 @@ SUM_PROGRAMS, SUM_TILE = 864, 64  # of the kernel for weight gradients, kernels/
 
 @dataclass(frozen=True)
 class Assumed:
-    """Assumed rates per GPU unless said otherwise; bytes and operations per second, seconds."""
+    """Holds the assumed rates, per GPU unless said otherwise: bytes and operations per second, and seconds."""
 
     bf16: float = 125e12
     own_bf16: float = 75e12
@@ -87,12 +87,12 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Passes:
-    """Counts of the forward and backward pass of a network in float32.
+    """Holds counts of the forward and backward pass of a network in float32.
 
     Attributes:
-        bytes: What all operations read and write for one row.
-        launches: The operations, whatever the number of rows.
-        layers: Of each layer, the number of weights, of output positions, of entries of its input, and of outputs.
+        bytes: The bytes that all operations read and write for one row.
+        launches: The number of operations, which does not depend on the number of rows.
+        layers: For each layer, the numbers of weights, output positions, entries of its input, and outputs.
     """
 
     bytes: int
@@ -135,17 +135,31 @@ def count_passes(name: str, rows: int = 8) -> Passes:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of the parts of one private step on ``gpus`` GPUs, and of the same step without privacy."""
+    """Holds the seconds of the parts of one private step on ``gpus`` GPUs, and of the same step without privacy.
+
+    Attributes:
+        gpus: The number of GPUs.
+        passes: The forward and backward pass without the gradients of the weights.
+        gradients: The gradients of the weights.
+        sums: The partial sums of these gradients in float64.
+        norms: The norms of examples, which are computed from the input of every layer.
+        weights: The digests and norms of weights.
+        release: The noise, and what follows until the optimizer steps.
+        sum_over_gpus: The sum over processes.
+        launches: The launches on the host, which run beside the device.
+        waits: The waits of the host.
+        plain: The whole step without privacy.
+    """
 
     gpus: int
-    passes: float  # but the weights' gradients
-    gradients: float  # of the weights
-    sums: float  # the partial sums of these gradients in float64
-    norms: float  # of examples, from every layer's input
-    weights: float  # digests and norms of weights
+    passes: float
+    gradients: float
+    sums: float
+    norms: float
+    weights: float
     release: float
     sum_over_gpus: float
-    launches: float  # on the host, meanwhile
+    launches: float
     waits: float
     plain: float
 

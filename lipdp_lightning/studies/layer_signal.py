@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--format", choices=("text", "markdown", "json"), default="text", help="format of the table")
     own, rest = parser.parse_known_args()
     if own.examples < 1:
-        raise SystemExit("--examples must be positive. HINT: 256")
+        raise SystemExit("--examples must be positive. HINT: use 256")
     found = study(rest, own.examples, own.untrained)
     if own.format == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")

@@ -24,7 +24,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 
-from ..kernels.loops import state_of_memory
+from ..kernels.loops import address_of, version_of
 from ..own_folders import is_own
 from ..privacy.plan import PrivacyPlan
 from ..privacy.sampling import SampleCiphers, local_slice, poisson_sample
@@ -136,7 +136,7 @@ class HandedOver:
 
 def _looks(batch: Batch) -> list[tuple[Any, ...]]:
     """Returns what changes if torch writes to a tensor of a batch, or shows its memory in another way."""
-    return [(*state_of_memory(tensor), tensor.shape, tensor.stride(), tensor.dtype) for tensor in batch]
+    return [(version_of(t), address_of(t), t.shape, t.stride(), t.dtype) for t in batch]
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:

@@ -68,25 +68,30 @@ class _Closure:
                 continue
             self._seen.add(name)
             path = None if top in sys.stdlib_module_names and top != "__main__" else _file_of(name)
+            waiting += [name.rpartition(".")[0]] if "." in name else []
             if path is None:
                 continue
             if _is_installed(path):
                 self.packages.add(top)
                 continue
-            waiting += [name.rpartition(".")[0]] if "." in name else []
             waiting += self._read(name, path)
 
     def _read(self, name: str, path: Path) -> list[str]:
         """Takes up a user's file, and returns the modules that it imports."""
-        source = path.read_bytes()
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):
-            self.files[name] = hashlib.sha256(source).hexdigest()
-            return []
-        self.files[name] = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        return [imported for node in ast.walk(tree) for imported in _imported(node, package)]
+        self.files[name], imported = _parsed(path.read_bytes(), package)
+        return list(imported)
+
+
+@lru_cache(maxsize=128)
+def _parsed(source: bytes, package: str) -> tuple[str, tuple[str, ...]]:
+    """Returns a digest of a user's code, and the modules that it imports."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return hashlib.sha256(source).hexdigest(), ()
+    imported = tuple(name for node in ast.walk(tree) for name in _imported(node, package))
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imported
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:
@@ -112,6 +117,9 @@ def _file_of(name: str) -> Path | None:
                 part = ".".join(name.split(".")[:depth])
                 # a package in development may have its own finder, which knows top-level names
                 spec = importlib.util.find_spec(part) if depth == 1 else PathFinder.find_spec(part, paths)
+            except KeyError:  # a folder without __init__.py in a package that is not imported
+                paths, file = [str(Path(folder, part.rpartition(".")[2])) for folder in paths], None
+                continue
             except (ImportError, ValueError, AttributeError):
                 return None
             if spec is None:

@@ -18,7 +18,8 @@ from .module import PrivateModule
 _ATTRIBUTES = ("rows_to_multiple_of", "log_nonprivate", "loss")
 _MODULES = ("network", "bounded_input")
 _STRATEGY = ("mechanism", "clipper", "views", "plan", "model", "precision_plugin", "_forward_redirection")
-_MECHANISM = ("run", "begin_step", "begin_pass")  # an audit takes the place of others, to see what is released
+# an audit takes the place of others, to see what is released
+_MECHANISM = ("run", "begin_step", "begin_pass", "own_hooks")
 _own_attributes, _own_modules = itemgetter(*_ATTRIBUTES), itemgetter(*_MODULES)
 
 

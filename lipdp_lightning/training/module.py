@@ -159,9 +159,10 @@ class PrivateModule(lightning.LightningModule):
         """Returns the loss summed over rows; on the way back, the gradient of every row is bounded as the plan says."""
         strategy: Any = self.trainer.strategy
         if strategy.clipper is not None:
-            total: Tensor = strategy.clipper.total(
-                x, lambda rows: self.loss.per_example(self._output(rows, private), y), self.trainer.global_step
-            )
+            with private.own_hooks():
+                total: Tensor = strategy.clipper.total(
+                    x, lambda rows: self.loss.per_example(self._output(rows, private), y), self.trainer.global_step
+                )
             return total
         rows, multiple = len(x), self.rows_to_multiple_of
         padded = x if multiple == 1 else with_empty_rows(x, multiple)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..accounting.spending import Spending
 from ..bounds.certifier import Certifier
 from ..clipping import Clipper, make_clipper
-from ..kernels.arithmetic import check_exact_arithmetic
+from ..kernels.numeric_environment import check_exact_arithmetic
 from ..layers.cotangents import attach_cotangent_clips
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism

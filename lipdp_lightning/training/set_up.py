@@ -14,8 +14,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationSch
 from torch import Tensor
 
 from ..bounds.certifier import CertificationError, Certifier
-from ..kernels.arithmetic import check_exact_arithmetic, require_exact_arithmetic
-from ..kernels.numeric_environment import require_repeated_bits
+from ..kernels.numeric_environment import check_exact_arithmetic, require_exact_arithmetic, require_repeated_bits
 from ..mechanism.noise import Mode
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower
@@ -368,7 +367,7 @@ def _certificate(
     if plan.clips_examples:
         from ..clipping.samplers import clipping_problems
 
-        if problems := clipping_problems(module.network, plan, str(trainer.precision)):
+        if problems := clipping_problems(module.network, data.input_shape, plan, str(trainer.precision)):
             return problems, ()
     try:
         certifier = make_certifier(trainer, module, plan, data, Follower())

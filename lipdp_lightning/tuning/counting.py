@@ -22,14 +22,14 @@ def correct_rows(module: Any, data: Any) -> int:
     if isinstance(loader, list | tuple | dict):
         raise ValueError(
             f"{type(data).__name__} has {len(loader)} validation loaders, and a count is of one. "
-            "HINT: one loader that gives every validation row once, or --public-validation if they are public."
+            "HINT: use one loader that gives every validation row once, or --public-validation if they are public."
         )
     outputs, targets, ids = predict_rows(module, data, loader)
     seen, rows = len(ids.unique()), len(loader.dataset)
     if not seen == len(ids) == rows == len(outputs):
         raise ValueError(
             f"{type(data).__name__} gives {len(ids)} validation rows, {seen} of them different, out of {rows}: a row "
-            "could move the count by more than one. HINT: a loader that gives every row once and leaves none out."
+            "could move the count by more than one. HINT: use a loader that gives every row once and leaves none out."
         )
     return int((_classes(module.task, outputs) == targets.reshape(-1)).sum())
 

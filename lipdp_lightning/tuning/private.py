@@ -20,9 +20,9 @@ from ..accounting.events import LedgerEntry
 from ..bound_text import upper_text
 from ..experiment.short_training import Prepared, Result, merged, prepare
 from ..files import OWNER_ONLY, read_bytes, write_bytes_atomically
+from ..key_streams import CounterStream
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key, new_secret
-from ..privacy.streams import CounterStream
 from ..report.atomic import write_all_atomically
 from ..training.checkpoints import STATISTICS
 from .counting import correct_rows
@@ -50,17 +50,19 @@ class PrivateSelection:
         plan, found = base.plan, []
         if sampler != "random":
             found.append(
-                f"sampler {sampler} looks at earlier trials, and they must be independent. HINT: --sampler random"
+                f"sampler {sampler} looks at earlier trials, and they must be independent. HINT: use --sampler random"
             )
         if plan.adjacency != "add_remove" or plan.unit != "example":
-            found.append("it is accounted for add/remove of one example only. HINT: privacy.adjacency=add_remove")
+            found.append("it is accounted for add/remove of one example only. HINT: use privacy.adjacency=add_remove")
         if self.score_noise is not None and self.objective.name != "accuracy":
-            found.append(f"noise is for counts of correct rows, not {self.objective.name}. HINT: --objective accuracy")
+            found.append(
+                f"noise is for counts of correct rows, not {self.objective.name}. HINT: use --objective accuracy"
+            )
         for key, entry in space.items():
             name = key.removeprefix("privacy.")
             if key.startswith("data") or (name != key and isinstance(entry, Range) and name not in _FREE):
                 found.append(
-                    f"{key} changes what a trial spends; the worst of all must be known. HINT: a list of values"
+                    f"{key} changes what a trial spends; the worst of all must be known. HINT: give a list of values"
                 )
         for callback in base.experiment.trainer.callbacks:  # type: ignore[attr-defined]
             if getattr(callback, "monitor", None) is not None:
@@ -96,7 +98,7 @@ class PrivateSelection:
         if len(combinations) > MOST_PLANS:
             raise ValueError(
                 f"--private-selection: the space holds {len(combinations)} privacy settings, and the worst of them "
-                f"must be known. HINT: at most {MOST_PLANS}."
+                f"must be known. HINT: use at most {MOST_PLANS}."
             )
         plans = [prepare(config, dict(zip(lists, chosen, strict=True))).plan for chosen in combinations]
         bare = [plan for plan in plans if not plan.certified]

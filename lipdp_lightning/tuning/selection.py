@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ..accounting.accountants import solve_group
 from ..accounting.events import GAUSSIAN, LedgerEntry
 from ..accounting.privacy_curves import AccountantFailure, RdpCurve, collect
-from ..privacy.streams import CounterStream
+from ..key_streams import CounterStream
 
 NAMES = {"geometric": 1.0, "logarithmic": 0.0}
 MOST_TRIALS = 1e6
@@ -40,14 +40,17 @@ class TrialCount:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.eta) and self.eta > -1 and 0 < self.gamma < 1):
             raise ValueError(
-                f"eta {self.eta} and gamma {self.gamma} make no distribution. HINT: eta above -1, gamma in (0, 1)."
+                f"eta {self.eta} and gamma {self.gamma} make no distribution. "
+                "HINT: use an eta above -1, and a gamma in (0, 1)."
             )
 
     @classmethod
     def with_mean(cls, eta: float, mean: float) -> TrialCount:
         """Returns the distribution of that eta whose mean number of trials is at least ``mean``, and hardly more."""
         if not 1 < mean <= MOST_TRIALS:
-            raise ValueError(f"a mean of {mean} trials is not above 1 and at most {MOST_TRIALS:g}. HINT: --trials 10.")
+            raise ValueError(
+                f"a mean of {mean} trials is not above 1 and at most {MOST_TRIALS:g}. HINT: use --trials 10."
+            )
         low, high = -600.0, -1e-12  # bounds on log gamma, over which the mean falls from far above the limit to 1
         for _ in range(200):
             middle = (low + high) / 2

@@ -71,9 +71,9 @@ def _parameter(key: str, entry: Any, known: Mapping[str, Any]) -> Range | Choice
         raise ValueError(f"{key} cannot be searched: trials would not be comparable. HINT: set it in the configuration")
     if isinstance(entry, list):
         if not entry or len({repr(value) for value in entry}) < len(entry):
-            raise ValueError(f"{key} has no values, or one twice. HINT: [128, 256]")
+            raise ValueError(f"{key} has no values, or one twice. HINT: use [128, 256]")
         if any(isinstance(value, list | dict) for value in entry):
-            raise ValueError(f"{key}: a value of a list is a number, a text, true, false or null. HINT: [128, 256]")
+            raise ValueError(f"{key}: a value of a list is a number, a text, true, false or null. HINT: use [128, 256]")
         return Choice(tuple(entry))
     if isinstance(entry, dict) and {"low", "high"} <= set(entry) <= _RANGE:
         low, high = _number(key, entry["low"]), _number(key, entry["high"])
@@ -83,7 +83,7 @@ def _parameter(key: str, entry: Any, known: Mapping[str, Any]) -> Range | Choice
         if flags and whole and low < high and (low > 0 or not log):
             return Range(low, high, log, integer)
     raise ValueError(
-        f"{key}: {entry!r} is neither a range nor a list. HINT: {{low: 0.001, high: 0.1, log: true}}, or [128, 256]"
+        f"{key}: {entry!r} is neither a range nor a list. HINT: use {{low: 0.001, high: 0.1, log: true}}, or [128, 256]"
     )
 
 

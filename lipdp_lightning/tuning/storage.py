@@ -58,7 +58,7 @@ def open_study(path: Path, identity: Mapping[str, str], directions: Sequence[str
     library = optuna()
     library.logging.set_verbosity(library.logging.ERROR)
     existed = path.exists()
-    hint = "HINT: another --storage or --out, or the options that the search was started with."
+    hint = "HINT: use another --storage or --out, or the options that the search was started with."
     try:
         storage = library.storages.RDBStorage(f"sqlite:///{path}")
         names = library.get_all_study_names(storage)
@@ -89,7 +89,7 @@ def locked(path: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise ValueError(f"another process searches with {path}. HINT: wait for it, or another --out.") from error
+        raise ValueError(f"another process searches with {path}. HINT: wait for it, or use another --out.") from error
     try:
         yield
     finally:

@@ -9,8 +9,7 @@ import pytest
 
 from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.accounting.events import CHOICE, LAPLACE, SUBSAMPLED_GAUSSIAN, SUBSAMPLED_LAPLACE, LedgerEntry
-from lipdp_lightning.accounting.privacy_curves import collect
-from lipdp_lightning.accounting.pure_releases import MixedCurve, join_laplace_multipliers
+from lipdp_lightning.accounting.privacy_curves import MixedCurve, collect
 
 
 def density(points: np.ndarray, shift: float, scale: float) -> np.ndarray:
@@ -55,20 +54,12 @@ def test_differences_in_two_coordinates_are_dominated_by_one(rate: float, shift:
 
 
 def test_queries_on_one_sample_join_by_inverses_and_not_by_their_squares() -> None:
-    """Three layers, each with Laplace noise of scale 3: one release of scale 1, and not of 3 / sqrt(3)."""
-    assert join_laplace_multipliers([3.0, 3.0, 3.0]) == pytest.approx(1.0)
-    right, wrong = join_laplace_multipliers([2.0, 2.0]), 2 / math.sqrt(2)
+    """Two layers, each with Laplace noise of scale 2: one release of scale 1, and not of 2 / sqrt(2)."""
+    right, wrong = 1 / (1 / 2 + 1 / 2), 2 / math.sqrt(2)
     end = 0.99 * math.log1p(0.5 * math.expm1(1 / wrong))
     truth = in_the_plane((1.0, 1.0), 2.0, 0.5, end)
     assert MixedCurve([entry(wrong, 0.5)], False).delta_at(end) + 1e-3 < truth
     assert truth <= MixedCurve([entry(right, 0.5)], False).delta_at(end) + 1e-4
-
-
-def test_join_refuses_what_is_none() -> None:
-    assert join_laplace_multipliers([1.0, 0.0]) == 0 and join_laplace_multipliers([math.inf]) == math.inf
-    for wrong in ([], [-1.0], [math.nan]):
-        with pytest.raises(ValueError, match="HINT"):
-            join_laplace_multipliers(wrong)
 
 
 def test_choices_add_up_and_are_no_more_than_their_sum() -> None:

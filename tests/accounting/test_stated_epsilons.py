@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import inspect
+import io
 import json
 import math
 import re
@@ -22,16 +25,41 @@ from lipdp_lightning.accounting.accountants import (
     epsilon_of,
     warn_of_disagreement,
 )
-from lipdp_lightning.accounting.calibrate import calibrate_noise, steps_for
+from lipdp_lightning.accounting.calibrate import calibrate_noise, privacy_bound
 from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import PldCurve, PrvCurve
 from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint
+from lipdp_lightning.cli import main
 from lipdp_lightning.commands.budget_question import compute_budget, format_table
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.plan import PrivacyPlan
+from lipdp_lightning.studies.reproduce.reaccounting import steps_for
 
 ROUNDING = 1 - 1e-6
+
+# ---- which accountant answers
+
+
+@pytest.mark.parametrize(
+    "function", [PrivacyPlan, PrivacyPlan.create, calibrate_noise, privacy_bound, steps_for, compute_budget]
+)
+def test_pld_answers_where_nobody_names_an_accountant(function: Any) -> None:
+    parameters = inspect.signature(function).parameters
+    if "accountant" in parameters:
+        assert parameters["accountant"].default == "pld"
+    else:
+        plan = function(dataset_size=1000, expected_batch_size=50, steps=10, epsilon=2.0, delta=1e-5)
+        assert plan.accountant == "pld"
+
+
+def test_pld_answers_for_a_question_on_the_command_line() -> None:
+    words = "--dataset-size 1000 --batch-size 50 --steps 10 --delta 1e-5 --noise-multiplier 1 --json"
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["budget", *words.split()]) == 0
+    assert json.loads(out.getvalue())["accountant"] == "pld"
+
 
 # ---- under way
 

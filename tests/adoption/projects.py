@@ -19,6 +19,18 @@ LEAN: dict[str, Any] = {
 }  # fmt: skip
 WITHOUT_FILES = LEAN | {"logger": False, "enable_checkpointing": False}
 
+# what each project reports: accuracy, the area under the curve of a rare class, or R^2
+METRICS = {
+    "image_classifier": "test_acc", "table_classifier": "val_acc", "multi_label": "test_acc", "regression": "test_r2",
+    "rare_class": "test_auroc", "transfer": "test_acc", "data_module": "test_acc", "full_project": "val_acc",
+    "compiled": "test_acc", "plain_loop": "test_acc",
+}  # fmt: skip
+
+
+def options_of(name: str, folder: Path) -> dict[str, Any]:
+    """Returns the options that the main function of a project is called with in a test."""
+    return {"plain_loop": {}, "full_project": {"folder": folder / "run", **LEAN}}.get(name, WITHOUT_FILES)
+
 
 def source_with(name: str, diff: str) -> str:
     """Returns the text of a project with one of its diffs applied; as it is, for an empty name of a diff."""

@@ -7,7 +7,7 @@ table of docs/audit.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 from broken_training import dp_sgd
+from private_step import drawn_otherwise
 from test_mutations import (
     DividesByTheDrawn,
     MeanOverTheBatch,
@@ -47,7 +48,7 @@ from lipdp_lightning.audit.subject import Subject
 from lipdp_lightning.layers import KeyedDropout, MaxMin, ScaledLinear, scale_cotangent
 from lipdp_lightning.mechanism import choice
 from lipdp_lightning.mechanism import step as mechanism_module
-from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum
+from lipdp_lightning.mechanism.noise import Place, Reduce, StepNoise, Sum
 from lipdp_lightning.mechanism.scaling import StepNumbers
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.plan import PrivacyPlan
@@ -156,14 +157,10 @@ def wrapped(change: Callable[[int, Place, bytes], tuple[int, Place, bytes]]) -> 
 def shaped(change: Callable[[Draw, int, int, int], Tensor]) -> type[Mechanism]:
     """The drawn normals, changed before their use."""
 
-    class Changed(StepNoise):
-        def normals(self, number: int, start: int, count: int) -> Tensor:
-            return change(super().normals, number, start, count)
-
     class Shaped(Mechanism):
-        def _noise_of(self, step: int) -> StepNoise:
-            noise = super()._noise_of(step)
-            return Changed(noise.key, noise.share, noise.samples)
+        def _release(self, sums: Sequence[Sum], noise: StepNoise, reduce: Reduce | None) -> None:
+            with drawn_otherwise(change):
+                super()._release(sums, noise, reduce)
 
     return Shaped
 
@@ -180,11 +177,12 @@ def added(factor: Callable[[Mechanism, int], float]) -> type[Mechanism]:
 
 
 def parameters_of(mechanism: Mechanism) -> list[nn.Parameter]:
-    return [parameter for parameters in mechanism._parameters for parameter in parameters]
+    return list(mechanism._parameters)
 
 
 def of_the_last_layer(mechanism: Mechanism, number: int) -> float:
-    return 0.0 if number >= len(parameters_of(mechanism)) - len(mechanism._parameters[-1]) else 1.0
+    groups = list(mechanism._parameters.values())
+    return 0.0 if number >= len(groups) or groups[number] == groups[-1] else 1.0
 
 
 class Skips(SkipsEmptySamples):

@@ -27,6 +27,13 @@ class Forward(nn.Module):
         return self.function(self, x)
 
 
+def asserted(m: Forward, x: Tensor) -> Tensor:
+    """Asserts sizes; pytest would rewrite the assert in a file of tests."""
+    assert x.shape[-1] in (4, 8) and x.ndim == 3
+    torch._assert(x.shape[1] == 4, "four channels")
+    return x[:, :, : x.size(2) // 2] if x.shape[1:] == (4, 8) else 2 * x
+
+
 def bounds_of(model: nn.Module, shape: tuple[int, ...], radius: float = 1.0) -> tuple[float, float]:
     """Certified Lipschitz constant from the input to the output, and the certified norm of the output."""
     certificate = certify(model.double(), shape, radius, "binary_cross_entropy", compute_dtype=torch.float64)

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from rule_checks import Forward
+from rule_checks import Forward, asserted
 from torch import Tensor, nn
 
 from lipdp_lightning.bounds import Bound, CertificationError, certify, rule
+from lipdp_lightning.bounds.certifier import Certifier
+from lipdp_lightning.layers import make_private
 
 Call = Callable[[Any, Tensor], Tensor]
 
@@ -118,6 +120,17 @@ def test_the_refusal_names_the_batch_size() -> None:
         lambda m, x: x.tanh() * x.data_ptr(),
         lambda m, x: x.tanh() * x.is_contiguous(),
         lambda m, x: x if x.shape[0] > 1 else 2 * x,
+        lambda m, x: x if x.shape[0] == 64 else 2 * x,
+        lambda m, x: x if x.size(0) // 64 else 2 * x,
+        lambda m, x: x if x.shape[0] % 64 == 63 else 2 * x,
+        lambda m, x: x if x.numel() > 999 else 2 * x,
+        lambda m, x: x if x.numel() // x.shape[0] > 32 else 2 * x,
+        lambda m, x: x if x.shape == (64, 4, 3) else 2 * x,
+        lambda m, x: x if x.shape[:2] != (64, 4) else 2 * x,
+        lambda m, x: x if x.transpose(0, 1).shape[1] < 64 else 2 * x,
+        lambda m, x: x if x.shape[0] not in (64, 65) else 2 * x,
+        lambda m, x: x * (x.shape[0] // 64 != x.shape[0] // 65),
+        lambda m, x: (torch._assert(x.shape[0] < 64, "small batches only"), x)[1],
         lambda m, x: x * min(x.shape[0], 2),
         lambda m, x: x * max(x.shape[0], 4),
         lambda m, x: x * torch.sym_max(x.shape[0], 4),
@@ -177,3 +190,59 @@ def test_a_wrapped_function_does_not_pass_for_arithmetic_on_shapes() -> None:
         return x * torch.fx.Proxy(number, x.tracer)
 
     assert "mul has no rule" in refusal(forward)
+
+
+def pooled(m: Any, x: Tensor) -> Tensor:
+    while x.shape[-1] > 2:
+        x = F.avg_pool1d(x, 2)
+    return x
+
+
+DECISIONS: dict[str, tuple[Call, Call]] = {  # a forward that decides by sizes of one example, and what it computes
+    "if": (lambda m, x: 3 * x if x.shape[1] > 4 else 2 * x, lambda m, x: 2 * x),
+    "else": (lambda m, x: 3 * x if x.shape[1] >= 4 else 2 * x, lambda m, x: 3 * x),
+    "while": (pooled, lambda m, x: F.avg_pool1d(F.avg_pool1d(x, 2), 2)),
+    "assert": (asserted, lambda m, x: x[:, :, :4]),
+    "not": (lambda m, x: 3 * x if not x.shape[2] % 2 else x, lambda m, x: 3 * x),
+    "factor": (lambda m, x: x * (x.shape[1] == 4) * 2, lambda m, x: 2 * x),
+    "after a constant": (lambda m, x: (x + m.table[:8]) * (2 if x.shape[2] != 8 else 3), lambda m, x: 3 * x),
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_decisions_by_sizes_of_an_example_are_made_when_the_network_is_traced(name: str) -> None:
+    function, computed = DECISIONS[name]
+    decides, plain = Forward(function).double(), Forward(computed).double()
+    decides.register_buffer("table", torch.zeros(8, dtype=torch.float64))
+    certifier = Certifier(decides, (4, 8), 1.0, "binary_cross_entropy", compute_dtype=torch.float64)
+    found, expected = certifier.certify(), certify(
+        plain, (4, 8), 1.0, "binary_cross_entropy", compute_dtype=torch.float64
+    )  # fmt: skip
+    assert found.nodes[-1].forward == pytest.approx(expected.nodes[-1].forward, rel=1e-6)
+    x = torch.randn(70, 4, 8, dtype=torch.float64)
+    torch.testing.assert_close(certifier.run(x), decides(x))
+
+
+def test_an_assertion_that_fails_is_refused() -> None:
+    assert "cannot be traced" in refusal(asserted)
+
+
+def test_layers_are_swapped_before_the_shape_is_known() -> None:
+    make_private(Forward(DECISIONS["while"][0]))
+    with pytest.raises(CertificationError, match="HINT: decide by sizes of an example"):
+        certify(make_private(Forward(lambda m, x: x if x.shape[0] > 4 else 2 * x)), (4, 8), 1.0, "hinge")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: x if (x > 0).any() else 2 * x,
+        lambda m, x: x if x.sum() == 0 else 2 * x,
+        lambda m, x: x if x.sum().item() < 1 else 2 * x,
+        lambda m, x: x if m.table.sum() > 0 else 2 * x,
+        lambda m, x: x * (x > 0),
+        lambda m, x: (torch._assert((x < 9).all(), "small values only"), x)[1],
+    ],
+)
+def test_decisions_by_values_are_refused(function: Call) -> None:
+    refusal(function)

@@ -5,21 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_runs import LONG, SMALL, Outcome, fit, lipdp_process
+from command_runs import LONG, SMALL, Outcome, fit
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
-    """A run that has ended, in a process of its own: directory and outcome."""
+    """Trains a run to its end; its directory and its outcome."""
     run_dir = tmp_path_factory.mktemp("finished") / "run"
-    process = lipdp_process("fit", "--run_dir", run_dir, "--wandb", "off", *SMALL)
-    out, err = process.communicate(timeout=300)
-    return run_dir, Outcome(process.returncode, out, err)
+    return run_dir, fit(run_dir, *SMALL)
 
 
 @pytest.fixture(scope="session")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has taken 12 of its 120 steps; copy it before changing it."""
+    """Takes 12 of the 120 steps of a run; copy it before changing it."""
     run_dir = tmp_path_factory.mktemp("stopped") / "run"
     assert fit(run_dir, *LONG).code == 0
     return run_dir

@@ -1,4 +1,4 @@
-"""Every configuration in configs/ runs, if only for two steps."""
+"""Every configuration in configs/ runs, if only for two steps. tests/forecast predicts whether it learns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from command_runs import ROOT, fit
 
 from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.experiment.experiment import parse_experiment
-from lipdp_lightning.forecast import Forecast, forecast
 from lipdp_lightning.training.averaging import average_of
 from lipdp_lightning.training.views import view_problems, views_of
 
@@ -78,36 +77,6 @@ def test_a_large_configuration_is_complete(file: Path) -> None:
     assert 0.95 * privacy["epsilon"] <= bound <= privacy["epsilon"] * (1 + 1e-3)
     if "_wrn" in file.stem:
         check_kit(experiment, contents(file)["trainer"]["devices"])
-
-
-HOPELESS = "NOT EXPECTED TO LEARN"
-
-
-def forecast_of(file: Path) -> Forecast | None:
-    """The forecast of a configuration; None for a method that has none."""
-    experiment = parse_experiment(["--config", str(file), *ON_ONE_CPU], None, "off")
-    if experiment.plan.clips_examples:
-        return None
-    return forecast(experiment.model, experiment.plan, experiment.datamodule)
-
-
-def check_forecast(file: Path) -> None:
-    """A configuration learns, or its first lines say that it does not and what it is for."""
-    found = forecast_of(file)
-    head = file.read_text().partition("seed_everything")[0]
-    if found is not None:
-        assert found.learns is (HOPELESS not in head), found.verdict()
-
-
-@pytest.mark.parametrize("file", SMALL, ids=lambda f: f.stem)
-def test_a_configuration_is_expected_to_learn_or_says_what_it_is_for(file: Path) -> None:
-    check_forecast(file)
-
-
-@pytest.mark.parametrize("file", [f for f in LARGE if "_wrn" not in f.stem], ids=lambda f: f.stem)
-def test_a_large_configuration_is_expected_to_learn(file: Path) -> None:
-    """A forecast of one of the twelve wide networks takes minutes on a processor, and is left out."""
-    check_forecast(file)
 
 
 def test_the_wide_networks_differ_in_depth_and_budget_alone() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_runs import lipdp
 
 from lipdp_lightning.experiment.foreign_code import check_named_code
 from lipdp_lightning.own_folders import importable_folder
@@ -69,7 +71,22 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
+def forget() -> None:
+    for name in ("my_data", "my_net"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Makes the project's folder the current one of this process, which has imported none of its modules."""
+    monkeypatch.chdir(project)
+    forget()
+    yield project
+    forget()
+
+
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs the program from the folder, in a process that has to import the installed packages too."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "LIPDP_RUN"))}
     environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, str(folder.parent / "bin/lipdp"), *words]
@@ -80,26 +97,31 @@ def test_fit_takes_a_class_and_a_function_of_the_folder(project: Path) -> None:
     done = run(project, "fit", "--config", "study.yaml", "--run_dir", "a", "--wandb", "off")
     assert done.returncode == 0, done.stderr
     assert "validation/accuracy" in done.stdout and "no row is held out" not in done.stdout
-    again = run(project, "fit", "--config", "a/config.yaml", "--run_dir", "b", "--wandb", "off")
-    assert again.returncode == 0, again.stderr
 
 
-def test_a_run_without_held_out_rows_says_so_before_it_spends(project: Path) -> None:
-    done = run(project, "fit", "--config", "Mine.yaml", "--run_dir", "a", "--wandb", "off")
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if "no row is held out" in line]
+def test_the_configuration_that_a_run_keeps_names_them_as_well(inside: Path) -> None:
+    assert lipdp("fit", "--config", "study.yaml", "--run_dir", "a", "--wandb", "off").code == 0
+    forget()
+    again = lipdp("fit", "--config", "a/config.yaml", "--run_dir", "b", "--wandb", "off")
+    assert again.code == 0, again.err
+
+
+def test_a_run_without_held_out_rows_says_so_before_it_spends(inside: Path) -> None:
+    done = lipdp("fit", "--config", "Mine.yaml", "--run_dir", "a", "--wandb", "off")
+    assert done.code == 0, done.err
+    lines = [line for line in done.out.splitlines() if "no row is held out" in line]
     assert len(lines) == 1 and lines[0].startswith("metrics ")
-    assert done.stdout.index("no row is held out") < done.stdout.index("Certificate per layer")
-    assert "validation/accuracy" not in done.stdout
+    assert done.out.index("no row is held out") < done.out.index("Certificate per layer")
+    assert "validation/accuracy" not in done.out
 
 
 @pytest.mark.parametrize(
     "command",
     [["certify"], ["submit", "--dry-run", "--anyway"], pytest.param(["audit", "--out", "out"], marks=pytest.mark.slow)],
 )
-def test_the_other_commands_find_it_too(project: Path, command: list[str]) -> None:
-    done = run(project, *command, "--config", "study.yaml")
-    assert done.returncode == 0, done.stderr
+def test_the_other_commands_find_it_too(inside: Path, command: list[str]) -> None:
+    done = lipdp(*command, "--config", "study.yaml")
+    assert done.code == 0, done.err
 
 
 def test_the_folder_comes_last_and_leaves_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

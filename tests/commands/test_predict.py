@@ -97,7 +97,7 @@ def test_no_code_of_a_released_file_runs(exported: Path, tmp_path: Path, name: s
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_release_is_refused(exported: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"is no release.*HINT"):
+    with pytest.raises(ValueError, match=r"is not a release.*HINT"):
         load_release(changed(exported, tmp_path, **changes))
 
 

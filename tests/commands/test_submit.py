@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -360,16 +359,12 @@ def test_devices_have_to_be_the_jobs_tasks(monkeypatch: pytest.MonkeyPatch) -> N
     assert task_problems(1, 1) == []
 
 
-def test_fit_refuses_devices_that_the_job_has_not(tmp_path: Path) -> None:
-    """In a process of its own: the environment decides what Lightning makes of it."""
-    variables = {
-        "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
-        "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "lipdp_lightning.cli", "fit", *SMALL, "--wandb", "off", "--run_dir", "x"]
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2 and "HINT: --trainer.devices=2, or --ntasks-per-node=1" in done.stderr
-    assert "Traceback" not in done.stderr and not (tmp_path / "x").exists()
+def test_fit_refuses_devices_that_the_job_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_step(monkeypatch, SLURM_LOCALID="0", SLURM_NODEID="0", SLURM_NTASKS="2", SLURM_NTASKS_PER_NODE="2")
+    done = lipdp("fit", *SMALL, "--wandb", "off", "--run_dir", "x")
+    assert done.code == 2 and "HINT: --trainer.devices=2, or --ntasks-per-node=1" in done.err
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_job_that_is_requeued_after_its_end_is_no_failure(

@@ -19,7 +19,7 @@ from lipdp_lightning.curves.discrete_noise import (
     permute_and_flip,
     uniform_below,
 )
-from lipdp_lightning.privacy.streams import CounterStream
+from lipdp_lightning.key_streams import CounterStream
 
 
 def stream(seed: int = 0) -> CounterStream:

@@ -118,7 +118,7 @@ def test_row_numbers_count_lines_of_the_file(tmp_path: Path) -> None:
 def test_a_picture_by_the_name_of_a_table(name: str, tmp_path: Path) -> None:
     module = write(tmp_path, [HEADER, *ROWS])
     (tmp_path / name).write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(30))
-    module.path = tmp_path / name
+    module.source = tmp_path / name
     with pytest.raises(ValueError, match=r"a PNG image"):
         module.setup()
 
@@ -126,7 +126,7 @@ def test_a_picture_by_the_name_of_a_table(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gone.csv", "gone.csv.gz", "gone.parquet"])
 def test_a_missing_table(name: str, tmp_path: Path) -> None:
     module = write(tmp_path, [HEADER, *ROWS])
-    module.path = tmp_path / name
+    module.source = tmp_path / name
     with pytest.raises(ValueError, match=rf"no file .*{name}\nHINT"):
         module.setup()
 

@@ -118,7 +118,7 @@ def test_a_public_sample_suggests_kinds_ranges_and_categories() -> None:
     assert declaration.content["label"] == {"name": "y", "values": ["0", "1"]}
     assert declaration.content["rows"] == FILL_IN and len(declaration.missing()) == 1
     assert declaration.declare(rows=4).table_schema()[0].width == 3 + 3 + 2 + 5
-    with pytest.raises(ValueError, match=r"'z' is no column of the public sample\nHINT"):
+    with pytest.raises(ValueError, match=r"'z' is not a column of the public sample\nHINT"):
         Declaration.from_public(PUBLIC, label="z")
 
 

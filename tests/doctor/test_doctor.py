@@ -18,7 +18,7 @@ from lipdp_lightning.cli import main
 from lipdp_lightning.doctor import device as on_device
 from lipdp_lightning.doctor import machine, trial
 from lipdp_lightning.doctor.finding import Finding, examine
-from lipdp_lightning.kernels.arithmetic import require_exact_arithmetic
+from lipdp_lightning.kernels.numeric_environment import require_exact_arithmetic
 from lipdp_lightning.mechanism.step import Mechanism
 
 CPU = torch.device("cpu")

@@ -185,22 +185,22 @@ def test_networks_that_opacus_cannot_take_apart(network: nn.Module, scaling: str
         fit(clip_plan(scaling, steps=2), module=make_module(network=network))
 
 
-def problems_of(network: nn.Module, scaling: str, precision: str = "32-true") -> str:
+def problems_of(network: nn.Module, scaling: str, precision: str = "32-true", shape: tuple[int, ...] = (12,)) -> str:
     from lipdp_lightning.clipping.samplers import clipping_problems
     from lipdp_lightning.layers import make_private
 
-    return "\n".join(clipping_problems(make_private(network), clip_plan(scaling), precision))
+    return "\n".join(clipping_problems(make_private(network), shape, clip_plan(scaling), precision))
 
 
 def test_refusals_name_the_module_and_the_way_out() -> None:
     conv = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(2, 2))
-    assert "0 pads with mode 'circular'" in problems_of(conv, "clip_flat")
+    assert "0 pads with mode 'circular'" in problems_of(conv, "clip_flat", shape=(1, 4, 4))
     assert "trains plain" in problems_of(Branched(), "clip_flat")
     assert "used more than once" in problems_of(Tied(), "clip_ghost")
     assert problems_of(Tied(), "clip_flat") == ""
-    assert "bf16" in problems_of(nn.Linear(6, 3), "clip_flat", "bf16-mixed")
+    assert "bf16" in problems_of(nn.Linear(6, 3), "clip_flat", "bf16-mixed", (6,))
     for text in (
-        problems_of(conv, "clip_flat"),
+        problems_of(conv, "clip_flat", shape=(1, 4, 4)),
         problems_of(Branched(), "clip_flat"),
         problems_of(Tied(), "clip_ghost"),
     ):

@@ -12,7 +12,7 @@ from steps import module_to_gpu
 from torch import nn
 
 from lipdp_lightning.bounds.certifier import Certifier
-from lipdp_lightning.kernels.arithmetic import arithmetic_problems, require_exact_arithmetic
+from lipdp_lightning.kernels.numeric_environment import arithmetic_problems, require_exact_arithmetic
 from lipdp_lightning.layers import contribution, make_private, scaled
 from lipdp_lightning.layers.contribution import weighted_gradients
 from lipdp_lightning.layers.scaled import reports_of

@@ -1,4 +1,4 @@
-"""Switches that let products round further: lipdp_lightning/kernels/arithmetic.py."""
+"""Switches that let products round further: lipdp_lightning/kernels/numeric_environment.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from operator import attrgetter
 import pytest
 import torch
 
-from lipdp_lightning.kernels import arithmetic
-from lipdp_lightning.kernels.arithmetic import arithmetic_problems, check_exact_arithmetic, require_exact_arithmetic
+from lipdp_lightning.kernels import numeric_environment as arithmetic
+from lipdp_lightning.kernels.numeric_environment import (
+    arithmetic_problems,
+    check_exact_arithmetic,
+    require_exact_arithmetic,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lipdp_lightning.kernels.cpu import normalize
-from lipdp_lightning.kernels.floored import floored_by_torch, floored_rows
+from lipdp_lightning.kernels.rows import floored_by_torch, floored_rows
 from lipdp_lightning.layers import GroupNorm
 
 FLOOR = 0.2

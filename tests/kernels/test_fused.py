@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipdp_lightning.kernels import floored, pairs
+from lipdp_lightning.kernels import pairs, rows
 from lipdp_lightning.kernels.loops import Fused
 
 
@@ -100,16 +100,16 @@ def test_the_layers_use_what_is_compiled_and_keep_their_values_and_gradients(
             self._compiled = self._definition
             return super().__call__(on_gpu(x), *more)
 
-    for module, names in ((pairs, ("_ordered", "_exchanged")), (floored, ("_floored", "_pulled_back"))):
+    for module, names in ((pairs, ("_ordered", "_exchanged")), (rows, ("_floored", "_pulled_back"))):
         for name in names:
             monkeypatch.setattr(module, name, Noted(getattr(module, name)._definition))
         monkeypatch.setattr(module, "usable", lambda *_: False)
-    monkeypatch.setattr(floored, "is_traced", lambda: False)
+    monkeypatch.setattr(rows, "is_traced", lambda: False)
     torch.manual_seed(0)
     x, direction = torch.randn(3, 4, 6), torch.randn(3, 4, 6)
     for function, plain in (
         (pairs.larger_first, lambda t: pairs.ordered_by_torch(t)[0]),
-        (lambda t: floored._Floored.apply(t, 0.1), lambda t: floored.floored_by_torch(t, 0.1)),
+        (lambda t: rows._Floored.apply(t, 0.1, False), lambda t: rows.floored_by_torch(t, 0.1)),
     ):
         own, other = x.clone().requires_grad_(), x.clone().requires_grad_()
         found, expected = function(own), plain(other)
@@ -124,11 +124,11 @@ def test_the_backward_definition_is_the_gradient_of_the_forward_one(scale: float
     torch.manual_seed(1)
     x = (scale * torch.randn(4, 3, 9, dtype=torch.float64)).requires_grad_()
     direction = torch.randn(4, 3, 9, dtype=torch.float64)
-    (expected,) = torch.autograd.grad(floored.floored_by_torch(x, 0.1), x, direction)
-    found = floored.pulled_back_by_torch(x.detach(), direction, 0.1)
+    (expected,) = torch.autograd.grad(rows.floored_by_torch(x, 0.1), x, direction)
+    found = rows.pulled_back_by_torch(x.detach(), direction, 0.1)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     constant = torch.full((1, 1, 5), 3.0, dtype=torch.float64)
-    assert bool(floored.pulled_back_by_torch(constant, torch.ones_like(constant), 0.1).isfinite().all())
+    assert bool(rows.pulled_back_by_torch(constant, torch.ones_like(constant), 0.1).isfinite().all())
 
 
 def test_torch_compiles_each_definition_to_one_kernel_for_each_output_on_an_a100() -> None:

@@ -16,9 +16,9 @@ from scipy import stats
 from lipdp_lightning.kernels import cpu
 from lipdp_lightning.kernels.normals import normals, normals_by_torch
 from lipdp_lightning.kernels.numeric_environment import numeric_environment
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.digests import state_digest
 from lipdp_lightning.privacy.keys import derive_key
-from lipdp_lightning.privacy.streams import CounterStream
 
 SECRET = bytes(range(16))
 KEY = derive_key(SECRET, "test")

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipdp_lightning.kernels import cpu, loops, threads
-from lipdp_lightning.kernels.threads import Loop
+from lipdp_lightning.kernels import cpu, loops
+from lipdp_lightning.kernels.cpu import Loop
 
 Tensors = dict[str, Tensor]
 
@@ -78,8 +78,8 @@ def test_threads_do_every_part_once_and_with_the_same_bits(case: str, count: int
 def test_fewer_threads_than_asked_for_do_all_parts() -> None:
     """Parts that no thread does would be left as they were."""
     code = (
-        "from test_threads import CASES, run, threads, torch\n"
-        "assert threads.openmp().omp_get_thread_limit() == 1\n"
+        "from test_threads import CASES, cpu, run, torch\n"
+        "assert cpu.openmp().omp_get_thread_limit() == 1\n"
         "for case in CASES:\n    assert torch.equal(run(case, 1), run(case, 4))\n"
     )
     environment = os.environ | {"OMP_THREAD_LIMIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -111,7 +111,7 @@ def test_without_torchs_threads_torchs_operations_are_used(monkeypatch: pytest.M
     x = torch.randn(3, 4)
     assert loops.usable(x)
     monkeypatch.setattr("torch.__file__", str(tmp_path / "__init__.py"))  # no library is there
-    assert threads.openmp.__wrapped__() is None
+    assert cpu.openmp.__wrapped__() is None
     monkeypatch.setattr(loops, "_found", lambda: False)
     assert not loops.usable(x)
 

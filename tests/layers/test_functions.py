@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch.nn.functional as F
 from private_step import Harness, make_plan
 from test_pieces import ROWS, values
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
-from lipdp_lightning.bounds import CertificationError, Certifier
+from lipdp_lightning.bounds import Bound, CertificationError, Certifier, Operation, ParameterUse, Value, rule
 from lipdp_lightning.bounds.registry import in_pieces, registered
-from lipdp_lightning.layers import ScaledLinear, contribution
+from lipdp_lightning.layers import ScaledLinear, contribution, functions
 from lipdp_lightning.mechanism.allocation import sum_margin
 
 
@@ -46,7 +48,7 @@ LONG: dict[str, tuple[Callable[[], Bare], tuple[int, ...]]] = {
 }
 
 
-def shift(network: Bare, row: Tensor, value: float) -> float:
+def shift(network: nn.Module, row: Tensor, value: float) -> float:
     """How far one more row moves the sum that a private step would release, over the norm of the row's own gradient."""
     certifier = Certifier(network, tuple(row.shape), 1e3, "hinge")
     (trained,) = [p for p in network.parameters() if p.requires_grad]
@@ -138,10 +140,128 @@ def test_a_layer_put_into_the_network_after_set_up_is_refused() -> None:
         certifier.run(torch.ones(2, 4))
 
 
-def test_a_compiled_network_sums_no_bare_parameter() -> None:
-    network = Bare(F.linear, torch.ones(3, 4))
+class Plain(nn.Module):
+    """A network with a layer and a bare parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.weight = ScaledLinear(4, 3), nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.layer(x), self.weight)
+
+
+class Hides(Plain):
+    """It computes something else once ``trains`` is set, which a network may find out in ways that no reader sees."""
+
+    trains = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (100 if self.trains else 1) * super().forward(x)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_certified_graph_runs_also_where_the_network_is_compiled(compiled: bool) -> None:
+    network, x = Hides(), torch.randn(5, 4)
+    wanted = network(x)
+    if compiled:
+        network.compile(backend="eager")
+    torch._dynamo.reset()
+    counters.clear()
     certifier = Certifier(network, (4,), 1.0, "hinge")
-    certifier.run(torch.ones(2, 4))
-    network.compile(backend="eager")
-    with pytest.raises(CertificationError, match="own compile"):
-        certifier.run(torch.ones(2, 4))
+    Hides.trains = True
+    try:
+        found = certifier.run(x)
+        assert torch.allclose(network(x), 100 * wanted)
+    finally:
+        Hides.trains = False
+    assert torch.allclose(found, wanted)
+    assert (counters["stats"]["unique_graphs"] > 0) is compiled
+
+
+def test_a_compiled_network_sums_bare_parameters_in_pieces() -> None:
+    """Equal rows, whose sum in one product of float32 is far off."""
+    gradients = []
+    for compiled in (False, True):
+        network = Bare(F.linear, torch.ones(3, 4))
+        if compiled:
+            network.compile(backend="eager")
+        certifier = Certifier(network, (4,), 1.0, "hinge")
+        gradients.append(torch.autograd.grad(certifier.run(torch.full((ROWS, 4), 0.1)).sum(), network.weight)[0])
+    assert torch.equal(*gradients)
+
+
+class Own(nn.Module):
+    """A layer with a rule of its own."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.ones(*shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight)
+
+
+@rule(Own)
+def own(op: Operation, x: Value) -> Bound:
+    """A factor that is large enough for all of these."""
+    weight = op.module.weight
+    size = math.sqrt(math.prod(x.shape)) * float(weight.detach().norm())
+    return Bound(size * x.norm, size, uses=(ParameterUse((weight,), size * x.norm),))
+
+
+class ByHand(torch.autograd.Function):
+    """A product whose gradient users wrote."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return cotangent @ weight, cotangent.T @ x
+
+
+OF_TORCH: dict[str, tuple[Own, tuple[int, ...]]] = {
+    "a product": (Own(lambda x, w: x @ w.T, 3, 8), (8,)),
+    "F.linear": (Own(lambda x, w: F.linear(x, 2 * w), 3, 8), (8,)),
+    "einsum": (Own(lambda x, w: torch.einsum("bi,oi->bo", x, w), 3, 8), (8,)),
+    "a convolution": (Own(lambda x, w: F.conv1d(x, w), 3, 2, 3), (2, 9)),
+    "a norm": (Own(lambda x, w: F.layer_norm(x, (8,), w), 8), (8,)),
+    "positions": (Own(lambda x, w: F.embedding(x.long().clamp(0, 2), w) + x.unsqueeze(-1), 3, 4), (8,)),
+    "by hand": (Own(ByHand.apply, 3, 8), (8,)),
+}
+IN_ORDER: dict[str, tuple[Own, tuple[int, ...]]] = {
+    "entries": (Own(lambda x, w: x * w.exp() + w, 8), (8,)),
+    "in pieces": (Own(functions.linear, 3, 8), (8,)),
+    "a product of weights": (Own(lambda x, w: functions.linear(x, w @ w), 8, 8), (8,)),
+}
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_a_layer_of_the_users_own_whose_weight_torch_would_sum_is_refused(name: str) -> None:
+    layer, shape = OF_TORCH[name]
+    certifier = Certifier(nn.Sequential(layer, nn.Flatten()), shape, 1.0, "hinge")
+    with pytest.raises(CertificationError, match=r"- 0: \w+: torch would sum .*[\s\S]*HINT: multiply by it through"):
+        certifier.refuse_sums_of_torch()
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_a_layer_of_the_users_own_that_is_summed_well_is_taken(name: str) -> None:
+    layer, shape = IN_ORDER[name]
+    Certifier(nn.Sequential(layer, nn.Flatten()), shape, 1.0, "hinge").refuse_sums_of_torch()
+
+
+@pytest.mark.parametrize("name", ["a product", "entries", "in pieces"])
+def test_one_row_moves_the_sum_of_an_own_layer_as_its_refusal_says(name: str, monkeypatch: Any) -> None:
+    shape = (1024, 8)
+    functions_of = {
+        "a product": (lambda x, w: x @ w.T, (4, 8)), "entries": (lambda x, w: x * w, (8,)),
+        "in pieces": (functions.linear, (4, 8)),
+    }  # fmt: skip
+    monkeypatch.setattr(Certifier, "refuse_sums_of_torch", lambda self: None)
+    function, weight = functions_of[name]
+    worst = max(shift(Own(function, *weight), torch.full(shape, value), value**2 - 0.3) for value in values())
+    assert (worst > sum_margin(ROWS)) is (name == "a product")

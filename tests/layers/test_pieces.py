@@ -15,7 +15,7 @@ import torch
 from tensor_cores import BF16, TF32, piecewise, rounded
 from torch import Tensor, nn
 
-from lipdp_lightning.kernels.arithmetic import (
+from lipdp_lightning.kernels.numeric_environment import (
     check_exact_arithmetic,
     products_on_tensor_cores,
     require_exact_arithmetic,

@@ -25,6 +25,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from lipdp_lightning.bounds.certifier import Certifier
+from lipdp_lightning.kernels.normals import normals
 from lipdp_lightning.mechanism.allocation import sum_margin
 from lipdp_lightning.mechanism.noise import Place, StepNoise
 from lipdp_lightning.mechanism.radii import Radius
@@ -363,7 +364,7 @@ def test_noise_of_every_group_is_normal_with_its_deviation(options: dict[str, An
 
 def test_noise_reaches_the_tails_that_float32_normals_lack() -> None:
     """Beyond 5.77 deviations, with the law's frequency; in 4e6 draws beyond 4.5 already (27 expected)."""
-    draws = StepNoise.of(SECRET, 0, Place(), bytes(32)).normals(0, 0, 4_000_000)
+    draws = normals(StepNoise.of(SECRET, 0, Place(), bytes(32)).key, 0, 0, 4_000_000)
     assert draws.dtype == torch.float64
     expected = 4_000_000 * 2 * stats.norm.sf(4.5)
     assert abs((draws.abs() > 4.5).sum().item() - expected) < 4 * math.sqrt(expected)

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from private_step import drawn_otherwise
 from scipy import stats
 from torch import Tensor
 
-from lipdp_lightning.kernels.normals import normals
-from lipdp_lightning.mechanism import noise as noise_module
-from lipdp_lightning.mechanism.noise import PIECE, Mode, Place, StepNoise, Sum, release_
+from lipdp_lightning.kernels import normals as normals_module
+from lipdp_lightning.kernels.normals import PIECE, normals
+from lipdp_lightning.mechanism.noise import Mode, Place, StepNoise, Sum, release_
 from lipdp_lightning.privacy.digests import state_digest
 from lipdp_lightning.privacy.grid import grid_shift
 
@@ -164,12 +165,13 @@ def test_secret_and_secure_flag_change_the_noise() -> None:
 def test_secure_noise_is_the_halved_sum_of_four_draws() -> None:
     noise = StepNoise.of(SECRET, 0, Place(), DIGEST, secure=True)
     parts = [normals(noise.key, 4 * 2 + sample, 0, COUNT) for sample in range(4)]
-    assert torch.equal(noise.normals(2, 0, COUNT), (parts[0] + parts[1] + parts[2] + parts[3]) / 2)
+    drawn = normals(noise.key, noise.stream(2), 0, COUNT, noise.samples)
+    assert torch.equal(drawn, (parts[0] + parts[1] + parts[2] + parts[3]) / 2)
     assert all(uncorrelated(parts[i], parts[j]) for i in range(4) for j in range(i))
 
 
 def keyed_by_counter(key: bytes) -> Tensor:
-    return StepNoise(key).normals(0, 0, 10_000)
+    return normals(key, StepNoise(key).stream(0), 0, 10_000)
 
 
 def keyed_by_torch_generator(key: bytes) -> Tensor:
@@ -258,7 +260,8 @@ def formula(one: Sum, noise: StepNoise, number: int) -> np.ndarray[Any, Any]:
     total = one.values.reshape(-1).numpy().astype(np.float64)
     if one.apart is not None:
         total = total + one.apart.reshape(-1).numpy()
-    added = noise.normals(number, 0, len(total)).numpy() * one.deviation
+    drawn = normals(noise.key, noise.stream(number), 0, len(total), noise.samples)
+    added = drawn.numpy() * one.deviation
     shift = grid_shift(one.deviation)
     noisy = ((total * one.share + added) + shift) - shift
     return (noisy * (1.0 / one.divisor)).astype(one.values.reshape(-1).numpy().dtype)
@@ -304,11 +307,11 @@ def test_noise_is_added_before_the_reduction_unless_it_is_replicated() -> None:
 
 
 def broken_noise(change: Callable[..., Tensor]) -> Callable[[list[Sum], StepNoise], None]:
-    class Broken(StepNoise):
-        def normals(self, number: int, start: int, count: int) -> Tensor:
-            return change(super().normals, number, start, count)
+    def release(sums: list[Sum], noise: StepNoise) -> None:
+        with drawn_otherwise(change):
+            release_(sums, noise)
 
-    return lambda sums, noise: release_(sums, Broken(noise.key, noise.share, noise.samples, noise.grid))
+    return release
 
 
 BROKEN: dict[str, Callable[[list[Sum], StepNoise], None]] = {
@@ -340,11 +343,11 @@ def test_pieces_are_drawn_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
     """Nothing as long as a large parameter is ever allocated beside it."""
     asked: list[tuple[int, int]] = []
 
-    def recorded(key: bytes, stream: int, start: int, count: int) -> Tensor:
+    def recorded(key: bytes, stream: int, start: int, count: int, samples: int) -> Tensor:
         asked.append((start, count))
-        return normals(key, stream, start, count)
+        return normals(key, stream, start, count, samples)
 
-    monkeypatch.setattr(noise_module, "normals", recorded)
+    monkeypatch.setattr(normals_module, "normals", recorded)
     release_([Sum(torch.zeros(5 * PIECE + 3), 1.0)], StepNoise.of(SECRET, 0, Place(), DIGEST))
     assert asked == [(PIECE * i, PIECE) for i in range(5)] + [(5 * PIECE, 3)]
 

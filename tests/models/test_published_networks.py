@@ -39,11 +39,11 @@ def test_group_normalisation_adds_no_parameters() -> None:
 
 
 def test_unknown_names_and_images_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="HINT: one of mnist_83k"):
+    with pytest.raises(ValueError, match="HINT: use one of mnist_83k"):
         PublishedConvNet("lenet")
-    with pytest.raises(ValueError, match="HINT: one of max"):
+    with pytest.raises(ValueError, match="HINT: use one of max"):
         PublishedConvNet("mnist_83k", pooling_name="median")
-    with pytest.raises(ValueError, match="HINT: larger images"):
+    with pytest.raises(ValueError, match="HINT: use larger images"):
         PublishedConvNet("fashion_133k", (1, 8, 8))
     with pytest.raises(ValueError, match="is not an image"):
         ShallowVGG((32, 32))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from private_step import drawn_otherwise
 from torch import Tensor
 
 from lipdp_lightning.mechanism.noise import Mode, Place, StepNoise, Sum, release_
@@ -17,7 +17,6 @@ from lipdp_lightning.privacy.grid import FINENESS_BITS, grid_shift, grid_step, r
 
 SECRET = bytes(range(16))
 COUNT = 640
-NONE = torch.zeros(0, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("deviation", [1e-12, 0.3, 0.5, 1.0, 1.7, 12345.6, 2.0**-40])
@@ -40,10 +39,11 @@ def test_shifting_rounds_to_the_nearest_multiple_and_of_two_to_the_even_one(devi
     assert np.array_equal((special + shift) - shift, special, equal_nan=True)
 
 
-def test_segments_are_rounded_to_their_own_grids() -> None:
-    flat = torch.tensor([0.3001, 0.3001, 0.3001], dtype=torch.float64)
-    found = round_to_grid_(flat.clone(), [1, 0, 1, 1], [1.0, 5.0, 2.0**20, 0.0])
-    assert found[0] == round(0.3001 * 1024) / 1024 and found[1] == 0 and found[2] == flat[2]
+def test_values_are_rounded_to_the_grid_of_their_deviation() -> None:
+    flat = torch.tensor([0.3001], dtype=torch.float64)
+    found = [round_to_grid_(flat.clone(), deviation) for deviation in (1.0, 2.0**20, 0.0)]
+    assert found == [round(0.3001 * 1024) / 1024, 0, flat]
+    assert round_to_grid_(flat[:0].clone(), 5.0).shape == (0,)
 
 
 # ---- the attack: which released values can come from a sum, and which from its neighbour's
@@ -127,16 +127,6 @@ def tiny_noise(count: int) -> Tensor:
     return torch.tensor([1.25 * 2.0**-k for k in range(54, 54 + count)], dtype=torch.float64)
 
 
-@dataclass(frozen=True)
-class Given(StepNoise):
-    """Given draws in place of normals."""
-
-    draws: Tensor = NONE
-
-    def normals(self, number: int, start: int, count: int) -> Tensor:
-        return self.draws[start : start + count].clone()
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("with_grid", [True, False])
 def test_noise_next_to_zero_and_next_to_the_sum_are_released_alike(dtype: torch.dtype, with_grid: bool) -> None:
@@ -145,7 +135,8 @@ def test_noise_next_to_zero_and_next_to_the_sum_are_released_alike(dtype: torch.
     for gradient in (0.0, 1.0):
         noise = tiny_noise(40) - gradient  # rounded as the noise itself would be: the nearest there is
         values = torch.full((40,), gradient, dtype=dtype)
-        release_([Sum(values, 1.0)], Given(b"", grid=with_grid, draws=noise))
+        with drawn_otherwise(lambda _, number, start, count, own=noise: own[start : start + count].clone()):
+            release_([Sum(values, 1.0)], StepNoise(bytes(32), grid=with_grid))
         found.append(set(values.double().tolist()))
     assert (found[0] == found[1]) is with_grid
 
@@ -171,12 +162,12 @@ def test_shares_of_ranks_add_up_exactly_and_stay_on_the_grid(world: int) -> None
     """What each rank hands over is on the grid: the sum is the same in every order, and no message has a finer bit."""
     deviation = 0.9 / math.sqrt(world)
     shares = torch.randn(world, COUNT, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    shares = torch.stack([round_to_grid_(s, [COUNT], [deviation]) for s in shares * 1e5])
+    shares = torch.stack([round_to_grid_(s, deviation) for s in shares * 1e5])
     total, backwards = shares.sum(0), torch.zeros(COUNT, dtype=torch.float64)
     for share in shares.flip(0):
         backwards += share
     assert torch.equal(total, backwards)
-    assert torch.equal(total, round_to_grid_(total.clone(), [COUNT], [deviation]))
+    assert torch.equal(total, round_to_grid_(total.clone(), deviation))
 
 
 def test_what_a_rank_hands_over_is_on_the_grid() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.digests import KeyedDigest, state_digest
 from lipdp_lightning.privacy.keys import derive_key, new_secret
-from lipdp_lightning.privacy.streams import CounterStream
 
 SECRET = bytes(range(16))
 KEY = derive_key(SECRET, "test")

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from private_step import make_plan
 from scipy import stats
 
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy import sampling
 from lipdp_lightning.privacy.keys import derive_key, new_secret
 from lipdp_lightning.privacy.sampling import SampleCiphers, local_slice, poisson_sample
-from lipdp_lightning.privacy.streams import CounterStream
 from lipdp_lightning.training.batches import planned_draws
 
 SECRET = b"a fixed secret.."

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from small_runs import Blobs, Crash, Gradients, fit, make_plan, make_strategy
 
 from lipdp_lightning.callbacks import ResumeCheckpoint
-from lipdp_lightning.kernels.arithmetic import arithmetic_problems, require_exact_arithmetic
+from lipdp_lightning.kernels.numeric_environment import arithmetic_problems, require_exact_arithmetic
 from lipdp_lightning.training import context, private_steps, strategy
 from lipdp_lightning.training import set_up as exact_products
 from lipdp_lightning.training.settings import PrivacySettings

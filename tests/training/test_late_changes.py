@@ -74,3 +74,20 @@ def test_a_hook_after_set_up_ends_the_run_before_the_release(change: Any) -> Non
 
 def test_data_replaced_between_forward_and_release_end_the_run() -> None:
     is_refused("between forward and release", replaced_data)
+
+
+class Louder(Callback):
+    """Multiplies the cotangent of the loss, by a hook on a node of autograd, which shows it to nobody."""
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+        if trainer.global_step == 2:
+            loss.grad_fn.register_prehook(lambda cotangents: (100 * cotangents[0],))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("scaling", ["joint", "clip_flat", "clip_per_layer", "clip_ghost"])
+def test_a_hook_on_a_node_of_autograd_ends_the_run_also_where_opacus_attaches_some(scaling: str) -> None:
+    options = {"clip_norm": 1.0, "clipping": "local", "max_norm": None} if scaling.startswith("clip") else {}
+    released = Gradients()
+    with pytest.raises(ValueError, match="a hook was attached within a step"):
+        fit(make_plan(scaling=scaling, **options), Louder(), released, module=make_module())
+    assert len(released.before_step) == 2, "the changed step was released"

@@ -261,12 +261,22 @@ def test_files_that_say_the_same_repeat_the_run(
     assert torch.equal(first.before_step[4], second.before_step[1])  # type: ignore[arg-type]
 
 
-def test_an_import_within_a_function_counts_before_it_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("place", "packages"),
+    [("late_package", 1), ("late_package", 0), ("late_package/inner", 1), ("late_package/inner", 0),
+     ("late_package/inner/innermost", 0), ("late_package/inner/innermost", 2)],
+)  # fmt: skip
+def test_an_import_within_a_function_counts_before_it_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, packages: int
+) -> None:
+    """So many of the folders, from the outermost on, are packages; the others are namespaces without __init__.py."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "late_package").mkdir()
-    (tmp_path / "late_package" / "__init__.py").write_text("")
-    (tmp_path / "late_package" / "part.py").write_text("X = 1\n")
-    (tmp_path / "late_user.py").write_text("def f():\n    from late_package import part\n    return part.X\n")
+    folder, dotted = tmp_path / place, place.replace("/", ".")
+    folder.mkdir(parents=True)
+    for level in range(1, packages + 1):
+        tmp_path.joinpath(*place.split("/")[:level], "__init__.py").write_text("")
+    (folder / "part.py").write_text("X = 1\n")
+    (tmp_path / "late_user.py").write_text(f"def f():\n    from {dotted} import part\n    return part.X\n")
     spec = importlib.util.spec_from_file_location("late_user", tmp_path / "late_user.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -275,12 +285,17 @@ def test_an_import_within_a_function_counts_before_it_is_run(tmp_path: Path, mon
     holder = nn.Module()
     holder.__dict__["transforms"] = [module.f]
     before = code_digest([holder])
-    (tmp_path / "late_package" / "part.py").write_text("X = 2\n")
-    assert code_digest([holder]) != before != code_digest([nn.Module()])
+    (folder / "part.py").write_text("X = 2\n")
+    after = code_digest([holder])
+    assert after != before != code_digest([nn.Module()])
+    for level in range(1, packages + 1):
+        tmp_path.joinpath(*place.split("/")[:level], "__init__.py").write_text("Y = 1\n")
+        assert code_digest([holder]) != after, "a package around it runs, too"
+    importlib.invalidate_caches()
     module.f()
-    assert "late_package.part" in sys.modules
+    assert f"{dotted}.part" in sys.modules
     again = code_digest([holder])
-    for name in ("late_package", "late_package.part"):
+    for name in [name for name in sys.modules if name.startswith("late_package")]:
         sys.modules.pop(name)
     assert code_digest([holder]) == again, "what is imported already decides"
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.keys import derive_key
-from lipdp_lightning.privacy.streams import CounterStream
 from lipdp_lightning.tuning.selection import TrialCount, score_entry, selected_divergences, selection_epsilon
 
 ETAS = (-0.5, 0.0, 0.5, 1.0, 3.0)

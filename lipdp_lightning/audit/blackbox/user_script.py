@@ -34,7 +34,7 @@ def script_implementation(script: str) -> Implementation:
     """Returns the implementation of ``FILE.py:FUNCTION``; ValueError names all that the script lacks."""
     path, _, function = script.rpartition(":")
     if not path.endswith(".py") or not function.isidentifier():
-        raise ValueError(f"--script {script} names no function of a file. HINT: --script my_training.py:train")
+        raise ValueError(f"--script {script} names no function of a file. HINT: use --script my_training.py:train")
     module = _loaded(Path(path))
     problems = _problems(module, path, function)
     if problems:
@@ -81,7 +81,9 @@ def wrapped(
 
     outputs = predict(_checkpoint(build(None)), inputs(1, torch.Generator().manual_seed(0)), HyperParameters(1.0))
     if outputs.dim() != 2:
-        raise ValueError(f"{name}: the network returns a shape of {tuple(outputs.shape)}. HINT: (rows, outputs).")
+        raise ValueError(
+            f"{name}: the network returns a shape of {tuple(outputs.shape)}. HINT: return (rows, outputs)."
+        )
     return Implementation(name, run, predict, problem=_problem(inputs, outputs.shape[1], loss))
 
 
@@ -117,7 +119,7 @@ def _inputs(module: ModuleType) -> Callable[[int, torch.Generator], Tensor]:
 
 def _loaded(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ValueError(f"--script: there is no file {path}. HINT: --script my_training.py:train")
+        raise ValueError(f"--script: there is no file {path}. HINT: use --script my_training.py:train")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -134,8 +136,9 @@ def _problems(module: ModuleType, path: str, function: str) -> list[str]:
     ]
     if not (hasattr(module, "INPUT_SHAPE") or callable(getattr(module, "inputs", None))):
         found.append(
-            f"{path} has no INPUT_SHAPE. HINT: INPUT_SHAPE = (3, 32, 32), or a function inputs(count, generator)."
+            f"{path} has no INPUT_SHAPE. "
+            "HINT: define INPUT_SHAPE = (3, 32, 32), or a function inputs(count, generator)."
         )
     if getattr(module, "LOSS", None) not in LOSSES:
-        found.append(f"{path} has no LOSS. HINT: LOSS = {' or '.join(map(repr, LOSSES))}.")
+        found.append(f"{path} has no LOSS. HINT: define LOSS = {' or '.join(map(repr, LOSSES))}.")
     return found

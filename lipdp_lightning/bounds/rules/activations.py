@@ -153,11 +153,10 @@ def clamp_max(op: Operation, x: Value, max: float) -> Bound:
     return clamp(op, x, None, max)
 
 
-@rule(F.softplus, F.logsigmoid)
-@module_rule_of(nn.LogSigmoid)
+@rule(F.softplus, F.logsigmoid, nn.LogSigmoid)
 @module_rule_of(nn.Softplus, options=("beta",))
 def softplus(op: Operation, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Bound:
-    """Bounds softplus, which is ln 2 / beta at zero and has a slope in (0, 1); logsigmoid is its mirror image."""
+    """Bounds softplus, which is ln 2 / beta at zero and has a slope in (0, 1) for beta > 0, and its mirror image."""
     if not public_number(beta) > 0:
         raise Unbounded(f"softplus with beta={beta} has no bound", "use a positive beta")
     return Bound(x.norm + math.sqrt(x.numel) * math.log(2.0) / beta, 1.0)

@@ -9,9 +9,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...norms.conv import Convolution
+from ...norms.conv import Convolution, convolution_axes
 from ...norms.dense import Dense
-from ...norms.geometry import convolution_axes
 from ...norms.operators import Operator
 from ..registry import rule
 from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value

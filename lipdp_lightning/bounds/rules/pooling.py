@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..registry import module_rule_of, rule
 from ..values import Bound, Operation, Unbounded, Value, public_number
@@ -32,50 +32,40 @@ def _step(stride: Size, kernel: tuple[int, ...]) -> tuple[int, ...]:
     return _tuple(stride, len(kernel)) if isinstance(stride, int) or stride else kernel
 
 
+def _along(n: int, apply: Callable[[Tensor], Tensor]) -> tuple[float, int, float]:
+    """Returns the norm of a linear map of one axis of n entries, the number of its rows, and its largest column sum.
+
+    The entries of its matrix are not negative, so that its norm is at most the root of the largest row sum times the
+    largest column sum (Schur). Unless the matrix is large, its largest singular value is taken where that is smaller.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        line = torch.ones((1, 1, n), dtype=torch.float64, requires_grad=True)
+        out = apply(line)
+        columns = torch.autograd.grad(out.sum(), line)[0]
+    rows, largest = out.shape[-1], float(columns.max())
+    norm = math.sqrt(largest * float(out.detach().max()))
+    if n * rows <= LARGEST_MATRIX:
+        matrix = apply(torch.eye(n, dtype=torch.float64)[:, None])[:, 0]
+        norm = min(norm, float(np.linalg.norm(matrix.numpy(), 2)))
+    return norm, rows, largest
+
+
 @lru_cache(maxsize=1024)
 def _average_axis(
-    size: int, out: int, kernel: int, stride: int, padding: int, include_pad: bool, fixed_divisor: bool
+    size: int, kernel: int, stride: int, padding: int, ceil_mode: bool, include_pad: bool, fixed_divisor: bool
 ) -> float:
-    """Returns the largest singular value of the 1-D pooling matrix, with torch's own rules for the divisor.
-
-    A window that reaches beyond the padded edge under ceil_mode is divided by the size of its part inside the padded
-    input or, without include_pad, inside the input. torch's 2-D divisor is the product of the axes' divisors.
-    """
-    windows = []
-    for i in range(out):
-        start = i * stride - padding
-        end = min(start + kernel, size + padding)
-        low, high = max(start, 0), min(end, size)
-        divisor = 1 if fixed_divisor else (end - start if include_pad else high - low)
-        if high > low:
-            windows.append((low, high, 1.0 / divisor))
-    return _windows_norm(windows, size)
-
-
-def _windows_norm(windows: list[tuple[int, int, float]], size: int) -> float:
-    """Returns the norm of the matrix whose rows hold one value on [low, high), or Schur's bound if it is large."""
-    if not windows:
-        return 0.0
-    if len(windows) * size <= LARGEST_MATRIX:
-        matrix = np.zeros((len(windows), size))
-        for row, (low, high, value) in zip(matrix, windows, strict=True):
-            row[low:high] = value
-        return float(np.linalg.norm(matrix, 2)) * MARGIN
-    columns = np.zeros(size)
-    for low, high, value in windows:
-        columns[low:high] += value
-    widest_row = max((high - low) * value for low, high, value in windows)
-    return math.sqrt(widest_row * float(columns.max())) * MARGIN
+    """Returns the norm of average pooling along one axis; torch's 2-D divisor is the product of the axes' divisors."""
+    options = (1, kernel), (1, stride), (0, padding), ceil_mode, include_pad, 1 if fixed_divisor else None
+    return _along(size, lambda line: F.avg_pool2d(line[:, :, None], *options)[:, :, 0])[0] * MARGIN
 
 
 @lru_cache(maxsize=1024)
 def _adaptive_axis(size: int, out: int) -> tuple[float, int]:
     """Returns the norm of the adaptive average's matrix and the largest number of windows that read one input."""
-    bounds = [((i * size) // out, -((-(i + 1) * size) // out)) for i in range(out)]
     reads = np.zeros(size, dtype=np.int64)
-    for low, high in bounds:
-        reads[low:high] += 1
-    return _windows_norm([(low, high, 1.0 / (high - low)) for low, high in bounds], size), int(reads.max())
+    for i in range(out):
+        reads[(i * size) // out : -((-(i + 1) * size) // out)] += 1
+    return _along(size, lambda line: F.adaptive_avg_pool1d(line, out))[0] * MARGIN, int(reads.max())
 
 
 def _spatial(x: Value, rank: int) -> tuple[int, ...]:
@@ -94,8 +84,9 @@ def average_pool(
     """Bounds average pooling by the product of its axes' norms: its matrix is a Kronecker product of theirs."""
     kernel = _tuple(kernel_size, rank)
     steps = _step(stride, kernel)
-    axes = zip(_spatial(x, rank), op.output_shape[1:], kernel, steps, _tuple(padding, rank), strict=True)
-    lipschitz = math.prod(_average_axis(*axis, count_include_pad, bool(divisor_override)) for axis in axes)
+    axes = zip(_spatial(x, rank), kernel, steps, _tuple(padding, rank), strict=True)
+    divided = ceil_mode, count_include_pad, bool(divisor_override)
+    lipschitz = math.prod(_average_axis(*axis, *divided) for axis in axes)
     lipschitz /= abs(divisor_override or 1)
     reads = math.prod(-(-width // step) for width, step in zip(kernel, steps, strict=True))
     return Bound(lipschitz * x.norm, lipschitz * rounded_sum(op, reads))
@@ -181,25 +172,15 @@ def _interpolation(
 ) -> tuple[float, int, int]:
     """Returns the norm of the matrix that interpolates one axis of n entries, its rows, and reads of one entry at most.
 
-    Rows are non-negative and sum to 1, so the norm is at most the root of the largest column sum (Schur), which is
-    attained where each row reads one entry. Else it is the largest singular value, unless the matrix is large. In
-    float32, torch places a point among n with an error of less than n 2^-22, by which it shifts weight between two
-    neighbours.
+    Rows sum to 1. In float32, torch places a point among n with an error of less than n 2^-22, by which it shifts
+    weight between two neighbours.
     """
     options: dict[str, Any] = {
         "size": size, "scale_factor": scale, "mode": mode, "align_corners": corners, "recompute_scale_factor": recompute
     }  # fmt: skip
-    line = torch.zeros((1, 1, n), dtype=torch.float64, requires_grad=True)
-    with torch.enable_grad():
-        out = F.interpolate(line, **options)
-        columns = torch.autograd.grad(out.sum(), line)[0]
-    rows, largest = out.shape[-1], float(columns.max())
-    norm = math.sqrt(largest)
+    norm, rows, largest = _along(n, lambda line: F.interpolate(line, **options))
     if mode != "linear":
-        return norm, rows, round(largest)
-    if n * rows <= LARGEST_MATRIX:
-        matrix = F.interpolate(torch.eye(n, dtype=torch.float64)[:, None], **options)[:, 0]
-        norm = min(norm, float(np.linalg.norm(matrix.numpy(), 2)))
+        return math.sqrt(largest), rows, round(largest)  # attained where each row reads one entry
     # a hat of sum s is sampled at 2 s + 1 points at most, up to rounding
     return norm * MARGIN * (1 + n * 2.0**-21), rows, 2 * math.ceil(largest) + 2
 

@@ -266,14 +266,6 @@ def _batch_first(*sizes: Any) -> None:
         )
 
 
-@rule("squeeze", torch.squeeze)
-def squeeze(op: Operation, x: Value, dim: Any = None) -> Bound:
-    if dim is None:
-        raise Unbounded("squeeze without a dim drops the batch when it holds one example", "name the dim")
-    op.inner_dims(dim, len(x.shape))
-    return Bound(x.norm, 1.0)
-
-
 @rule("expand", takes_batch_size=True)
 def expand(op: Operation, x: Value, *sizes: Any) -> Bound:
     """Bounds expand, which copies every entry equally often, along dimensions of size 1."""
@@ -304,12 +296,22 @@ def permute(op: Operation, x: Value, *order: Any, dims: Any = ()) -> Bound:
     return Bound(x.norm, 1.0)
 
 
-@rule("transpose", torch.transpose, "swapaxes", torch.swapaxes, "movedim", torch.movedim, "moveaxis", torch.moveaxis)
+@rule(
+    "transpose", torch.transpose, "swapaxes", torch.swapaxes, "movedim", torch.movedim, "moveaxis", torch.moveaxis,
+    "flip", torch.flip,
+)  # fmt: skip
 def move(op: Operation, x: Value, *dims: Any, **named: Any) -> Bound:
-    """Bounds an exchange or a move of dimensions."""
+    """Bounds an exchange, a move or a reversal of dimensions."""
     for moved in (*dims, *named.values()):
         op.inner_dims(moved, len(x.shape))
     return Bound(x.norm, 1.0)
+
+
+@rule("squeeze", torch.squeeze)
+def squeeze(op: Operation, x: Value, dim: Any = None) -> Bound:
+    if dim is None:
+        raise Unbounded("squeeze without a dim drops the batch when it holds one example", "name the dim")
+    return extreme(op, x, dim)
 
 
 @rule("amax", "amin", torch.amax, torch.amin)
@@ -357,13 +359,6 @@ def log_sum_exp(op: Operation, x: Value, dim: int | Sequence[int], keepdim: bool
     """Bounds logsumexp over n entries: its gradient is a softmax, of norm at most 1, and it is ln n at zero."""
     n = math.prod(x.shape[d] for d in op.inner_dims(dim, len(x.shape)))
     return Bound(x.norm + math.sqrt(op.output_numel) * math.log(n), 1.0)
-
-
-@rule("flip", torch.flip)
-def flip(op: Operation, x: Value, *axes: Any, dims: Any = ()) -> Bound:
-    dims = dims or axes
-    op.inner_dims(dims[0] if len(dims) == 1 else dims, len(x.shape))
-    return Bound(x.norm, 1.0)
 
 
 @rule(torch.roll, "roll")

@@ -69,7 +69,7 @@ class Scaled:
     def __post_init__(self) -> None:
         plain = sorted({type(m).__name__ for m in self.network.modules() if _trains(m) and not _scaled(m)})
         if plain:
-            raise ValueError(f"{', '.join(plain)}: no norm is measured there. HINT: make_private(network) first.")
+            raise ValueError(f"{', '.join(plain)}: no norm is measured there. HINT: call make_private(network) first.")
         settings: dict[str, Any] = {
             "dataset_size": 2, "expected_batch_size": 1, "steps": 1, "noise_multiplier": 1.0, "delta": 0.1,
             "scaling": self.scaling, "allocation": "global", "max_norm": None, "accountant": "rdp",

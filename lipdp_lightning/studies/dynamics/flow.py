@@ -91,7 +91,7 @@ def integrate(
     step size.
     """
     if x.dtype != torch.float64 or any(p.dtype != torch.float64 for p in network.parameters()):
-        raise ValueError("signs of eigenvalues are lost in rounding. HINT: network.double() and x.double().")
+        raise ValueError("signs of eigenvalues are lost in rounding. HINT: use network.double() and x.double().")
     trained = dict(network.named_parameters())
     layers = layers_of(network)
     moments: list[Moment] = []

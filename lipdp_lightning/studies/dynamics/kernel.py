@@ -25,7 +25,7 @@ def layers_of(network: nn.Module) -> dict[str, list[str]]:
         if parameter.requires_grad:
             layers.setdefault(name.rpartition(".")[0], []).append(name)
     if not layers:
-        raise ValueError("the network trains nothing, and has no kernel. HINT: requires_grad_() on a layer.")
+        raise ValueError("the network trains nothing, and has no kernel. HINT: call requires_grad_() on a layer.")
     return layers
 
 

@@ -84,7 +84,7 @@ SMALL, LARGE = (
 def make_case(method: str, seed: int) -> tuple[Problem, Factors]:
     """Returns the problem of a seed, and the factors of a method on it."""
     if method not in METHODS:
-        raise ValueError(f"method {method!r} is unknown. HINT: one of {', '.join(METHODS)}.")
+        raise ValueError(f"method {method!r} is unknown. HINT: use one of {', '.join(METHODS)}.")
     alone = method == "ours: joint, one layer, rows of norm 1"
     problem = make_problem(seed, unit_norm=alone, hidden=() if alone else HIDDEN)
     typical = median_norm(problem)

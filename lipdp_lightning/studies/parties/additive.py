@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.keys import SECRET_BYTES, derive_key
-from lipdp_lightning.privacy.streams import CounterStream
 from lipdp_lightning.studies.parties.kernel_sums import ThresholdCounts, UStatistic
 from lipdp_lightning.studies.parties.secure_aggregation import (
     Bytes,
@@ -36,7 +36,7 @@ def check_servers(name: str, servers: int) -> None:
     if not 2 <= servers <= 64:
         raise ValueError(
             f"{name} among {servers} servers is not offered.\n"
-            "HINT: 2 to 64 servers; a single one that sees everything is TrustedCurator()."
+            "HINT: use 2 to 64 servers; a single one that sees everything is TrustedCurator()."
         )
 
 
@@ -109,7 +109,7 @@ class TableSharing(AdditiveSharing):
             if statistic.levels > 16:
                 raise ValueError(
                     f"a table of 2^{statistic.levels} values per party is too large.\n"
-                    "HINT: at most 16 levels, or FunctionSharing(), whose keys grow with the levels only."
+                    "HINT: use at most 16 levels, or FunctionSharing(), whose keys grow with the levels only."
                 )
             statistic = statistic.at(tuple(range(1 << statistic.levels)))
         return super().vectors(statistic, records)

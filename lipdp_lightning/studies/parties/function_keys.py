@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lipdp_lightning.privacy.streams import CounterStream
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.studies.parties.ggm import ONE, SEED_MASK, FixedKeyGenerator
 
 Words = npt.NDArray[np.uint64]

@@ -82,7 +82,7 @@ class VectorSum(UStatistic):
         if self.size < 1 or not 1 <= self.bound < _LARGEST_ENTRY:
             raise ValueError(
                 f"a sum of vectors of length {self.size} and norm {self.bound} is not defined.\n"
-                "HINT: a positive length, and a bound of the 1-norm below 2^31."
+                "HINT: give a positive length, and a bound of the 1-norm below 2^31."
             )
 
     @property
@@ -117,7 +117,7 @@ class Histogram(UStatistic):
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= 16:
-            raise ValueError(f"a histogram of 2^{self.levels} bins is not offered.\nHINT: 1 to 16 levels.")
+            raise ValueError(f"a histogram of 2^{self.levels} bins is not offered.\nHINT: use 1 to 16 levels.")
 
     @property
     def fields(self) -> int:
@@ -158,7 +158,9 @@ class ThresholdCounts(UStatistic):
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= LARGEST_LEVELS:
-            raise ValueError(f"a grid of 2^{self.levels} points is not offered.\nHINT: 1 to {LARGEST_LEVELS} levels.")
+            raise ValueError(
+                f"a grid of 2^{self.levels} points is not offered.\nHINT: use 1 to {LARGEST_LEVELS} levels."
+            )
         wrong = [t for t in self.thresholds if not 0 <= t < 1 << self.levels]
         if wrong or not self.thresholds:
             raise ValueError(

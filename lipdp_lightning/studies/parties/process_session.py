@@ -132,7 +132,8 @@ class ProcessSession:
         if (thresholds is not None and not free) or (self._asked and not setting.protocol.reusable):
             raise ValueError(
                 f"{setting.protocol.name} answers once, for what the parties have shared.\n"
-                "HINT: a new session, or FunctionSharing() or TableSharing(), whose servers answer any threshold."
+                "HINT: start a new session, or use FunctionSharing() or TableSharing(), whose servers answer "
+                "any threshold."
             )
         if self._failed:
             raise ServerLost(f"this session failed before. {_AGAIN}")
@@ -223,7 +224,7 @@ class ProcessSession:
             try:
                 link.send(SEAL)
                 _, bits = link.receive(STATUS, most=-(-setting.parties // 8))
-                link.wait_at_most(setting.seconds)  # an answer is more work than that
+                link.wait_at_most(setting.seconds)  # an answer takes longer than a status
             except ProtocolError:
                 continue
             there = np.unpackbits(np.frombuffer(bits, np.uint8), count=setting.parties, bitorder="little")

@@ -262,7 +262,7 @@ class _Callers:
                 with self._lock:
                     first = self.analyst is None
                     if first:
-                        self._since.pop(connection, None)  # it may take its time
+                        self._since.pop(connection, None)  # the analyst is not ended for being slow
                         connection.settimeout(setting.seconds)
                         self.analyst = link
                 if not first:
@@ -284,7 +284,7 @@ class _Callers:
                 if everyone or number < surplus or since < late:
                     del self._since[connection]
                     with contextlib.suppress(OSError):
-                        connection.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+                        connection.shutdown(socket.SHUT_RDWR)  # wakes the thread of this connection, which closes it
 
 
 def serve_analyst(server: Server, analyst: Link) -> None:

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.keys import derive_key
-from lipdp_lightning.privacy.streams import CounterStream
 from lipdp_lightning.studies.parties.kernel_sums import UStatistic
 
 Bytes = npt.NDArray[np.uint8]
@@ -61,7 +61,7 @@ class ShareRandomness:
         if self._taken:
             raise ValueError(
                 "the randomness of this session was used for another record: two records masked by the same coins "
-                "give away their difference.\nHINT: ShareRandomness(new_secret(), session) for every record."
+                "give away their difference.\nHINT: make ShareRandomness(new_secret(), session) for every record."
             )
         self._taken = True
         return CounterStream(self._key)

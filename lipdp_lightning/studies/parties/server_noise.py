@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lipdp_lightning.curves.discrete_noise import discrete_laplace, exact_scale
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.keys import derive_key
-from lipdp_lightning.privacy.streams import CounterStream
 
 
 class NamedNoise:
@@ -41,5 +41,5 @@ class NamedNoise:
 def noise_scale(cost: int, epsilon: float) -> Fraction:
     """Returns cost / epsilon, rounded up. Each server's noise alone makes the sum epsilon-DP."""
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"epsilon {epsilon} gives no noise that protects.\nHINT: a positive number, such as 1.")
+        raise ValueError(f"epsilon {epsilon} gives no noise that protects.\nHINT: give a positive number, such as 1.")
     return exact_scale(cost, epsilon)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lipdp_lightning.privacy.streams import CounterStream
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.studies.parties.additive import check_servers
 from lipdp_lightning.studies.parties.kernel_sums import UStatistic
 from lipdp_lightning.studies.parties.secure_aggregation import (
@@ -100,7 +100,7 @@ class ShamirSharing(SecureAggregation):
         if not 2 <= threshold <= servers:
             raise ValueError(
                 f"a threshold of {threshold} among {servers} servers protects nothing, or cannot be opened.\n"
-                f"HINT: 2 to {servers}."
+                f"HINT: use a threshold of 2 to {servers}."
             )
         self.servers, self.threshold = servers, threshold
 

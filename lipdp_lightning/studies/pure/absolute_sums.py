@@ -138,7 +138,8 @@ def _check(name: str, layer: nn.Module) -> None:
         plain = plain and layer.groups == 1 and layer.padding_mode == "zeros"
     if not plain:
         raise ValueError(
-            f"layer {name} ({layer}) has no exact sums of rows and columns here. HINT: a Sequential of Linear, Conv2d "
+            f"layer {name} ({layer}) has no exact sums of rows and columns here. "
+            "HINT: use a Sequential of Linear, Conv2d "
             "(one group, zero padding), ReLU, Tanh, Flatten."
         )
     if any(p.dtype != torch.float64 for p in layer.parameters()):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lipdp_lightning.accounting.events import CHOICE, LedgerEntry
 from lipdp_lightning.curves.discrete_noise import NoiseSource, bernoulli_exp, permute_and_flip, uniform_below
-from lipdp_lightning.privacy.streams import CounterStream
+from lipdp_lightning.key_streams import CounterStream
 
 Choice = Callable[[CounterStream, Sequence[int], int, float], int]
 _UNIT = 1 << 16  # the integer that a sensitivity of one becomes
@@ -48,7 +48,7 @@ def choose(
     Utilities are rounded to 2^-16 of the sensitivity, and the rounding is part of the sensitivity that is used.
     """
     if not (sensitivity > 0 and math.isfinite(sensitivity) and epsilon > 0):
-        raise ValueError(f"sensitivity {sensitivity} and epsilon {epsilon} must be positive. HINT: 1 for counts.")
+        raise ValueError(f"sensitivity {sensitivity} and epsilon {epsilon} must be positive. HINT: use 1 for counts.")
     whole = [round(value / sensitivity * _UNIT) for value in utilities]
     return mechanism(source.stream(), whole, _UNIT + 1, epsilon)
 

@@ -26,7 +26,7 @@ def laplace_scales(bounds: Sequence[AbsoluteBound], multiplier: float) -> dict[s
     total variance, 2 sum_k n_k b_k^2. A Delta_k includes what rounding to the grid of `grid_steps` adds.
     """
     if not (multiplier > 0 and math.isfinite(multiplier)):
-        raise ValueError(f"multiplier {multiplier} is not a positive number. HINT: 1 / epsilon of one step.")
+        raise ValueError(f"multiplier {multiplier} is not a positive number. HINT: use 1 / epsilon of one step.")
     deltas = {b.name: b.sizes.total * (1 + _ROUNDING) for b in bounds}
     if not all(math.isfinite(d) and d > 0 for d in deltas.values()):
         raise ValueError(f"l1 sensitivities {deltas} are not all positive numbers. HINT: bound weights and inputs.")
@@ -63,7 +63,7 @@ def laplace_release(
 
 def _released(sums: Tensor, step: float, scale: Fraction, source: NoiseSource) -> Tensor:
     if sums.dtype != torch.float64:
-        raise ValueError(f"a sum is in {sums.dtype}, whose rounding has no margin. HINT: float64.")
+        raise ValueError(f"a sum is in {sums.dtype}, whose rounding has no margin. HINT: use float64.")
     whole = np.rint(sums.detach().numpy().reshape(-1) / step)
     assert np.all(np.abs(whole) < 2.0**52), "a sum that is not finite, or too large for its grid"
     noisy = whole.astype(np.int64) + discrete_laplace(source.stream(), whole.size, scale)

@@ -84,7 +84,7 @@ def checked_cells(entry: Entry, options: Options) -> list[Cell]:
     """Returns the cells, each of them once; anything wrong with them is a mistake of the entry."""
     cells = list(entry.cells(options))
     if not cells:
-        raise ValueError(f"{entry.name} has no cells for these options. HINT: --seeds 1 or more.")
+        raise ValueError(f"{entry.name} has no cells for these options. HINT: use --seeds 1 or more.")
     keys = [key_of(cell) for cell in cells]
     assert len(set(keys)) == len(keys), f"{entry.name} has the same cell twice"
     return cells
@@ -97,7 +97,7 @@ def checked_result(cell: Cell, result: Row) -> Row:
         raise ValueError(f"the result repeats {', '.join(taken)}. HINT: return the other columns only.")
     missing = [name for name in PRIVACY_COLUMNS if name not in {*result, *cell}]
     if missing:
-        raise ValueError(f"the result does not say {', '.join(missing)}. HINT: None where nothing is released.")
+        raise ValueError(f"the result does not say {', '.join(missing)}. HINT: return None where nothing is released.")
     for name, value in result.items():
         text_of(value, name)
     return result
@@ -115,7 +115,7 @@ def text_of(value: Value, name: str = "a value") -> str:
         return str(int(value))
     if isinstance(value, str):
         return " ".join(value.split())
-    raise ValueError(f"{name} is a {type(value).__name__}. HINT: text, numbers, booleans and None only.")
+    raise ValueError(f"{name} is a {type(value).__name__}. HINT: use text, numbers, booleans and None only.")
 
 
 def value_of(text: str) -> Value:

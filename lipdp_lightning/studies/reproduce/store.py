@@ -102,7 +102,9 @@ def read_csv(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     rows = [row for row in csv.reader(io.StringIO(path.read_text(encoding="utf-8"))) if row]
     for line, row in enumerate(rows[1:], start=2):
         if len(row) != len(rows[0]):
-            raise ValueError(f"{path}, line {line}: {len(row)} columns instead of {len(rows[0])}. HINT: another --out.")
+            raise ValueError(
+                f"{path}, line {line}: {len(row)} columns instead of {len(rows[0])}. HINT: use another --out."
+            )
         yield line, dict(zip(rows[0], row, strict=True))
 
 
@@ -116,5 +118,5 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError(f"another process holds {path}. HINT: wait for it, or another --out.") from None
+            raise ValueError(f"another process holds {path}. HINT: wait for it, or use another --out.") from None
         yield

@@ -124,6 +124,24 @@ def test_honest_parties_finish_at_once_whatever_others_do(session: Session, atta
     assert session.failure is None and not session.thread.is_alive()
 
 
+@pytest.mark.parametrize("enrolled", [False, True])
+def test_a_silent_caller_has_its_time_and_is_closed_while_the_session_goes_on(enrolled: bool) -> None:
+    session = Session(seconds=8.0)
+    caller = session.connect()
+    if enrolled:
+        caller = call(caller, session.identities["party 2"], "server 0", session.setting.session)._connection
+    caller.settimeout(session.setting.link_seconds + 3)
+    start = time.monotonic()
+    with contextlib.suppress(ConnectionResetError):
+        while caller.recv(100):
+            pass
+    assert time.monotonic() - start < session.setting.link_seconds + 2
+    for party in range(2):
+        session.deliver(party)
+    assert session.seal() == bytes([0b011])
+    session.listener.close()
+
+
 def test_a_message_after_the_seal_does_not_count(session: Session) -> None:
     late = call(session.connect(), session.identities["party 2"], "server 0", session.setting.session)
     for party in range(2):

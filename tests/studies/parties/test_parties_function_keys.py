@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.keys import derive_key
-from lipdp_lightning.privacy.streams import CounterStream
 from lipdp_lightning.studies.parties.function_keys import (
     KeyBatch,
     evaluate,

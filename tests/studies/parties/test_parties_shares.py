@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lipdp_lightning.key_streams import CounterStream
 from lipdp_lightning.privacy.keys import derive_key
-from lipdp_lightning.privacy.streams import CounterStream
 from lipdp_lightning.studies.parties import (
     AdditiveSharing,
     FunctionSharing,

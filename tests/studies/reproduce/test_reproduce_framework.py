@@ -15,7 +15,7 @@ import pytest
 import tiny_entries
 
 from lipdp_lightning.cli import main
-from lipdp_lightning.studies.reproduce import Options, summarize
+from lipdp_lightning.studies.reproduce import Options, quoted, summarize
 from lipdp_lightning.studies.reproduce.catalogue import Listed, catalogue, find
 from lipdp_lightning.studies.reproduce.entry import checked_result, text_of, value_of
 from lipdp_lightning.studies.reproduce.entry_run import reproduce
@@ -227,6 +227,17 @@ def test_a_page_quotes_what_was_found_between_its_marks(calls: Path, tmp_path: P
         with pytest.raises(ValueError, match="no place for tiny"):
             reproduce(listed(), tmp_path / "new", into=page)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_page_leaves_a_long_table_to_the_files(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    for most, shown in ((8, True), (7, False)):
+        monkeypatch.setattr(quoted, "MOST_ROWS", most)
+        page.write_text("<!-- begin tiny -->\n<!-- end tiny -->\n")
+        reproduce(listed(), tmp_path / "out", into=page)
+        text = page.read_text()
+        assert ("| certified ε |" in text) is shown and ("The command writes all 8 rows" in text) is not shown
+        assert "There are 8 rows." in text
 
 
 def test_help_loads_no_entries() -> None:

@@ -103,7 +103,7 @@ def test_the_paragraph_says_where_we_are_ahead_and_where_behind(tmp_path: Path) 
     # the third published column counts, too: that of Fix-Lip is the largest on German Credit
     assert "on 1 of 2 tables (not on GermanCredit)." in first(joint_clip=0.9, joint_clip_GermanCredit=0.76)
     clipped = first(joint_clip=0.9, dpsgd=0.9)
-    bounds, clips = clipped.index("Bounds alone"), clipped.index("With `loss_clip`")
+    bounds, clips = clipped.index("Bounds alone"), clipped.index("The better of joint")
     assert clipped.startswith("Bounds alone") and "so is clipping" in clipped
     assert "behind on 2: BreastCancer (-0.2000" in clipped[bounds:clips] and "behind on 0." in clipped[clips:]
     behind = first(joint=0.9, dpsgd=0.9, dpsgd_BreastCancer=0.92)

@@ -112,7 +112,7 @@ def finish(rows: Rows, out: Output) -> str:
         "examples agree: without clipping, for `worst_case`, and for `joint` on one layer with rows of one norm. "
         "Global clipping with a radius that drops rows has factors 0 and 1: its kernel is as little symmetric as that "
         "of local clipping, and a dropped row's loss is not lowered. What the paper shows for it holds where nothing "
-        "is dropped, and there it is no clipping, of either kind."
+        "is dropped, and there it is not clipping, of either kind."
     )
 
 

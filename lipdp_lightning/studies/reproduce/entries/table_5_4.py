@@ -185,7 +185,10 @@ def _lead(rows: Rows, data: str, methods: Sequence[str]) -> tuple[float, float]:
 def _against_clipping(rows: Rows, data: Sequence[str]) -> str:
     """Returns how bounds alone compare with tuned DP-SGD, and then bounds with `loss_clip`."""
     parts = []
-    clips = "With `loss_clip`, which clips each example's gradient at the logits and so is clipping, joint scaling"
+    clips = (
+        "The better of joint scaling with and without `loss_clip`, which clips each example's gradient at the logits "
+        "and so is clipping,"
+    )
     for methods, label in ((BOUNDS, "Bounds alone, the best of four methods that clip no gradient,"), (OURS, clips)):
         leads = {d: _lead(rows, d, methods) for d in data}
         ahead = [d for d, (lead, error) in leads.items() if lead > error]

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from ..kernels.normals import normals
-from .keys import KEY_BYTES, derive_key
+from .kernels.normals import normals
+from .privacy.keys import KEY_BYTES, derive_key
 
 BLOCK_BYTES = 16  # one AES block, which is the unit of a stream's position
 _WORD_BYTES = 8
