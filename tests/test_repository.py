@@ -390,8 +390,8 @@ def direct_requirements() -> list[str]:
     """Of the package, its extras and its developers, from pyproject.toml; pyarrow stays the user's choice."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     main = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-    extras = re.findall(r"^(?:vision|tune|plots|wandb|docs|dev) = \[(.*)\]$", text, re.MULTILINE)
-    assert main and len(extras) == 6
+    extras = re.findall(r"^(?:vision|tune|plots|wandb|jax|docs|dev) = \[(.*)\]$", text, re.MULTILINE)
+    assert main and len(extras) == 7
     lines = [line for line in main.group(1).splitlines() if not line.strip().startswith("#")]
     found = re.findall(r'"([^"]+)"', "\n".join([*lines, *extras]))
     return [requirement for requirement in found if not requirement.startswith("lipdp-lightning")]

@@ -8,6 +8,7 @@ is killed by its own process id.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -105,6 +106,7 @@ def warm_up() -> None:
         state = torch.get_rng_state()
         rank_jobs.final_weights(rank_jobs.World(0, 1))
         torch.set_rng_state(state)
+    gc.freeze()  # a rank that collects garbage would copy every page that it shares with this process
 
 
 def main() -> None:
