@@ -278,12 +278,27 @@ def structural_problems(model: nn.Module) -> list[Problem]:
     """Returns the problems of a model's operations; if it cannot be traced, also those of modules that have no rule."""
     try:
         return unsupported(trace(model))
-    except Undecided:
-        return []  # a certificate, which knows the shape of the input, lists all problems
+    except Undecided as undecided:
+        node = undecided.args[0]
+        problems = [] if _is_of_sizes(node) else [decision_problem(node)]  # sizes are known to a certificate
     except CertificationError as error:
-        found = [(path, module, module_rule(type(module))) for path, module in model.named_modules()]
-        return [*error.problems, *(Problem(path, f"{type(module).__name__}: {refusal.reason}", refusal.hint)
-                                   for path, module, refusal in found if isinstance(refusal, Refusal))]  # fmt: skip
+        problems = list(error.problems)
+    found = [(path, module, module_rule(type(module))) for path, module in model.named_modules()]
+    return [*problems, *(Problem(path, f"{type(module).__name__}: {refusal.reason}", refusal.hint)
+                         for path, module, refusal in found if isinstance(refusal, Refusal))]  # fmt: skip
+
+
+def decision_problem(node: fx.Node) -> Problem:
+    """Returns the problem of a forward that decides by a node's value."""
+    reason = "its forward cannot be traced, it decides by values of tensors, or by the private batch size"
+    hint = "decide by sizes of an example, as x.shape[1] > 4 does, or put the part into a layer with a rule"
+    return Problem(node_path(node), reason, hint)
+
+
+def _is_of_sizes(node: fx.Node) -> bool:
+    """Returns whether the node's value may be computed from sizes of tensors alone."""
+    reads_a_tensor = node.target not in ARITHMETIC | _OF_PUBLIC_NUMBERS
+    return reads_sizes(node) and (reads_a_tensor or all(map(_is_of_sizes, node.all_input_nodes)))
 
 
 # ---- parts of a network that neither its graph nor a rule shows

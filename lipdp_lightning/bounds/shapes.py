@@ -16,6 +16,7 @@ from .graph import (
     CertificationError,
     Problem,
     Undecided,
+    decision_problem,
     made_from_input,
     node_path,
     operation_name,
@@ -85,9 +86,7 @@ def trace_at(model: nn.Module, input_shape: tuple[int, ...]) -> fx.GraphModule:
             propagate_shapes(graph, input_shape)
             number = node.meta["shape"]
             if not isinstance(number, Number) or counts_examples(number.value):
-                reason = "its forward cannot be traced, it decides by values of tensors, or by the private batch size"
-                hint = "decide by sizes of an example, as x.shape[1] > 4 does, or put the part into a layer with a rule"
-                raise CertificationError([Problem(node_path(node), reason, hint)]) from found
+                raise CertificationError([decision_problem(node)]) from found
             decided.append(bool(number.value))
 
 

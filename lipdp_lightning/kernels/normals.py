@@ -103,5 +103,6 @@ def _release_in_pieces(
         count = len(entries[piece])
         drawn = normals(key, stream, start, count, samples).numpy() if deviation > 0 else np.zeros(count)
         cpu_loops().complete(entries[piece], further[piece], drawn, deviation, share, shift, factor)
+        del drawn  # before the next piece is drawn, so that memory holds one of them
     if not (exact and values.is_contiguous()):
         values.copy_(flat.view(values.shape))

@@ -54,7 +54,7 @@ def check(content: dict[str, Any], folder: Path) -> None:
     assert second.resolved() == saved
     schema, _ = Declaration(content).table_schema()
     assert first.datamodule.schema == second.datamodule.schema == schema
-    assert second.datamodule.path == Path("1e3.csv")
+    assert second.datamodule.source == Path("1e3.csv")
     assert yaml.safe_load(saved)["model"]["network"]["init_args"]["input_shape"] == [schema.width]
 
 

@@ -159,5 +159,5 @@ def test_rows_in_a_file_stay_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert mapped("auto").place(torch.device("cpu")).startswith("in their file")
     with pretended_gpu(monkeypatch):
         assert mapped("auto").place(DEVICE).startswith("copied to cuda:0")
-        with pytest.raises(ValueError, match=r"its rows stay in their file\nHINT: on_device: auto"):
+        with pytest.raises(ValueError, match=r"its rows stay in their file\nHINT: use on_device: auto"):
             mapped(True).place(DEVICE)

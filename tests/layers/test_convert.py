@@ -131,7 +131,7 @@ class Untraceable(Broken):
 
 @pytest.mark.parametrize(
     ("kind", "paths"),
-    [(Broken, {"stem.1", "norm", "forward, exp"}), (Untraceable, {"Untraceable", "stem.1", "norm"})],
+    [(Broken, {"stem.1", "norm", "forward, exp"}), (Untraceable, {"forward, gt", "stem.1", "norm"})],
 )
 def test_a_refusal_lists_everything_and_changes_nothing(kind, paths):
     model = kind()
