@@ -328,6 +328,8 @@ class Mechanism:
         if self._certifier.identity is not self._identity:
             self._check_trained(certificate)
             self._check_identity()
+        if state:  # a step that is taken again from these weights asks for their norms again
+            self._follower.seal(state, self._state)
         self.certificate = certificate
         self._certified_versions, self._attached = self._versions(), RemovableHandle.next_id
         return self.certificate
