@@ -106,7 +106,9 @@ def prepared(folder: Path) -> Path:
 
 
 def run_dirs(command: str) -> list[str]:
-    return re.findall(r"--run_dir (\S+)", command)
+    """Returns the run directories that a command names, and one of the folder of runs that it reads."""
+    folders = re.findall(r"lipdp (?:status|compare) (runs)(?!\S)", command)
+    return [*re.findall(r"--run_dir (\S+)", command), *(f"{folder}/first" for folder in folders)]
 
 
 def run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
