@@ -199,30 +199,14 @@ def read_snippets(path: Path) -> tuple[list[str], list[int]]:
 SNLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
 
 
-class SNLI(EmbeddedText):
-    """Stanford Natural Language Inference 1.0, pairs of sentences (Bowman et al. 2015).
-
-    Pairs without a gold label, which is an item's own property, are left out. A pair with embeddings u and v of norm 1
-    becomes (u, v, |u - v|, u v), scaled to norm 1. The files `snli_1.0_train.jsonl`, `snli_1.0_dev.jsonl` and
-    `snli_1.0_test.jsonl` lie below `text/snli`.
-
-    Args:
-        limit: the number of lines of the training file to read, a public number; `declared_size` must be given with it.
-    """
+class SNLIParts:
+    """The parts of SNLI and the number of its training pairs, for modules that make rows of pairs of sentences."""
 
     declared_size = 549_367
-    parts = 4
+    limit: int | None
 
-    def __init__(
-        self,
-        encoder: Encoder | None = None,
-        root: str | None = None,
-        declared_size: int | None = None,
-        limit: int | None = None,
-        validation_fraction: float | None = None,
-        eval_batch_size: int = 1024,
-    ) -> None:
-        super().__init__(encoder, root, 0.0, validation_fraction, None, eval_batch_size)
+    def _read_at_most(self, limit: int | None, declared_size: int | None) -> None:
+        """Keeps how many lines of the training file are read, and the number of pairs that they hold."""
         if limit is not None and declared_size is None:
             raise refusal(f"limit={limit} without a declared size", "give declared_size=, about 0.9986 of the lines")
         self.limit = limit
@@ -237,6 +221,35 @@ class SNLI(EmbeddedText):
 
     def load_test(self) -> Rows:
         return self._pairs("test")
+
+    def _pairs(self, part: Literal["train", "dev", "test"], limit: int | None = None) -> Rows:
+        raise NotImplementedError
+
+
+class SNLI(SNLIParts, EmbeddedText):
+    """Stanford Natural Language Inference 1.0, pairs of sentences (Bowman et al. 2015).
+
+    Pairs without a gold label, which is an item's own property, are left out. A pair with embeddings u and v of norm 1
+    becomes (u, v, |u - v|, u v), scaled to norm 1. The files `snli_1.0_train.jsonl`, `snli_1.0_dev.jsonl` and
+    `snli_1.0_test.jsonl` lie below `text/snli`.
+
+    Args:
+        limit: the number of lines of the training file to read, a public number; `declared_size` must be given with it.
+    """
+
+    parts = 4
+
+    def __init__(
+        self,
+        encoder: Encoder | None = None,
+        root: str | None = None,
+        declared_size: int | None = None,
+        limit: int | None = None,
+        validation_fraction: float | None = None,
+        eval_batch_size: int = 1024,
+    ) -> None:
+        super().__init__(encoder, root, 0.0, validation_fraction, None, eval_batch_size)
+        self._read_at_most(limit, declared_size)
 
     def _pairs(self, part: Literal["train", "dev", "test"], limit: int | None = None) -> Rows:
         found = gold_pairs(self.root, part, limit)

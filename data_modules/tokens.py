@@ -16,7 +16,7 @@ import torch
 
 from lipdp_lightning.data_modules.base import PrivateDataModule, Rows, box_norm
 from lipdp_lightning.data_modules.found_files import data_root, find_file, read_text, refusal
-from lipdp_lightning.data_modules.text import SNIPPETS_SHIP_IN, MovieSnippets, gold_pairs, read_snippets
+from lipdp_lightning.data_modules.text import SNIPPETS_SHIP_IN, MovieSnippets, SNLIParts, gold_pairs, read_snippets
 
 PADDING, BOUNDARY, FIRST_WORD = 0, 1, 2
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)?|[0-9]+|[^\sa-z0-9]")
@@ -125,7 +125,7 @@ class MovieTokens(TokenText):
         return self._rows([(text,) for text in texts], labels)
 
 
-class SNLITokens(TokenText):
+class SNLITokens(SNLIParts, TokenText):
     """The pairs of :class:`SNLI` as tokens: the premise, a boundary, and the hypothesis.
 
     Args:
@@ -135,7 +135,6 @@ class SNLITokens(TokenText):
     """
 
     num_classes = 3
-    declared_size = 549_367
 
     def __init__(
         self,
@@ -148,20 +147,7 @@ class SNLITokens(TokenText):
         eval_batch_size: int = 1024,
     ) -> None:
         super().__init__(length, tokenizer, root, 0.0, validation_fraction, eval_batch_size)
-        if limit is not None and declared_size is None:
-            raise refusal(f"limit={limit} without a declared size", "declared_size=, about 0.9986 of the lines")
-        self.limit = limit
-        if declared_size is not None:
-            self.declared_size = declared_size
-
-    def load_train(self) -> Rows:
-        return self._pairs("train", self.limit)
-
-    def load_validation(self) -> Rows:
-        return self._pairs("dev")
-
-    def load_test(self) -> Rows:
-        return self._pairs("test")
+        self._read_at_most(limit, declared_size)
 
     def _pairs(self, part: Literal["train", "dev", "test"], limit: int | None = None) -> Rows:
         found = gold_pairs(self.root, part, limit)

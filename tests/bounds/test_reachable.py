@@ -1,4 +1,4 @@
-"""What code reads by name, in every function that it defines."""
+"""Names that code reads are found in every function that it defines."""
 
 from __future__ import annotations
 

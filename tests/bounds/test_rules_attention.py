@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lipdp_lightning.audit import attack
+from lipdp_lightning.audit.attack import AttackReport
 from lipdp_lightning.bounds import CertificationError, certify, registry
 from lipdp_lightning.bounds.rules.attention import attention
 from lipdp_lightning.bounds.values import Bound, Operation, Unbounded, Value
@@ -30,7 +31,7 @@ RADII = {OUTPUT: LARGE, QUERY: SMALL, KEY: SMALL, VALUE: LARGE}
 
 
 def bound_of(shapes: Shapes, radii: tuple[float, ...], **options: object) -> tuple[float, ...]:
-    """What the rule says of the output, and of the gradients of queries, keys and values."""
+    """Returns the rule's bounds on the output, and on the gradients of queries, keys and values."""
     q, k, v = (Value(radius, shape) for radius, shape in zip(radii, shapes, strict=True))
     output = (*shapes[0][:-1], shapes[2][-1])
     found = attention(Operation("attention", None, output, NormSource()), q, k, v, **options)  # type: ignore[arg-type]
@@ -84,7 +85,7 @@ def test_an_ascent_comes_close_to_every_bound_and_never_above(shapes: str, claim
     ids=["queries: a slope of 1/4, as sigmoid has", "queries: just less", "keys: a slope of 1/4", "output", "values"],
 )
 def test_a_smaller_constant_is_exceeded(claim: int, believed: float) -> None:
-    """The same ascent refutes what the rule would say with a smaller constant."""
+    """An ascent that reaches the constants refutes the rule if one of them is smaller."""
     stated = bound_of(SHAPES["one row"], RADII[claim])[claim]
     broken = stated * (believed / 0.5 if claim in (QUERY, KEY) else believed)
     assert worst(SHAPES["one row"], claim) > broken * SLACK
@@ -129,19 +130,17 @@ class Block(nn.Module):
         return self.head(self.attention(x).mean(1))
 
 
+def attacked(block: Block) -> AttackReport:
+    """Attacks the certificate of a block by inputs and weights."""
+    return attack(
+        make_private(block), (5, 6), 4.0, "cross_entropy", restarts=12, steps=16, weights=True, weight_rounds=2
+    )
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_whole_layer_stands_an_attack_on_inputs_and_weights(causal: bool) -> None:
     torch.manual_seed(0)
-    report = attack(
-        make_private(Block(causal, 2.0)),
-        (5, 6),
-        4.0,
-        "cross_entropy",
-        restarts=12,
-        steps=16,
-        weights=True,
-        weight_rounds=2,
-    )
+    report = attacked(Block(causal, 2.0))
     assert not report.violations(), report.worst
     for group in report.groups:
         print(f"{group.name}: the largest gradient found is {group.worst_case:.3f} of its bound")
@@ -158,16 +157,7 @@ def test_an_attack_finds_a_rule_that_forgets_a_slot(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(registry._RULES, F.scaled_dot_product_attention, broken)
     torch.manual_seed(0)
-    report = attack(
-        make_private(Block(scale=2.0)),
-        (5, 6),
-        4.0,
-        "cross_entropy",
-        restarts=12,
-        steps=16,
-        weights=True,
-        weight_rounds=2,
-    )
+    report = attacked(Block(scale=2.0))
     assert report.violations()
 
 
