@@ -284,6 +284,8 @@ def _move_twice(schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
             warnings.simplefilter("ignore")  # torch warns of a schedule that moves before its optimizer
             schedule.step()
             schedule.step()
+        if not all(math.isfinite(group["lr"]) for group in groups):
+            raise ValueError(f"the rate becomes {[float(group['lr']) for group in groups]}")
     finally:
         schedule.load_state_dict(state)
         for group, before in zip(groups, options, strict=True):
@@ -300,6 +302,9 @@ def _schedule_problems(module: PrivateModule) -> list[str]:
             return []
         if not isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
             _move_twice(schedule)
+        elif not (isinstance(chosen, dict) and "monitor" in chosen):
+            return ["ReduceLROnPlateau follows a metric, and none is named. HINT: use "
+                    "lightning.pytorch.cli.ReduceLROnPlateau, with monitor: validation/loss."]  # fmt: skip
     except Exception as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return [f"the schedule fails when it moves, {message}. HINT: check lr_scheduler.init_args."]
