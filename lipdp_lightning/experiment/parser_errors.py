@@ -8,6 +8,7 @@ import difflib
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Sequence
 
 from .one_line import one_line, shortened
@@ -114,8 +115,9 @@ def _misspelt(message: str) -> str:
     if found is None or _UNKNOWN.search(message):
         return ""
     module = found["module"]
-    home = importlib.import_module(f"lipdp_lightning.{module}" if found.re is _SHORT_NAME else module)
-    close = difflib.get_close_matches(found["name"], getattr(home, "__all__", dir(home)), n=1)
+    ours = found.re is _SHORT_NAME
+    home = importlib.import_module(f"lipdp_lightning.{module}") if ours else sys.modules.get(module)
+    close = difflib.get_close_matches(found["name"], getattr(home, "__all__", vars(home) if home else ()), n=1)
     return f"HINT: did you mean {module}.{close[0]}?" if close else ""
 
 

@@ -104,6 +104,8 @@ def _optimizer_problems(module: PrivateModule) -> list[str]:
     optimizer = optimizers[0]
     if isinstance(optimizer, torch.optim.LBFGS):
         problems.append("LBFGS evaluates the gradient several times in a step. HINT: use SGD, Adam, AdamW or RMSprop.")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        problems.append("SparseAdam takes sparse gradients, and noise is in every entry. HINT: use Adam or AdamW.")
     held = {id(p) for g in optimizer.param_groups for p in g["params"]}
     missing = [n for n, p in module.network.named_parameters() if p.requires_grad and id(p) not in held]
     if missing:

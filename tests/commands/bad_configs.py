@@ -194,6 +194,7 @@ CLASSES = {
     ("--optimizer", "torch.nn.Linear"): "optimizer: ",
     ("--optimizer", "bad_classes.Optimizer"): "the optimizer cannot be made: KeyError",
     ("--optimizer.rate", "1"): "optimizer",
+    ("--optimizer", "torch.optim.SparseAdam"): "SparseAdam takes sparse gradients",
     ("--lr_scheduler", "nowhere.Step"): "lr_scheduler: nowhere.Step",
     ("--lr_scheduler", STEP_LR): "step_size",
     ("--lr_scheduler", STEP_LR, "--lr_scheduler.step_size", "x"): "lr_scheduler.init_args.step_size",
