@@ -228,14 +228,14 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
     every = trainer.check_val_every_n_epoch
     if every is not None and every < 1:
         problems.append(
-            f"check_val_every_n_epoch={every} is not positive. HINT: limit_val_batches=0 turns validation off."
+            f"check_val_every_n_epoch={every} is not positive. HINT: set limit_val_batches=0 for no validation."
         )
     if strategy.plan is not None and isinstance(trainer.val_check_interval, int) and every is not None:
         batches = steps_per_epoch(strategy.plan) * strategy.chunks
         if trainer.val_check_interval > batches:
             problems.append(
                 f"val_check_interval={trainer.val_check_interval} is more than the {batches} batches of an epoch. "
-                "HINT: check_val_every_n_epoch=null counts across epochs."
+                "HINT: set check_val_every_n_epoch=null to count across epochs."
             )
     if trainer.strategy is not strategy:
         problems.append(_other_strategy(trainer.strategy))
