@@ -124,7 +124,7 @@ def _misspelt(message: str) -> str:
 def _nearest(message: str, key: str, known: Sequence[str]) -> str:
     """Returns the hint, which names the known key that an unknown one is closest to."""
     if "expected one argument" in message:
-        return "HINT: a value that begins with a minus is written with an equals sign, as in --key=-1."
+        return "HINT: write a value that begins with a minus after an equals sign, as in --key=-1."
     found = _UNKNOWN.search(message)
     if found is None:
         return SHOW_KEYS
