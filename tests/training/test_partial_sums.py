@@ -89,3 +89,18 @@ def test_a_gradient_that_a_hook_leaves_before_the_backward_pass_releases_nothing
     with pytest.raises(ValueError, match=r"a gradient was there before.*HINT"):
         fit(make_plan(steps=2), AddsToGradients())
     assert not released
+
+
+def test_a_release_that_was_written_to_is_no_longer_one() -> None:
+    """Loops that leave a release in ``grad`` add to it, which is public; what is written into it need not be."""
+    layer = nn.Linear(3, 2)
+    sums = PartialSums(layer)
+    for parameter in layer.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    sums.remember()
+    sums.check_none()
+    sums.remember()
+    assert layer.bias.grad is not None
+    layer.bias.grad.add_(1)
+    with pytest.raises(ValueError, match=r"a gradient was there before.*HINT"):
+        sums.check_none()
