@@ -73,7 +73,7 @@ def privatize(
 
     Args:
         module: A LightningModule, which is left as it is; a copy is trained.
-        data: A LightningDataModule, a DataLoader, a Dataset, a pair of tensors or a PrivateDataModule.
+        data: A LightningDataModule, a DataLoader, a Dataset, a pair of tensors or arrays, or a PrivateDataModule.
         size: N, the declared number of training rows; neighbouring data sets differ in their length, so it is stated
             and not counted. A PrivateDataModule declares it.
         loss: The certified loss, by name or as a Loss, in place of what ``training_step`` computes.
