@@ -68,6 +68,8 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
         raise ValueError(f"{report_file} cannot be read: {error}. HINT: restore it from a backup.") from error
     prefix = "network."
     state, weights = evaluated_state(checkpoint)
+    if not any(name.startswith(prefix) for name in state):  # a project by privatize, under its own names
+        prefix = ""
     return {
         "format": 1,
         "state_dict": {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)},

@@ -74,10 +74,11 @@ def _from_run(own: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
 
 def _from_release(own: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
     from ..experiment.experiment import parse_experiment
-    from ..experiment.foreign_code import check_named_code
+    from ..experiment.foreign_code import check_named_code, refuse_projects
     from ..release import load_release
 
     release = load_release(own.release)
+    refuse_projects(release.config, release.path)
     if not own.trust_config:
         check_named_code(release.config, release.path)
     data = parse_experiment(["--config", release.config, *rest], None, "off").datamodule
