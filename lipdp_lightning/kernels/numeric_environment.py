@@ -13,10 +13,9 @@ import importlib.metadata
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from operator import attrgetter
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +82,8 @@ def gpu_facts(device: torch.device) -> dict[str, str]:
         "cuDNN benchmark": backends.cudnn.benchmark,
         "cuDNN benchmark limit": getattr(backends.cudnn, "benchmark_limit", None),
         "cuDNN deterministic": backends.cudnn.deterministic,
-        "library for matrices": _called(getattr(backends.cuda, "preferred_blas_library", None)),
-        "library for linear algebra": _called(getattr(backends.cuda, "preferred_linalg_library", None)),
+        "library for matrices": _setting(backends.cuda, "preferred_blas_library"),
+        "library for linear algebra": _setting(backends.cuda, "preferred_linalg_library"),
         _WORKSPACE: os.environ.get(_WORKSPACE, ""),
     }
     return dict(_of_the_gpu(device)) | {name: str(value) for name, value in switches.items()}
@@ -126,11 +125,7 @@ def _version_of(package: str) -> str:
         return "none"
 
 
-def _called(setting: object) -> object:
-    return setting() if callable(setting) else None
-
-
-@lru_cache(maxsize=1)
+@cache
 def _of_the_cpu() -> bytes:
     """Returns what decides the last bits on a CPU: torch, and the vector unit it uses.
 
@@ -170,10 +165,8 @@ _ENVIRONMENT = {
 
 def require_exact_arithmetic() -> None:
     """Sets every switch of this process; what a variable of the environment forces cannot be set."""
-    for path in _IEEE:
-        _write(path, "ieee")
-    for path in _OFF:
-        _write(path, False)
+    for _, holder, name, wanted in _switches():
+        setattr(holder, name, wanted)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 
@@ -188,13 +181,14 @@ def products_on_tensor_cores(allowed: bool) -> Iterator[None]:
     if not allowed:
         yield
         return
+    cores = [(holder, name) for path, holder, name, _ in _switches() if path in _TENSOR_CORES]
     try:
-        for path in _TENSOR_CORES:
-            _write(path, True)
+        for holder, name in cores:
+            setattr(holder, name, True)
         yield
     finally:
-        for path in _TENSOR_CORES:
-            _write(path, False)
+        for holder, name in cores:
+            setattr(holder, name, False)
 
 
 def arithmetic_problems() -> list[str]:
@@ -221,15 +215,11 @@ _HINT = "leave it alone while a private run trains; set-up has set it."
 
 def _found() -> Iterator[tuple[str, Any, Any, str]]:
     """Yields every switch with its value, what it must be, and what to do."""
-    for path in _IEEE:
-        if (value := _read(path)) is not None:
-            yield f"torch.backends.{path}", value, "ieee", _HINT
-    for path in _OFF:
-        if (value := _read(path)) is not None:
-            yield f"torch.backends.{path}", value, False, _HINT
-    if _read("mkldnn.allow_tf32") is True:
+    for path, holder, name, wanted in _switches():
+        yield f"torch.backends.{path}", _setting(holder, name), wanted, _HINT
+    if _setting(torch.backends.mkldnn, "allow_tf32") is True:
         yield "torch.backends.mkldnn.allow_tf32", True, False, _HINT
-    yield "torch.get_float32_matmul_precision()", _agreed(torch.get_float32_matmul_precision), "highest", _HINT
+    yield "torch.get_float32_matmul_precision()", _setting(torch, "get_float32_matmul_precision"), "highest", _HINT
     reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     yield "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()", reduced, False, _HINT
     for name, allowed in _ENVIRONMENT.items():
@@ -238,27 +228,24 @@ def _found() -> Iterator[tuple[str, Any, Any, str]]:
         yield f"the environment's {name}", value, wanted, "unset it before the program starts."
 
 
-def _agreed(read: Callable[[], Any]) -> Any:
-    """Returns a setting; text if its spellings disagree."""
+@cache
+def _switches() -> list[tuple[str, Any, str, Any]]:
+    """Returns the switches that this version of torch has: path, holder, name and what each must be."""
+    found = []
+    for path, wanted in (dict.fromkeys(_IEEE, "ieee") | dict.fromkeys(_OFF, False)).items():
+        *parents, name = path.split(".")
+        holder: Any = torch.backends
+        for parent in parents:
+            holder = getattr(holder, parent, None)
+        if _setting(holder, name) is not None:
+            found.append((path, holder, name, wanted))
+    return found
+
+
+def _setting(holder: Any, name: str) -> Any:
+    """Returns a setting, None where this version of torch does not have it, and text if its spellings disagree."""
     try:
-        return read()
+        value = getattr(holder, name, None)
+        return value() if callable(value) else value
     except RuntimeError:
         return "set through several interfaces that disagree"
-
-
-def _read(path: str) -> Any:
-    """Returns a setting, or None where this version of torch does not have it; text if its spellings disagree."""
-    try:
-        return _agreed(lambda: attrgetter(path)(torch.backends))
-    except AttributeError:
-        return None
-
-
-def _write(path: str, value: Any) -> None:
-    *parents, name = path.split(".")
-    try:
-        holder = attrgetter(".".join(parents))(torch.backends) if parents else torch.backends
-    except AttributeError:
-        return
-    if _read(path) is not None:
-        setattr(holder, name, value)

@@ -28,7 +28,7 @@ def row_norms(rows: Tensor, more: int = 0) -> Tensor:
 
     Squares are taken and added in float64, where no float32 overflows or is lost.
     """
-    found: Tensor = (_row_norms if rows.is_cuda else row_norms_by_torch)(rows.unsqueeze(-1).flatten(1), more)
+    found: Tensor = (_row_norms if rows.is_cuda else row_norms_by_torch)(rows, more)
     return found
 
 

@@ -59,13 +59,13 @@ def as_float64(weight: Tensor, name: str = "weight") -> Tensor:
     return matrix
 
 
-def spectral_norms(matrices: Tensor) -> Tensor:
+def spectral_norms(matrices: Tensor, name: str = "matrix") -> Tensor:
     """Returns upper bounds on s(W) that exceed it by :func:`rounding_margin` only, batched over leading dimensions.
 
     They are roots of the largest eigenvalue of the smaller Gram matrix. Should the solver not converge, one bound on
     the eigenvalues of all matrices takes its place.
     """
-    matrices = as_float64(matrices, "matrix")
+    matrices = as_float64(matrices, name)
     if matrices.numel() == 0:
         return matrices.new_zeros(matrices.shape[:-2])
     least, most = torch.aminmax(matrices.flatten(-2), dim=-1)
@@ -95,7 +95,7 @@ def dense_norm(weight: Tensor, *, name: str = "weight") -> float:
             f"{name} has shape {tuple(weight.shape)}: dense_norm takes a matrix.\n"
             "HINT: use conv_norm for convolution kernels."
         )
-    return float(spectral_norms(as_float64(weight, name)))
+    return float(spectral_norms(weight, name))
 
 
 def largest_norm(matrices: Tensor, floor: float = 0.0) -> float:

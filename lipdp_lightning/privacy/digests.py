@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
@@ -46,9 +47,14 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """Returns the bytes of a tensor as they are in memory, since numpy lacks bf16, and -0.0 differs from 0.0."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
-    return plain.view(-1).view(torch.uint8).numpy().data
+    """Returns the bytes of a tensor as they are in memory, in which -0.0 differs from 0.0."""
+    plain = tensor.detach()
+    try:
+        values = plain.numpy()
+    except (TypeError, RuntimeError):  # bfloat16, which numpy lacks, tensors on a device, and lazy conjugates
+        plain = plain.resolve_conj().resolve_neg().contiguous().cpu()
+        values = plain.view(-1).view(torch.uint8).numpy()
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 class PendingDigest:

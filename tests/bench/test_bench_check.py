@@ -91,6 +91,14 @@ def test_what_exceeds_its_bound_is_measured_once_more(
     assert ("1.25" in printed(verdicts).splitlines()[-1]) == (not kept)
 
 
+def test_rounds_that_something_else_has_slowed_do_not_count() -> None:
+    over = Row("mlp-8x2", 8, "torch", round_seconds={0: 1.0, 1: 1.1, 2: 1.0})
+    row = Row("mlp-8x2", 8, "joint", round_seconds={0: 1.5, 1: 1.1, 2: 1.4})
+    verdict = guard._verdict(BOUND, row, over)
+    assert verdict.ratio == pytest.approx(1.1) and verdict.kept and verdict.spread[1] > 1.4
+    assert not guard._verdict(BOUND, Row("mlp-8x2", 8, "joint", round_seconds={0: 1.3, 1: 1.25}), over).kept
+
+
 def test_a_contender_that_cannot_run_keeps_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, [1.0, 1.0], status=FAILED)
     verdicts = check([BOUND], rounds=3)

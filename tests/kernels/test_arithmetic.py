@@ -32,8 +32,7 @@ def switch(path: str, value: object) -> Callable[[], object]:
 
 
 SPELLINGS: dict[str, Callable[[], object]] = {
-    **{path: switch(path, "tf32") for path in arithmetic._IEEE if arithmetic._read(path) is not None},
-    **{path: switch(path, True) for path in arithmetic._OFF if arithmetic._read(path) is not None},
+    **{path: switch(path, "tf32" if wanted == "ieee" else True) for path, _, _, wanted in arithmetic._switches()},
     "bfloat16 products on a CPU": switch("mkldnn.matmul.fp32_precision", "bf16"),
     "high": lambda: torch.set_float32_matmul_precision("high"),
     "medium": lambda: torch.set_float32_matmul_precision("medium"),
