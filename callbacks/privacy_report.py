@@ -98,8 +98,8 @@ class PrivacyReport(Callback):
         """Writes the report.
 
         Args:
-            trainer: that of the run.
-            module: its LightningModule.
+            trainer: the trainer of the run.
+            module: the trainer's LightningModule.
             metrics: the final held-out metrics; by default, the last that were logged.
             final: whether this is the last call of the run. If not, report.html, whose plots take a second or more, is
                 drawn only for a run that stopped before its last planned step.

@@ -168,8 +168,8 @@ def loader(rows: InMemoryRows, sampler: Sampler[Any], copied_to: torch.device | 
     """Returns a DataLoader whose sampler yields whole batches (`batch_size=None`), in this process.
 
     Args:
-        rows: where they are.
-        sampler: of batches.
+        rows: the rows that batches are taken from.
+        sampler: the sampler that yields the indices of each batch.
         copied_to: a GPU to which batches are copied ahead of their use; None leaves them where the rows are.
     """
     if copied_to is not None:

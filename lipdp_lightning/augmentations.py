@@ -79,7 +79,7 @@ class ShiftedCrop(Augmentation):
         if not (isinstance(padding, int) and padding >= 0):
             problems.append(f"padding={padding!r} is not a number of pixels. HINT: 4")
         if mode not in ("reflect", "zeros"):
-            problems.append(f"mode={mode!r} is unknown. HINT: 'reflect' or 'zeros'")
+            problems.append(f"mode={mode!r} is unknown. HINT: use 'reflect' or 'zeros'")
         if problems:
             raise ValueError("; ".join(problems))
         self.padding, self.mode = padding, mode
@@ -90,7 +90,7 @@ class ShiftedCrop(Augmentation):
         if self.mode == "reflect" and self.padding >= min(height, width):
             raise ValueError(
                 f"an image of {height} x {width} has no {self.padding} pixels to reflect. "
-                f"HINT: a padding below {min(height, width)}, or mode 'zeros'."
+                f"HINT: use a padding below {min(height, width)}, or mode 'zeros'."
             )
         shift = draws.integers(-self.padding, self.padding, 2)
         down, inside_rows = self._source(height, shift[:, 0], x.device)

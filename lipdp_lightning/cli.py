@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"lipdp {__version__}\n")
         return 0
     if name not in COMMANDS:
-        sys.stderr.write(f"lipdp: unknown command {name!r}. HINT: one of {', '.join(COMMANDS)}.\n")
+        sys.stderr.write(f"lipdp: unknown command {name!r}. HINT: use one of {', '.join(COMMANDS)}.\n")
         return 2
     try:
         from .commands.configs import with_packaged

@@ -52,7 +52,7 @@ class PlannedSchedule(LRScheduler):
         if total is None:
             if step > 0:
                 raise ValueError(
-                    f"{type(self).__name__} does not know how many steps there are. HINT: total_steps=plan.steps."
+                    f"{type(self).__name__} does not know how many steps there are. HINT: set total_steps=plan.steps."
                 )
             return 1.0
         rising = math.ceil(self.warmup * total)

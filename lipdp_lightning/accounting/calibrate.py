@@ -90,8 +90,8 @@ def calibrate_noise(
             f"epsilon {epsilon} at delta {delta} is out of reach of the {accountant} accountant: {steps} steps at "
             f"sample rate {sample_rate:.3g} spend more even with noise multiplier {LARGEST_NOISE:.0e}"
             f"{' next to the statistics released before them' if preliminary else ''}.\n"
-            f"HINT: {'more noise for the statistics, ' if preliminary else ''}a larger epsilon or delta, fewer steps, "
-            "or another accountant."
+            f"HINT: choose {'more noise for the statistics, ' if preliminary else ''}a larger epsilon or delta, fewer "
+            "steps, or another accountant."
         )
     if math.isnan(log_noise):
         raise ValueError(

@@ -151,7 +151,7 @@ def _target(step: RecordedStep, call: LossCall | None, x: Key) -> Key:
     if len(others) != 1:
         raise ValueError(
             f"the batch holds {len(others)} tensors besides the one that the network reads, and it is not known which "
-            "are the targets. HINT: a data set that returns (x, y)."
+            "are the targets. HINT: use a data set that returns (x, y)."
         )
     return next(iter(others))
 

@@ -408,7 +408,7 @@ def _problems(precision: str, noise_mode: str) -> list[str]:
     if noise_mode == "sharded":
         problems.append(
             "noise_mode='sharded' leaves each process a share of the release, and the loop's body steps an optimizer "
-            "that needs all of it. HINT: noise_mode='distributed', or PrivateStrategy, which shards the optimizer too."
+            "that needs all of it. HINT: use 'distributed', or PrivateStrategy, which shards the optimizer too."
         )
     return problems
 

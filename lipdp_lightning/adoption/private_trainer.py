@@ -242,7 +242,7 @@ def _too_short(one: Mapping[str, Any], trainer: PrivateTrainer) -> Iterator[str]
         yield (
             f"{type(one['scheduler']).__name__} ends after {total} {interval}s, and the run takes {moves}: sampled "
             "batches have other sizes than those of a loader. "
-            "HINT: total_steps=self.trainer.estimated_stepping_batches, with interval 'step'."
+            "HINT: set total_steps=self.trainer.estimated_stepping_batches, with interval 'step'."
         )
 
 

@@ -195,7 +195,7 @@ def _size(problems: list[str], data: Any, size: int | None) -> int | None:
     if size is None or size < 1:
         problems.append(
             f"size is {size}: the number of training rows is declared, since data sets that differ in one person "
-            "differ in it, and the sampling rate divides by it. HINT: size=60000, the public number of rows."
+            "differ in it, and the sampling rate divides by it. HINT: give size=60000, the public number of rows."
         )
         return None
     return size

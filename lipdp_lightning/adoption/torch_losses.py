@@ -55,7 +55,7 @@ def certified_loss(call: LossCall) -> Loss:
         raise ValueError(
             "cross_entropy(weight=...) with reduction 'mean' divides by the weights of the labels that are in the "
             "batch, so that each example's gradient depends on all others. "
-            "HINT: loss=CrossEntropy(class_weights=(...)) of lipdp_lightning.bounds.losses divides by a constant."
+            "HINT: use CrossEntropy(class_weights=(...)) of lipdp_lightning.bounds.losses, which divides by a constant."
         )
     loss = as_loss(kind(**_given(options), reduction="none"))
     entries = _entries(call, kind) if _reduction(call) != "sum" else 1

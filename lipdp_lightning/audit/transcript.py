@@ -26,10 +26,10 @@ class Release:
 
     Attributes:
         name: the name of the call, unique within a run.
-        inputs: what the noise is added to, summed over all processes, flat and in float64.
+        inputs: the values that noise is added to, summed over all processes, flat and in float64.
         deviations: the standard deviation of the noise at every entry of ``inputs``.
         multiplier: the noise multiplier that the ledger counts this call with.
-        outputs: what was released.
+        outputs: the released values.
     """
 
     name: str

@@ -20,11 +20,11 @@ from .modes import (
     modes_of_operations,
     other_modes,
 )
-from .reachable import Reachable, TrustedHook, code_of, codes_of
+from .reachable import Reachable, TrustedHook, code_of
 
 __all__ = ["NetworkIdentity", "TrustedHook"]
 
-_class_of = attrgetter("__class__")
+_class_of, _code_of = attrgetter("__class__"), attrgetter("__code__")
 _OF_PICKLING = (".__slotnames__", ".__annotations__", ".__doc__")  # Python adds these to classes of copied objects
 
 
@@ -88,8 +88,8 @@ class NetworkIdentity:
 
     def _now(self) -> list[Collection[object]]:
         """Returns everything that is compared, as it is now."""
-        code = list(chain.from_iterable(map(code_of, self._functions)))
-        return [*[read() for read in self._reads], list(map(_class_of, self._objects)), code, codes_of(self._installed)]
+        code, installed = chain.from_iterable(map(code_of, self._functions)), map(_code_of, self._installed)
+        return [*[read() for read in self._reads], list(map(_class_of, self._objects)), list(code), list(installed)]
 
     def differences(self) -> list[str]:
         """Returns a text for every change; the list is empty while the network is the one that was certified."""

@@ -174,7 +174,7 @@ class BinaryCrossEntropy(Loss):
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         weights = self.pos_weight or (1.0,)
         if len(weights) not in (1, *shape[-1:]):
-            raise ValueError(f"pos_weight={weights}, and outputs of shape {shape}. HINT: one weight, or one for each.")
+            raise ValueError(f"pos_weight={weights}, and outputs of shape {shape}. HINT: give one, or one for each.")
         return math.sqrt(math.prod(shape) / len(weights) * sum(max(1.0, w) ** 2 for w in weights)) / self.temperature
 
 

@@ -268,7 +268,7 @@ class Reachable:
         if not isinstance(function, types.FunctionType) or not self._new(function):
             return
         self.installed.append(function)
-        self._labels.append(([f"the code of {label}"], partial(codes_of, [function])))
+        self._labels.append(([f"the code of {label}"], lambda: [function.__code__]))
         if _package(function) == "lipdp_lightning" or "." in label:
             reads = [one for one in reachable_names(function, set()) if one[0] is not vars(builtins)]
             for name, named in self._globals(reads):
@@ -324,12 +324,6 @@ class Reachable:
 
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")
 code_of = attrgetter(*_CODE)
-_code = attrgetter("__code__")
-
-
-def codes_of(functions: list[types.FunctionType]) -> list[object]:
-    """Returns the code objects of functions."""
-    return list(map(_code, functions))
 
 
 def set_in_steps(kind: type) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.confidence <= MOST_CONFIDENCE:
         raise ValueError(f"--confidence {args.confidence} is not in (0, {MOST_CONFIDENCE}]. HINT: use 0.95.")
     if len(args.delimiter) != 1:
-        raise ValueError(f"--delimiter {args.delimiter!r} is not one character. HINT: ';' or ','.")
+        raise ValueError(f"--delimiter {args.delimiter!r} is not one character. HINT: use ';' or ','.")
     check_new(args.output, names)
     content, columns, figure = {"ecdf": _ecdf, "roc": _roc, "hl": _hosmer_lemeshow}[args.kind](args)
     _write(args, names, content, columns, figure)

@@ -236,7 +236,7 @@ def _eta(text: str) -> float:
         eta = math.nan
     if not (math.isfinite(eta) and eta > -1):
         raise ValueError(
-            f"--private-selection {text} is not a distribution. HINT: {', '.join(NAMES)}, or eta above -1."
+            f"--private-selection {text} is not a distribution. HINT: use {', '.join(NAMES)}, or eta above -1."
         )
     return eta
 

@@ -95,7 +95,7 @@ def convert(
     except Exception as error:  # a forward of any kind may rely on what a module was
         raise ValueError(
             f"convert: {type(model).__name__} no longer runs with its modules replaced ({error}). "
-            "HINT: train='last', which leaves most of them as they are."
+            "HINT: use train='last', which leaves most of them as they are."
         ) from error
     report = ConversionReport(
         changes=changes,

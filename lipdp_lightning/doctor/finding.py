@@ -12,9 +12,9 @@ class Finding:
     """Holds the finding about one subject.
 
     Attributes:
-        text: what was seen, in a few words.
-        hint: what to do; empty if all is well.
-        numbers: what was measured, for the JSON.
+        text: the observation in a few words.
+        hint: the remedy; empty if all is well.
+        numbers: the measurements, for the JSON.
     """
 
     text: str

@@ -133,7 +133,7 @@ def _load(timm: Any, backbone: nn.Module, name: str, path: str) -> None:
     """Loads weights from a file; it must hold every tensor of the backbone, and beyond them a classifier's alone."""
     if not Path(path).is_file():
         raise ValueError(
-            f"checkpoint_path={path!r} is not a file. HINT: a .safetensors or .pth file with {name}'s weights."
+            f"checkpoint_path={path!r} is not a file. HINT: give a .safetensors or .pth file with {name}'s weights."
         )
     try:
         state = timm.models.load_state_dict(path, device="cpu", weights_only=True)

@@ -290,10 +290,10 @@ def weight_gradient(cotangent: Tensor, inputs: Tensor, shape: Sequence[int], opt
     cores, and by the 2^-53 of float64.
 
     Args:
-        cotangent: at the layer's output.
-        inputs: of the layer.
-        shape: of the weight.
-        options: stride, padding, dilation and groups, of which there is one, of a convolution; None for a linear layer.
+        cotangent: The cotangent at the layer's output.
+        inputs: The layer's inputs.
+        shape: The shape of the weight.
+        options: The stride, padding, dilation and groups of a convolution, with groups=1; None for a linear layer.
     """
     assert {cotangent.dtype, inputs.dtype} <= {torch.bfloat16, torch.float32} and (options is None or options[3] == 1)
     if options is None:

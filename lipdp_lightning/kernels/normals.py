@@ -30,7 +30,7 @@ def normals(key: bytes, stream: int, start: int, count: int, samples: int = 1) -
     Args:
         key: 32 bytes that no other draw uses.
         stream: number of the stream, from 0 on.
-        samples: so many streams, from this one on, are summed and divided by the root of their number.
+        samples: the number of streams, from this one on, whose sum is divided by the root of their number.
     """
     total = np.zeros(0)
     for sample in range(samples):
@@ -73,8 +73,8 @@ def release_(
         key: 32 bytes that no other draw uses.
         stream: number of the first stream.
         apart: a further part of the sum, in float64.
-        samples: as for ``normals``.
-        shift: of ``privacy.grid.grid_shift``; 0 leaves what is released as it is.
+        samples: the same number as for ``normals``.
+        shift: the result of ``privacy.grid.grid_shift``; with 0, nothing is rounded to a grid.
     """
     if not values.numel():
         return

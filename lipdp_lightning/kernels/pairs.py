@@ -23,10 +23,10 @@ def larger_first(x: Tensor) -> Tensor:
     the two of a pair are equal, so both maps keep norms exactly. A pair with a NaN stays as it is.
 
     Raises:
-        ValueError: if the number of channels is odd.
+        ValueError: If the number of channels is odd.
     """
     if x.shape[1] % 2:  # or channels of different examples would be paired
-        raise ValueError(f"{x.shape[1]} channels do not make pairs. HINT: an even number of channels.")
+        raise ValueError(f"{x.shape[1]} channels do not make pairs. HINT: use an even number of channels.")
     if is_traced():
         return ordered_by_torch(x)[0]
     ordered: Tensor = _LargerFirst.apply(x, usable(x.detach()))

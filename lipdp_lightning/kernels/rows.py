@@ -45,9 +45,9 @@ def patch_norms(images: Tensor, counts: Tensor, groups: int, more: int = 0) -> T
 
     Args:
         images: (examples, channels, ...), already padded.
-        counts: for each pixel, the number of patches that hold it.
-        groups: of channels, as the convolution has them; a kernel sees the patches of its own group only.
-        more: is added to the squared norm: the number of positions where a bias is trained.
+        counts: the number of patches that hold each pixel.
+        groups: the convolution's number of groups of channels; a kernel sees the patches of its own group only.
+        more: a number that is added to the squared norm: the number of positions where a bias is trained.
     """
     if not usable(images):
         norms: Tensor = (_patch_norms if images.is_cuda else patch_norms_by_torch)(images, counts, groups, more)

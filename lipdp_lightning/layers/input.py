@@ -85,7 +85,7 @@ def convert_color(x: Tensor, space: str) -> Tensor:
     if x.dim() != 4 or x.shape[1] != 3:
         raise ValueError(
             f"color_space={space!r} was given a tensor of shape (batch, {', '.join(map(str, x.shape[1:]))}). "
-            "HINT: RGB images (batch, 3, height, width)."
+            "HINT: give it RGB images (batch, 3, height, width)."
         )
     if space == "hsv":
         return _hsv(x)

@@ -53,8 +53,8 @@ class NoiseBudget:
     Attributes:
         noise_multiplier: sigma of the joint condition.
         allocation: how the noise is shared; ``weights`` belong to 'custom', as shares of the budget by name pattern.
-        expected_batch_size: declared; what released sums are divided by.
-        views: rows per example in the sum of gradients, each bounded by itself; their mean is released.
+        expected_batch_size: the declared number by which released sums are divided.
+        views: the number of rows per example in the sum of gradients, each bounded by itself; their mean is released.
         tensor_cores: whether a GPU may round the factors of sums over the batch to TF32.
     """
 

@@ -77,7 +77,7 @@ def scaling_of(
     if not plan.is_settled:
         raise ValueError(
             "scaling 'auto' is not settled: a mechanism needs the scaling that its noise is for. "
-            "HINT: scaling='joint', or scaling='exact' with a radius; PrivateStrategy settles it in set-up."
+            "HINT: use scaling='joint', or scaling='exact' with a radius; PrivateStrategy settles it in set-up."
         )
     budget = NoiseBudget.of(plan, views, tensor_cores)
     measured = NoiseBudget.of(plan, views)  # positions may cancel: their factors are not rounded, on any device

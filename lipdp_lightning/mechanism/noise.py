@@ -49,11 +49,11 @@ class StepNoise:
 
     Attributes:
         key: 32 bytes that belong to this step, state and process.
-        share: what a deviation is multiplied by: 1 / sqrt(world size) where every rank adds a part of the noise.
-        samples: independent draws that are summed for each coordinate, and divided by the root of their number, as
-            proposed by Holohan and Braghin (2021). The law of four follows the normal one out to 18.7 deviations; a
-            single draw ends at 9.3 and is coarse beyond 8.
-        grid: whether noised sums are rounded to the public grid of their deviation (privacy/grid.py), so that no last
+        share: The factor of each deviation: 1 / sqrt(world size) where every rank adds a part of the noise.
+        samples: The number of independent draws whose sum, divided by the root of their number, each coordinate
+            receives, as proposed by Holohan and Braghin (2021). The law of four follows the normal one out to 18.7
+            deviations; a single draw ends at 9.3 and is coarse beyond 8.
+        grid: Whether noised sums are rounded to the public grid of their deviation (privacy/grid.py), so that no last
             bit tells which sum is beneath the noise (Mironov 2012). False is for an audit that measures how far an
             example moves a sum, and never for a release.
     """
@@ -94,11 +94,11 @@ class Sum:
     """One sum that a step releases.
 
     Attributes:
-        values: holds the sum, or this process's part of it, and afterwards what is released.
-        deviation: of the noise on the sum over all processes.
-        share: what ``values`` are multiplied by before noise is added: 1 / views, for a mean over views.
-        divisor: public; what the noisy sum is divided by.
-        apart: a further part of the sum, in float64.
+        values: The sum, or this process's part of it, and afterwards its release.
+        deviation: The standard deviation of the noise on the sum over all processes.
+        share: The factor of ``values`` before noise is added: 1 / views, for a mean over views.
+        divisor: The public number that the noisy sum is divided by.
+        apart: A further part of the sum, in float64.
     """
 
     values: Tensor
@@ -139,11 +139,13 @@ def release_(
     hands over is on the grid already, so that the sum over processes is exact, on the grid, and the same in any order.
 
     Args:
-        reduce: sums a tensor over processes; None if there is one process.
-        replicated: whether the noise is added to the reduced sum rather than to each process's part of it.
-        owners: the ranks that are to have the release of the first sums; all ranks have those of the others. What a
-            rank does not own is left as it was.
-        rank: of this process.
+        sums: The sums of a step; each is replaced by its release.
+        noise: The noise of this process in this step.
+        reduce: Sums a tensor over processes; None if there is one process.
+        replicated: Whether the noise is added to the reduced sum rather than to each process's part of it.
+        owners: The ranks that receive the releases of the first sums; all ranks receive those of the others. A rank
+            leaves a sum that it does not own as it was.
+        rank: The rank of this process.
 
     Raises:
         ValueError: if a deviation is not finite and at least 0.

@@ -28,9 +28,9 @@ class Overlap:
     process sums the same buckets in the same order, also where its share of the sample is empty.
 
     Args:
-        deviations: Of the noise on the sum of each parameter, in the order of the step's sums.
-        share: What each sum is multiplied by before noise is added.
-        noise: Of this process in this step.
+        deviations: The standard deviation of the noise on each parameter's sum, in the order of the step's sums.
+        share: The factor that each sum is multiplied by before noise is added.
+        noise: The noise of this process in this step.
         begin_sum: Begins a sum over processes.
         complete: Adds to ``grad`` what earlier micro-batches have left of the sum.
     """

@@ -52,7 +52,7 @@ class Projection(ABC):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.max_norm) and self.max_norm > 0.0):
             raise ValueError(
-                f"max_norm={self.max_norm} is no radius: a projection needs a finite positive one.\n"
+                f"max_norm={self.max_norm} is not a radius: a projection needs a finite positive one.\n"
                 "HINT: use a value near 1, or leave the layer free."
             )
 
@@ -65,7 +65,7 @@ class Clip(Projection):
     """Scales the weight down to norm <= max_norm, if it is above (ClipWeights of Barczewski & Ramon 2024).
 
     It is radial: the direction is kept. This is not the Euclidean projection onto the spectral ball, and projected
-    gradient descent with it may stop at a point that is no optimum; see :class:`ClipSingular`.
+    gradient descent with it may stop at a point that is not an optimum; see :class:`ClipSingular`.
     """
 
     @torch.no_grad()
@@ -190,7 +190,7 @@ def _blocks(weight: Tensor, groups: int) -> Tensor:
     """Returns a float64 copy of the weight as one matrix per group, (groups, c_out / groups, everything else)."""
     if weight.ndim < 2 or groups < 1 or weight.shape[0] % groups:
         raise ValueError(
-            f"a weight of shape {tuple(weight.shape)} is no stack of {groups} matrices.\n"
+            f"a weight of shape {tuple(weight.shape)} is not a stack of {groups} matrices.\n"
             "HINT: give groups as the convolution has it; biases are not projected."
         )
     return as_float64(weight).clone().reshape(groups, weight.shape[0] // groups, -1)

@@ -33,9 +33,9 @@ class Radii:
     """Public radii R_k by name: fixed, or tracked by a private quantile of norms, from votes of the examples.
 
     Attributes:
-        values: the present radii; the first ones are public, and the tracking forgets them geometrically.
-        quantile: what share of the norms each radius should exceed; None for fixed radii.
-        noise_multiplier: of the query, which joins the step; None for fixed radii.
+        values: The present radii; the first ones are public, and the tracking forgets them geometrically.
+        quantile: The share of the norms that each radius should exceed; None for fixed radii.
+        noise_multiplier: The noise multiplier of the votes, which are part of the step; None for fixed radii.
     """
 
     values: dict[str, float]

@@ -47,15 +47,15 @@ class Mechanism:
     multiplier, for add/remove of one example, provided the scaling is certified.
 
     Args:
-        model: the network whose parameters are trained.
-        certifier: bounds one example's effect for the model's weights.
-        plan: of the run.
-        secret: keys the noise.
-        place: of this process among those that share a step.
-        context: names what the released sum is a function of, besides the weights and the plan.
-        views: rows per example in the sum of gradients, each bounded by itself; their mean is released.
-        grid: False leaves what is released as it is, and is no release: it is for an audit that measures how far an
-            example moves a sum, which rounding to the public grid would blur.
+        model: The network whose parameters are trained.
+        certifier: Bounds one example's effect for the model's weights.
+        plan: The plan of the run.
+        secret: The key from which all noise is derived.
+        place: The place of this process among those that share a step.
+        context: Names what the released sum is a function of, besides the weights and the plan.
+        views: The number of rows per example in the sum of gradients, each bounded by itself; their mean is released.
+        grid: Whether sums are rounded to the public grid. Without it, nothing is private: False is for an audit that
+            measures how far an example moves a sum, which the grid would hide.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Mechanism:
         """Certifies the present weights; calling it again within a step compares them.
 
         Args:
-            step: number of the step, from 0 on.
-            sealed: whether the digest that keys the noise covers the sum, too.
+            step: The number of the step, from 0 on.
+            sealed: Whether the digest that keys the noise covers the sum, too.
         """
         if self._step == step:
             self._check_unchanged("between two micro-batches")
@@ -178,10 +178,10 @@ class Mechanism:
         """Returns the context of the step's last backward pass, whose sums are released while it runs.
 
         Args:
-            step: that ``begin_step`` began.
-            begin_sum: begins to sum a float64 tensor over processes.
-            complete: adds to a parameter's ``grad`` what earlier micro-batches have left of its sum.
-            seal: as for ``privatize_``, which ends the step.
+            step: The step that ``begin_step`` began.
+            begin_sum: Begins to sum a float64 tensor over processes.
+            complete: Adds to a parameter's ``grad`` what earlier micro-batches have left of its sum.
+            seal: The same function as for ``privatize_``, which ends the step.
         """
         assert self._step == step and self._numbers is not None and self.may_overlap
         self._check_unchanged("between forward and backward")
@@ -201,14 +201,14 @@ class Mechanism:
         """Replaces every gradient by its release, (sum over processes + noise on the public grid) / (q N), in place.
 
         Args:
-            step: that ``begin_step`` began.
-            reduce: sums a float64 tensor over processes. In distributed mode the noise is added before it, so no
-                process ever holds an un-noised sum; a process without gradients contributes zeros.
-            seal: is given a digest of the state that the step starts from and, in a sealed step, of this process's sum
-                before noise, keyed by the secret, and returns the digest that keys the noise; it may refuse the
-                release. It joins the digests of all processes, so that a replay with a change on any of them draws
-                fresh noise on each, and replicated noise is one draw. In a sealed step, no two releases have the same
-                noise and different sums, whatever changed between them. Without it, ``digest`` keys the noise.
+            step: The step that ``begin_step`` began.
+            reduce: Sums a float64 tensor over processes. In distributed mode, noise is added before the sum, so that no
+                process ever holds a sum without noise. A process without gradients contributes zeros.
+            seal: Receives a digest of the state that the step starts from and, in a sealed step, of this process's sum
+                before noise under the secret; returns the digest that keys the noise, or refuses the release. What it
+                returns joins the digests of all processes: a replay that differs on one of them draws fresh noise on
+                each, and two releases of a sealed step with different sums have different noise. Without it, ``digest``
+                keys the noise.
         """
         assert self._step == step and self._numbers is not None, f"privatize_({step}) without begin_step({step})"
         assert seal is not None or not self._sealed, "a step that is to be sealed needs a seal"

@@ -50,7 +50,7 @@ def other_uses(used: Sequence[str], expected: Sequence[str]) -> ValueError:
     return ValueError(
         f"a forward pass with gradients used the layers {_listed(used)}, and the certificate bounds the uses "
         f"{_listed(expected)}, in this order: the bounds would belong to other gradients than those that "
-        "are released. HINT: one forward pass of the certified network for each micro-batch, without "
+        "are released. HINT: run one forward pass of the certified network for each micro-batch, without "
         "torch.no_grad() around trained layers and without checkpointing; look at it under torch.no_grad()."
     )
 
@@ -96,7 +96,7 @@ def checked_weights(
                 f"group {name} has {sizes.get(name, 'no')} parameters.\n  HINT: pass the size of every group."
             )
     if allocation not in get_args(Allocation):
-        problems.append(f"allocation is {allocation!r}.\n  HINT: one of {', '.join(get_args(Allocation))}.")
+        problems.append(f"allocation is {allocation!r}.\n  HINT: use one of {', '.join(get_args(Allocation))}.")
     elif (allocation == "custom") != (weights is not None):
         problems.append(
             f"allocation is {allocation!r} and weights are {'missing' if weights is None else 'given'}.\n"

@@ -27,7 +27,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, scale: float | None = None, causal: bool = False) -> None:
         super().__init__()
         if heads < 1 or width % heads:
-            raise ValueError(f"width={width} does not split into {heads} heads. HINT: a divisor of the width.")
+            raise ValueError(f"width={width} does not split into {heads} heads. HINT: use a divisor of the width.")
         self.heads, self.scale, self.causal = heads, scale, causal
         self.query, self.key, self.value, self.output = (nn.Linear(width, width, bias=False) for _ in range(4))
 
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         if pooling not in ("class", "mean") or (causal and pooling == "class"):
-            raise ValueError(f"pooling={pooling!r} with causal={causal} reads nothing. HINT: 'mean', or 'class'.")
+            raise ValueError(f"pooling={pooling!r} with causal={causal} reads nothing. HINT: use 'mean' or 'class'.")
         if not 0 <= frozen_blocks <= depth:
             raise ValueError(f"frozen_blocks={frozen_blocks} of {depth} blocks. HINT: 0 to {depth}.")
         if len(input_shape) != 1:

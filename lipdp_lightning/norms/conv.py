@@ -451,10 +451,10 @@ def conv_norm(kernel: Tensor, *, method: str = "auto", name: str = "kernel", **g
     through the padding. All methods take the maximum over groups and return 0.0 for a zero kernel.
 
     Args:
-        kernel: the weight.
-        method: of the bound.
-        name: of the kernel in messages.
-        geometry: the fields of :class:`Convolution`.
+        kernel: The weight.
+        method: The way in which the norm is bounded: `auto`, `fast`, `tight` or `exact`.
+        name: The name of the kernel in messages.
+        geometry: The fields of :class:`Convolution`.
     """
     convolution = _built(kernel, Convolution(**geometry), name)
     if method not in _METHODS:

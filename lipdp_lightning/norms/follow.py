@@ -56,7 +56,7 @@ class Follower(NormSource):
 
     def begin(self, state: SupportsBytes = b"") -> None:
         known, bounds, vectors = self._sealed
-        if state and (state is known or bytes(state) == bytes(known)):  # the latter may wait
+        if state and (state is known or bytes(state) == bytes(known)):  # bytes() may wait for a device
             self._bounds, self._vectors = dict(bounds), dict(vectors)
         else:
             self.measure()
@@ -149,7 +149,7 @@ class Follower(NormSource):
     def state(self) -> dict[str, Any]:
         """Returns all that later bounds depend on besides the weights, as plain tensors, numbers and text.
 
-        With it an interrupted run goes on bit for bit. Tensors in it never change in place.
+        A run that is resumed with it computes the same bits as one that was not interrupted. Its tensors never change.
         """
         state, sealed, _ = self._sealed
         anchors = {
@@ -160,9 +160,9 @@ class Follower(NormSource):
         return {"anchors": anchors, "digest": bytes(state).hex(), "sealed": bounds}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Goes on as the follower did that gave ``state``. The weights must have been asked about before.
+        """Continues from a saved ``state``; the weights must have been asked about before.
 
-        What the state says of other weights or operators is left out, and what it does not say is evaluated.
+        Entries for other weights or operators are ignored, and norms that have no entry are evaluated.
         """
         if state is None or "anchors" not in state:
             return

@@ -173,7 +173,7 @@ def _exclusions(plan: SimpleNamespace) -> Problems:
     if plan.switch_at is None and plan.switch_to is None:
         return
     if not (_is_number(plan.switch_at) and 0 < plan.switch_at < 1):
-        yield f"switch_at {plan.switch_at!r} is no share of the steps in (0, 1).", "use 0.9, for the last tenth."
+        yield f"switch_at {plan.switch_at!r} is not a share of the steps in (0, 1).", "use 0.9, for the last tenth."
     if plan.switch_to not in allowed or first not in allowed:
         yield (
             f"{first!r} cannot switch to {plan.switch_to!r} during training.",
@@ -204,7 +204,7 @@ def _numbers(plan: SimpleNamespace) -> Problems:
 def _patterns(plan: SimpleNamespace) -> Problems:
     norm = plan.max_norm
     if norm not in (None, "auto") and not _is_positive(norm) and not (norm and _is_table(norm)):
-        yield f"max_norm {norm!r} is no positive radius, nor (pattern, radius) pairs.", "use max_norm=1.0."
+        yield f"max_norm {norm!r} is neither a positive radius nor (pattern, radius) pairs.", "use max_norm=1.0."
     for name in ("group_weights", "cotangent_clip"):
         if not _is_table(getattr(plan, name)):
             yield f"{name} {getattr(plan, name)!r} are not (pattern, positive number) pairs.", 'use [["fc*", 1.0]].'
@@ -311,15 +311,16 @@ class PlanRequest:
     def _problems(self) -> Iterator[str]:
         epsilon, epochs = self.epsilon, self.epochs
         if (epsilon is None) == (self.noise_multiplier is None):
-            yield "epsilon and noise_multiplier: exactly one is needed, the other follows.\nHINT: epsilon=3"
+            yield "epsilon and noise_multiplier: exactly one is needed, the other follows.\nHINT: set epsilon=3."
         if epsilon is not None and not _is_positive(epsilon):
-            yield f"epsilon {epsilon} is not a positive finite number.\nHINT: epsilon=3"
+            yield f"epsilon {epsilon} is not a positive finite number.\nHINT: set epsilon=3."
         elif epsilon is not None and epsilon < SMALLEST_EPSILON:
-            yield f"epsilon {epsilon} is below {upper_text(SMALLEST_EPSILON)}: noise drowns any model.\nHINT: epsilon=3"
+            least = upper_text(SMALLEST_EPSILON)
+            yield f"epsilon {epsilon} is below {least}: the noise leaves nothing of a model.\nHINT: set epsilon=3."
         if (epochs is None) == (self.steps is None):
-            yield "epochs and steps: exactly one is needed, the other follows.\nHINT: epochs=60"
+            yield "epochs and steps: exactly one is needed, the other follows.\nHINT: set epochs=60."
         if epochs is not None and not _is_positive(epochs):
-            yield f"epochs {epochs} is not a positive number.\nHINT: epochs=60"
+            yield f"epochs {epochs} is not a positive number.\nHINT: set epochs=60."
 
 
 def _calibrated_noise(plan: PrivacyPlan, epsilon: float) -> float:

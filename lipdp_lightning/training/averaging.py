@@ -33,7 +33,7 @@ class WeightAverage:
         if not 0 <= decay < 1:
             problems.append(f"decay={decay} is not in [0, 1). HINT: use 0.9999")
         if not (isinstance(start_step, int) and start_step >= 0):
-            problems.append(f"start_step={start_step!r} is no step. HINT: use 0")
+            problems.append(f"start_step={start_step!r} is not a step. HINT: use 0")
         if problems:
             raise ValueError("; ".join(problems))
         self.kind, self.decay, self.start_step = kind, float(decay), start_step

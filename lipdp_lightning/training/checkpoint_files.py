@@ -198,7 +198,7 @@ def parsed_archive(file: io.BytesIO) -> Any:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler can raise almost anything
         named = re.search(r"(?:GLOBAL|global|type) [`']?([\w.]+\.[\w.]+)", str(error))
-        asks = f"asks for {named[1]}" if named else "is no archive of plain values"
+        asks = f"asks for {named[1]}" if named else "is not an archive of plain values"
         raise ValueError(
             f"it {asks}; only numbers, strings, tensors and containers of them are read, and nothing of it was run"
         ) from error

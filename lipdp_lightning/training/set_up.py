@@ -162,7 +162,7 @@ def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:
             "HINT: plan more steps (privacy.epochs or privacy.steps), and the noise is calibrated to them."
         )
     if strategy.noise_mode not in get_args(Mode):
-        problems.append(f"noise_mode={strategy.noise_mode!r} is unknown. HINT: one of {', '.join(get_args(Mode))}.")
+        problems.append(f"noise_mode={strategy.noise_mode!r} is unknown. HINT: use one of {', '.join(get_args(Mode))}.")
     if strategy.noise_mode == "sharded" and trainer.gradient_clip_val:
         problems.append(
             "gradient_clip_val with noise_mode 'sharded' would clip by the norm of one process's share of the release, "
@@ -172,7 +172,7 @@ def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:
         problems.append("fixed_secret is not 16 bytes. HINT: leave it out; it is an option for tests.")
     every = strategy.checksum_every_n_steps
     if every is not None and not (isinstance(every, int) and every >= 1):
-        problems.append(f"checksum_every_n_steps={every!r} is no number of steps. HINT: use 100, or null.")
+        problems.append(f"checksum_every_n_steps={every!r} is not a number of steps. HINT: use 100, or null.")
     if plan.scaling == "batch_max" and strategy.world_size > 1:
         problems.append(
             f"scaling 'batch_max' divides by what one process sees of the batch, and {strategy.world_size} processes "
@@ -181,7 +181,7 @@ def _plan(trainer: lightning.Trainer, strategy: Any) -> list[str]:
     size = strategy.physical_batch_size
     if size is not None and not (isinstance(size, int) and size >= 1):
         problems.append(
-            f"physical_batch_size={size!r} is no number of examples. HINT: use 256, or null for one micro-batch."
+            f"physical_batch_size={size!r} is not a number of examples. HINT: use 256, or null for one micro-batch."
         )
     elif trainer.accumulate_grad_batches not in (1, strategy.chunks):
         problems.append(
@@ -228,14 +228,14 @@ def _trainer(trainer: lightning.Trainer, strategy: Any) -> list[str]:
     every = trainer.check_val_every_n_epoch
     if every is not None and every < 1:
         problems.append(
-            f"check_val_every_n_epoch={every} is not positive. HINT: limit_val_batches=0 turns validation off."
+            f"check_val_every_n_epoch={every} is not positive. HINT: set limit_val_batches=0 for no validation."
         )
     if strategy.plan is not None and isinstance(trainer.val_check_interval, int) and every is not None:
         batches = steps_per_epoch(strategy.plan) * strategy.chunks
         if trainer.val_check_interval > batches:
             problems.append(
                 f"val_check_interval={trainer.val_check_interval} is more than the {batches} batches of an epoch. "
-                "HINT: check_val_every_n_epoch=null counts across epochs."
+                "HINT: set check_val_every_n_epoch=null to count across epochs."
             )
     if trainer.strategy is not strategy:
         problems.append(_other_strategy(trainer.strategy))
@@ -402,6 +402,6 @@ def _room_problems(trainer: lightning.Trainer, module: PrivateModule, plan: Priv
         return [
             f"scaling {plan.scaling!r} with max_norm null lets the norms of layers grow freely, and when each is "
             f"{GROWTH:g} times its present one, the certificate of this network overflows: the run would end midway. "
-            f"HINT: max_norm={largest_norm(plan, module, data):g}."
+            f"HINT: set max_norm={largest_norm(plan, module, data):g}."
         ]
     return []

@@ -38,9 +38,9 @@ class Views:
     def __init__(self, number: int, augmentations: Sequence[nn.Module]) -> None:
         strangers = [a for a in augmentations if not isinstance(a, nn.Module)]
         if not (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
-            raise ValueError(f"views={number!r} is no positive number of views. HINT: use 16.")
+            raise ValueError(f"views={number!r} is not a positive number of views. HINT: use 16.")
         if strangers:
-            raise ValueError(f"augmentations hold {strangers[0]!r}, which is no torch module. HINT: wrap it in one.")
+            raise ValueError(f"augmentations hold {strangers[0]!r}, which is not a torch module. HINT: wrap it in one.")
         self.number, self.augmentations = number, tuple(augmentations)
 
     @torch.no_grad()

@@ -254,7 +254,7 @@ def test_a_schedule_that_is_too_short_is_refused_before_the_first_step() -> None
             schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    with pytest.raises(ValueError, match=r"OneCycleLR ends after 9 steps, and the run takes 12.*HINT: total_steps="):
+    with pytest.raises(ValueError, match=r"OneCycleLR ends after 9 steps, and the run takes 12.*set total_steps="):
         fit(privatize(Scheduled()))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lipdp_lightning.audit import attack
 from lipdp_lightning.audit.attack import AttackReport
-from lipdp_lightning.bounds import CertificationError, certify, registry
+from lipdp_lightning.bounds import CertificationError, Certifier, certify, registry
 from lipdp_lightning.bounds.rules.attention import attention
-from lipdp_lightning.bounds.values import Bound, Operation, Unbounded, Value
+from lipdp_lightning.bounds.values import Bound, Constant, Operation, Unbounded, Value
 from lipdp_lightning.layers import make_private
 from lipdp_lightning.models.transformer import Attention
 from lipdp_lightning.norms.operators import NormSource
@@ -98,10 +100,20 @@ def test_rows_that_all_attend_to_one_value_need_the_root_of_their_number() -> No
     assert worst(shapes, VALUE) > 1.9
 
 
-@pytest.mark.parametrize("options", [{"is_causal": True}, {"scale": 3.0}, {"scale": -2.0}, {"scale": 0}])
+MASKS = {
+    "of keys": torch.tensor([[True, False], [True, True], [False, True], [True, True]]),
+    "added": torch.tensor([[0.0, -math.inf], [3.0, -2.0], [-1e4, 1e4], [0.5, 0.5]], dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"is_causal": True}, {"scale": 3.0}, {"scale": -2.0}, {"scale": 0}, *({"attn_mask": m} for m in MASKS.values())],
+)
 def test_options_keep_to_their_bounds(options: dict[str, object]) -> None:
+    stated = {name: Constant(value) if isinstance(value, Tensor) else value for name, value in options.items()}
     for claim in (OUTPUT, QUERY, KEY, VALUE):
-        certified = bound_of(SHAPES["rows"], RADII[claim], **options)[claim]
+        certified = bound_of(SHAPES["rows"], RADII[claim], **stated)[claim]
         assert worst(SHAPES["rows"], claim, 60, **options) <= certified * SLACK + 1e-9
 
 
@@ -170,16 +182,33 @@ def _four_heads(x: Tensor) -> Tensor:
     [
         (lambda m, x: F.scaled_dot_product_attention(x[:, 0], x[:, 0], x[:, 0]), "not all positions of the example"),
         (lambda m, x: F.scaled_dot_product_attention(m.scale.float().reshape(1, 1, 4), x, x), "not all positions"),
-        (lambda m, x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5), "mask or dropout"),
-        (lambda m, x: F.scaled_dot_product_attention(x, x, x, attn_mask=m.mask), "mask or dropout"),
+        (lambda m, x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5), "dropout has no rule"),
+        (lambda m, x: F.scaled_dot_product_attention(x, x, x, attn_mask=x), "its mask is not a constant"),
+        (lambda m, x: F.scaled_dot_product_attention(x, x, x, m.mask.reshape(4, 1, 1)), "not a constant|fails on"),
+        (lambda m, x: F.scaled_dot_product_attention(x, x, x, m.mask.reshape(4, 1)), "a query without a key"),
+        (lambda m, x: F.scaled_dot_product_attention(x, x, x, m.scale.float() / 0), "leaves a query without a key"),
         (lambda m, x: F.scaled_dot_product_attention(x, x, x, scale=float("nan")), "public, finite"),
         (lambda m, x: F.scaled_dot_product_attention(_four_heads(x), x[:, None], x[:, None]), "broadcasts over heads"),
     ],
-    ids=["positions of the batch", "a constant", "dropout", "mask", "no scale", "heads"],
+    ids=["positions of the batch", "a constant", "dropout", "a mask of the input", "a mask for each example",
+         "a row without keys", "infinite logits", "no scale", "heads"],
 )  # fmt: skip
 def test_what_has_no_rule_is_refused(function: object, reason: str) -> None:
     with pytest.raises(CertificationError, match=reason):
         certify(Forward(function).double(), (4, 4), 1.0, "binary_cross_entropy", compute_dtype=torch.float64)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mask", ["(4,)", "(4, 4)", "(1, 4, 4)"])
+def test_a_network_with_a_constant_mask_is_certified_and_its_buffer_is_read_in_every_step(mask: str) -> None:
+    shape = tuple(int(n) for n in mask.strip("(),").split(","))
+    model = Forward(lambda m, x: F.scaled_dot_product_attention(x, x, x, attn_mask=m.mask.expand(shape))).double()
+    certifier = Certifier(model, (4, 4), 1.0, "binary_cross_entropy", compute_dtype=torch.float64)
+    certifier.certify()
+    x = torch.randn(3, 4, 4, dtype=torch.float64)
+    assert torch.equal(certifier.run(x), model(x))
+    model.mask.zero_()
+    with pytest.raises(CertificationError, match="a query without a key"):
+        certifier.certify()
 
 
 @pytest.mark.parametrize("shapes", [((2, 3), (1, 3), (2, 2)), ((2, 3), (2, 2), (2, 2))], ids=["keys", "features"])

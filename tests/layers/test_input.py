@@ -140,7 +140,7 @@ def test_linear_color_spaces():
 
 
 def test_color_spaces_want_rgb_images():
-    with pytest.raises(ValueError, match=r"HINT: RGB images"):
+    with pytest.raises(ValueError, match=r"HINT: give it RGB images"):
         BoundedInput(1.0, color_space="hsv")(torch.zeros(2, 1, 4, 4))
 
 

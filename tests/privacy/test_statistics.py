@@ -280,7 +280,7 @@ def test_noise_is_calibrated_to_statistics_and_steps_together(accountant: str, b
 
 
 def test_statistics_that_spend_the_whole_budget_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"next to the statistics.*\nHINT: more noise for the statistics"):
+    with pytest.raises(ValueError, match=r"next to the statistics.*\nHINT: choose more noise for the statistics"):
         PrivacyPlan.create(
             dataset_size=1000, expected_batch_size=50, steps=30, delta=1e-5, epsilon=1.0, accountant="rdp",
             preliminary=(("mean", 1.0),),

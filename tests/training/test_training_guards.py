@@ -293,7 +293,7 @@ def test_a_certificate_that_would_soon_overflow_when_nothing_limits_the_norms(
 
     options: dict[str, Any] = {"scaling": scaling, "radius": 1.0, "steps": 2}
     text = refusal(tmp_path, monkeypatch, deep(), strategy=make_strategy(make_plan(max_norm=None, **options)))
-    assert "the run would end midway" in text and "HINT: max_norm=1." in text
+    assert "the run would end midway" in text and "HINT: set max_norm=1." in text
     trainer, _ = fit(make_plan(max_norm=1.0, **options), module=deep())
     assert trainer.global_step == 2
 

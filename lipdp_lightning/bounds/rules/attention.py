@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 
 from ..registry import rule
-from ..values import Bound, Operation, Unbounded, Value, public_number
+from ..values import Bound, Constant, Operation, Unbounded, Value, public_number
 
 # fused kernels approximate exponentials to 20 units in the last place, and subtract numbers that were made from them
 KERNEL_MARGIN = 1 + 2.0**-15
@@ -18,7 +19,7 @@ def attention(
     op: Operation, query: Value, key: Value, value: Value, attn_mask: object = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Bound:  # fmt: skip
-    """Bounds A V with A = softmax(scale Q K^T), which is a product of activations, but of bounded ones.
+    """Bounds A V with A = softmax(scale Q K^T + mask), which is a product of activations, but of bounded ones.
 
     Every row of A is a distribution, so that no output is longer than the longest value, and the norm of A is at most
     sqrt(rows). The Jacobian of softmax has norm at most 1/2 and is taken with a cotangent D V^T, of norm at most
@@ -34,11 +35,27 @@ def attention(
         raise Unbounded("it broadcasts over heads, which multiplies gradients", "give as many heads of each")
     if key.shape[-2] != value.shape[-2] or query.shape[-1] != key.shape[-1]:
         raise Unbounded("its kernels read beyond the end of operands that do not fit", "give a value for each key")
-    if attn_mask is not None or dropout_p != 0:
-        raise Unbounded("it has a mask or dropout, for which there is no rule", "leave both out; is_causal is taken")
+    if dropout_p != 0:
+        raise Unbounded("its dropout has no rule", "leave it out, or put nn.Dropout behind the attention")
+    if attn_mask is not None and not _leaves_a_key(attn_mask, (*query.shape[:-1], key.shape[-2])):
+        raise Unbounded(
+            "its mask is not a constant for all examples, or leaves a query without a key",
+            "register a buffer of shape (queries, keys), or (heads, queries, keys), with a finite entry in each row",
+        )
     if op.norms.rounding > KERNEL_MARGIN - 1:
         raise Unbounded("its kernels round in between, and no margin for bfloat16 covers that", "train in float32")
     factor = query.shape[-1] ** -0.5 if scale is None else abs(public_number(scale))
     through_softmax = KERNEL_MARGIN * factor * value.norm / 2
     rows = KERNEL_MARGIN * math.sqrt(query.shape[-2])
     return Bound(rows * value.norm, (through_softmax * key.norm, through_softmax * query.norm, rows))
+
+
+def _leaves_a_key(mask: object, shape: tuple[int, ...]) -> bool:
+    """Returns whether a mask is the same for all examples, and every query may attend to a key."""
+    if not isinstance(mask, Constant) or mask.tensor.is_complex():
+        return False
+    values = mask.tensor if mask.tensor.dim() <= len(shape) else mask.tensor.squeeze(0)
+    if values.dim() > len(shape) or any(n not in (1, m) for n, m in zip(values.shape[::-1], shape[::-1], strict=False)):
+        return False
+    numbers = torch.where(values, 0.0, -math.inf) if values.dtype == torch.bool else values
+    return bool((numbers < math.inf).all() and (numbers.amax(-1) > -math.inf).all())
