@@ -251,8 +251,7 @@ def _number_of(node: fx.Node, first: Any, second: Any) -> Number:
     ``first`` and ``second`` are what it computed at two batch sizes; a number that does not agree with both is unknown.
     """
     args = fx.node.map_arg((node.args, node.kwargs), _known)
-    read = map(_known, argument_nodes(node))
-    if not any(isinstance(value, Sized) or counts_examples(value) for value in read):
+    if not any(isinstance(v, Sized) or counts_examples(v) for v in map(_known, argument_nodes(node))):
         return Number(first if first == second and reads_sizes(node) else UNKNOWN)
     if node.target is getattr and node.args[1] in ("dtype", "device"):
         return Number(first)
