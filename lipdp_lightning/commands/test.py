@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def stored_configuration(run_dir: str, trust_config: bool) -> tuple[RunDirectory, str]:
     """Returns a run's directory and the text of its configuration, unless that names code which is not trusted."""
-    from ..experiment.foreign_code import check_named_code
+    from ..experiment.foreign_code import check_named_code, refuse_projects
     from ..training.run_directory import RunDirectory
 
     directory = RunDirectory(run_dir)
@@ -80,6 +80,7 @@ def stored_configuration(run_dir: str, trust_config: bool) -> tuple[RunDirectory
     if not directory.checkpoint.exists():
         raise ValueError(f"the run in {run_dir} has no checkpoint yet. HINT: lipdp fit with the same --run_dir.")
     config = directory.configuration()
+    refuse_projects(config, directory.path)
     if not (trust_config or directory.made_here()):
         check_named_code(config, directory.config)
     return directory, config
