@@ -29,6 +29,8 @@ _KINDS = """\
 #   a category  {name: job, categories: [a, [b, B]]}   a list holds the spellings of one; `other: true` takes the rest
 #   a date      {name: born, date: "%Y-%m-%d", low: 1920-01-01, high: 2010-12-31}
 #   left out    move its name to `ignore`; `kind` goes once one of these is chosen
+# Text with a mark in it needs quotes: "# pills". For numbers such as 1.234,5 add the line
+#   numbers: {decimal: ",", thousands: "."}
 """
 _ROWS = (
     "# N of the plan: the announced number of rows, or of groups where groups are drawn. The file may differ by 5 %\n"

@@ -119,7 +119,8 @@ def encode(table: RawTable, schema: TableSchema) -> tuple[Tensor, Tensor]:
     if problems:
         raise refusal(
             "; ".join(problems),
-            "correct the file or the declaration; `other: true` takes unlisted categories, `missing` the marks of none",
+            "correct the file or the declaration; `other: true` takes unlisted categories, `missing` the marks of "
+            "none, `numbers` a decimal comma",
         )
     _add_crosses(x, schema)
     return torch.from_numpy(x), torch.from_numpy(y)

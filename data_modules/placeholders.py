@@ -92,7 +92,7 @@ def unfilled(content: Any, where: str) -> list[str]:
     lines = []
     for path, entry in placeholders(content):
         why, hint = _ENTRIES.get(entry, _OTHER)
-        lines.append(f"{where}: {_shown(path)} is to be filled in: {why}\nHINT: {hint}")
+        lines.append(f"{where}: {_shown(path)} is to be filled in: {why}.\nHINT: {hint}")
     return lines
 
 

@@ -110,7 +110,11 @@ class Reader:
         if not isinstance(value, dict):
             self.problems.append(f"{where} is {value!r}, not a mapping")
             return {}
-        self.problems += [f"{where}: unknown key {key!r}" for key in value if key not in allowed]
+        self.problems += [
+            f"{where}: unknown key {key!r}; the keys are {', '.join(sorted(allowed))}"
+            for key in value
+            if key not in allowed
+        ]
         self.problems += [f"{where}: {key!r} is missing" for key in sorted(required - set(value))]
         return value
 
@@ -245,7 +249,7 @@ def load_schema(source: str | Path | Mapping[str, Any]) -> tuple[TableSchema, in
     for key, value in (("delimiter", ","), ("comment", None), ("scale", "unit"), ("encoding", "utf-8")):
         given = top.get(key, value)
         options[key] = None if given is None and key == "comment" else reader.text(key, given)
-    reader.refuse_problems("the keys are listed in data_modules/schema_yaml.py")
+    reader.refuse_problems("help('lipdp_lightning.data_modules.schema_yaml') in Python shows every key with an example")
     assert label is not None
     try:
         schema = TableSchema(
@@ -268,4 +272,6 @@ def schema_content(path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         row = f", row {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not YAML"
-        raise refusal(f"{path}{row}: {problem}", "correct the YAML") from None
+        raise refusal(
+            f"{path}{row}: {problem}", 'correct the YAML; text with a mark in it needs quotes, as in {name: "# pills"}'
+        ) from None

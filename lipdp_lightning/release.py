@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .bound_text import upper_text
 from .files import read_bytes
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class Release:
         found = self.privacy_report.get("epsilon")
         return None if found is None else float(found)
 
+    def __repr__(self) -> str:
+        return f"<Release {self.path}: {described(self.state_dict, self.weights, self.privacy_report)}>"
+
     def module(self, *, trust_config: bool = False) -> PrivateModule:
         """Returns the model in evaluation mode, made of the group ``model`` of the stored configuration.
 
@@ -75,6 +79,15 @@ class Release:
         module.network.load_state_dict(dict(self.state_dict))
         module.output_temperature = float(self.temperature)
         return module.eval()
+
+
+def described(tensors: Mapping[str, Any], weights: str, report: Mapping[str, Any]) -> str:
+    """Returns a line about a release: how many tensors, what they are an average of, and the guarantee."""
+    from .training.averaging import LAST_WEIGHTS
+
+    epsilon, delta = report.get("epsilon"), upper_text(report.get("delta", float("nan")))
+    guarantee = "no epsilon is guaranteed" if epsilon is None else f"epsilon {upper_text(epsilon)} at delta {delta}"
+    return f"{len(tensors)} tensors,{'' if weights == LAST_WEIGHTS else f' {weights},'} {guarantee}"
 
 
 def load_release(path: str | Path) -> Release:

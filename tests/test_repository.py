@@ -198,7 +198,7 @@ KNOWS = {
     "audit": "accounting bound_text bounds clipping data_modules extras layers mechanism norms privacy report training",
     "experiment": "accounting bounds callbacks data_modules extras files privacy report schedules training",
     "adoption": "accounting bounds callbacks data_modules experiment layers privacy training",
-    "release": "experiment files training",
+    "release": "bound_text experiment files training",
     "tuning": "accounting bound_text experiment extras files key_streams privacy report training",
     "bench": "bounds data_modules extras files kernels layers models norms privacy report training",
     "studies": (

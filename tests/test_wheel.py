@@ -74,4 +74,4 @@ def test_an_installed_library_trains_beside_a_projects_own_folders(wheel: Path, 
     assert str(site) in result.stdout and "said by the project" in result.stdout
     stored = yaml.safe_load((project / "run/config.yaml").read_text())
     assert stored["data"]["class_path"] == "lipdp_lightning.data_modules.Digits"
-    assert "Accuracy against epsilon" in (project / "compare.html").read_text()
+    assert "What each epsilon bought" in (project / "compare.html").read_text()

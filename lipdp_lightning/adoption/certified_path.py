@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,21 +93,32 @@ def _known(chain: Sequence[Call]) -> str:
 
 def _network(project: lightning.LightningModule, step: RecordedStep, chain: list[Call], end: Tensor) -> nn.Module:
     """Returns the calls of a chain as one network; the project's own forward is replaced by the parts it calls."""
-    parts: list[nn.Module] = []
+    parts: list[tuple[str, nn.Module]] = []
     before: Tensor = next(tensor for tensor in step.batch.values() if same_values(tensor, chain[0].given))
     for call in chain:
         inner = _expanded(step, call)
-        parts += _reshaped(before, call.given)
+        parts += [("reshaped", layer) for layer in _reshaped(before, call.given)]
         before = call.given
         for one in inner:
-            parts += [*_reshaped(before, one.given), one.part]
+            parts += [*(("reshaped", layer) for layer in _reshaped(before, one.given)), (one.path, one.part)]
             before = one.returned
         if not inner:
-            parts.append(_standalone(project, step, call))
+            parts.append(("forward", _standalone(project, step, call)))
             before = call.returned
     if end.dim() > 1:
-        parts += _reshaped(before, end)
-    return parts[0] if len(parts) == 1 else nn.Sequential(*parts)
+        parts += [("reshaped", layer) for layer in _reshaped(before, end)]
+    return parts[0][1] if len(parts) == 1 else _joined(parts)
+
+
+def _joined(parts: list[tuple[str, nn.Module]]) -> nn.Module:
+    """Returns the parts in a row, under the names that they have in the project, as far as these are free."""
+    named: dict[str, nn.Module] = {}
+    for path, part in parts:
+        name = path.replace(".", "_")
+        while name in named or hasattr(nn.Sequential, name):
+            name += "_"
+        named[name] = part
+    return nn.Sequential(OrderedDict(named))
 
 
 def _expanded(step: RecordedStep, call: Call) -> list[Call]:

@@ -15,6 +15,7 @@ from ..bounds.losses import Loss, as_loss
 from ..bounds.modes import training_mode
 from ..callbacks import PrivacyReport
 from ..data_modules.base import PrivateDataModule
+from ..layers import make_private
 from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
@@ -73,8 +74,8 @@ class Engine(PrivateSteps):
         network: A torch model, which is changed in place: its Linear, Conv and Dropout layers become layers that the
             mechanism can work with, with the same parameters.
         plan: The frozen plan.
-        data: A PrivateDataModule; or a Dataset, a DataLoader or a pair of tensors, whose items are (x, y), and whose
-            declared number is the plan's.
+        data: A PrivateDataModule; or a Dataset, a DataLoader or a pair of tensors or arrays, whose items are (x, y),
+            and whose declared number is the plan's.
         loss: A certified loss, by name, as a Loss, or as a loss of torch with reduction 'none'.
         input_bound: The largest norm of a row; longer rows are scaled down to it. By default that of the plan or of
             the data module, or 10 times the root of the number of entries.
@@ -431,10 +432,16 @@ def _private_rows(
     zeros = torch.zeros_like(x, dtype=torch.float32, device=next(network.parameters()).device)
     try:
         with torch.no_grad(), training_mode(network, False):
-            outputs: Tensor = network(zeros)
+            outputs = network(zeros)
     except Exception as error:
         raise ValueError(
             f"the network fails on a row of zeros of shape {tuple(x.shape[1:])}: {type(error).__name__}: {error}. "
             "HINT: give rows of the shape that the network takes."
         ) from None
+    if not isinstance(outputs, Tensor):
+        make_private(network)  # which names the parts that have no certificate, such as an LSTM
+        raise ValueError(
+            f"the network returns a {type(outputs).__name__}, and a loss takes one tensor of outputs. "
+            "HINT: return the tensor alone from forward."
+        )
     return AdoptedRows(given, 0, 1, plan.dataset_size, loss, classes_of(outputs), bound), bound

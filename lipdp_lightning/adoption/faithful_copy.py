@@ -88,7 +88,7 @@ def _recorded(project: lightning.LightningModule, batch: Any) -> RecordedStep:
         problem: Exception = error
     except Exception as error:
         problem = error
-    message = " ".join(str(problem).split())[:200]
+    message = " ".join(str(problem).split())[:200].rstrip(".")
     raise ValueError(
         f"training_step fails on a batch of made-up rows: {type(problem).__name__}: {message}. It is run once, before "
         "training and without a trainer, to find the network and the loss. HINT: let it use the batch alone; what it "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -51,7 +52,7 @@ class GivenRows:
 
     @classmethod
     def of(cls, data: Any) -> GivenRows:
-        """Returns the rows of a DataLoader, a Dataset, a pair of tensors or a LightningDataModule.
+        """Returns the rows of a DataLoader, a Dataset, a pair of tensors or arrays, or a LightningDataModule.
 
         Raises:
             ValueError: If their rows cannot be drawn one by one.
@@ -60,8 +61,8 @@ class GivenRows:
             return cls._of_module(data)
         if isinstance(data, DataLoader):
             return cls._of_loader(data)
-        if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-            return cls(TensorDataset(*data))
+        if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(p, Tensor | np.ndarray) for p in data):
+            return cls(TensorDataset(*map(torch.as_tensor, data)))
         if isinstance(data, IterableDataset) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
             raise ValueError(
                 f"the data is a {type(data).__name__}, whose rows cannot be drawn one by one, each with the plan's "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -71,7 +73,7 @@ def privatize(
 
     Args:
         module: A LightningModule, which is left as it is; a copy is trained.
-        data: A LightningDataModule, a DataLoader, a Dataset, a pair of tensors or a PrivateDataModule.
+        data: A LightningDataModule, a DataLoader, a Dataset, a pair of tensors or arrays, or a PrivateDataModule.
         size: N, the declared number of training rows; neighbouring data sets differ in their length, so it is stated
             and not counted. A PrivateDataModule declares it.
         loss: The certified loss, by name or as a Loss, in place of what ``training_step`` computes.
@@ -169,10 +171,16 @@ def _settings(privacy: dict[str, Any], data: Any, given: GivenRows | None, plan:
     chosen = dict(privacy)
     if given is not None and given.batch_size is not None:
         chosen.setdefault("batch_size", given.batch_size)
-    try:
-        settings = PrivacySettings(**chosen)
-    except TypeError as error:
-        raise ValueError(f"privatize() was given an unknown key: {error}. HINT: see docs/settings.md.") from None
+    known = inspect.signature(PrivacySettings).parameters
+    if unknown := [key for key in chosen if key not in known]:
+        meant = [near for key in unknown for near in difflib.get_close_matches(key, known, 1)]
+        hint = (
+            f"did you mean {', '.join(meant)}?"
+            if meant
+            else "help('lipdp_lightning.training.settings') lists the keys."
+        )
+        raise ValueError(f"privatize() does not know {', '.join(unknown)}. HINT: {hint}")
+    settings = PrivacySettings(**chosen)
     if isinstance(data, PrivateDataModule):
         return settings.of_unit(data.unit, data.max_examples_per_unit)
     return settings

@@ -115,20 +115,26 @@ class _Recorder:
 
 
 class _LossFunctions(TorchFunctionMode):
-    """Notes the calls of loss functions."""
+    """Notes the calls of loss functions; log_softmax and nll_loss in the step itself are one, of the logits."""
 
-    def __init__(self, found: list[LossCall]) -> None:
+    def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
-        self._found = found
+        self._recorder = recorder
+        self._logits: list[tuple[Tensor, Tensor]] = []  # what log_softmax has returned, and what it was given
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
     ) -> Any:
         returned = function(*arguments, **(keywords or {}))
+        if getattr(function, "__name__", "") == "log_softmax" and not self._recorder.open:
+            self._logits.append((returned, (*arguments, *(keywords or {}).values())[0]))
         if function in LOSSES:
             bound = inspect.signature(function).bind(*arguments, **(keywords or {}))
             bound.apply_defaults()
-            self._found.append(LossCall(function, dict(bound.arguments), returned))
+            named = dict(bound.arguments)
+            if function is F.nll_loss:
+                named["input"] = next((x for made, x in self._logits if made is named["input"]), named["input"])
+            self._recorder.losses.append(LossCall(function, named, returned))
         return returned
 
 
@@ -157,7 +163,7 @@ def recording(project: lightning.LightningModule) -> Iterator[_Recorder]:
     replaced = {"forward": recorded_forward, "log": recorder.log, "log_dict": recorder.log_all}
     vars(project).update(replaced)
     try:
-        with _LossFunctions(recorder.losses):
+        with _LossFunctions(recorder):
             yield recorder
     finally:
         for name in replaced:

@@ -251,7 +251,7 @@ def _number_of(node: fx.Node, first: Any, second: Any) -> Number:
     ``first`` and ``second`` are what it computed at two batch sizes; a number that does not agree with both is unknown.
     """
     args = fx.node.map_arg((node.args, node.kwargs), _known)
-    if not _made_from_batch(args):
+    if not any(isinstance(v, Sized) or counts_examples(v) for v in map(_known, argument_nodes(node))):
         return Number(first if first == second and reads_sizes(node) else UNKNOWN)
     if node.target is getattr and node.args[1] in ("dtype", "device"):
         return Number(first)
@@ -261,14 +261,6 @@ def _number_of(node: fx.Node, first: Any, second: Any) -> Number:
         value = UNKNOWN
     agrees = tuple(_at_batch(value, batch) for batch in PROBE_BATCHES) == (first, second)
     return Number(value if agrees else UNKNOWN)
-
-
-def _made_from_batch(value: Any) -> bool:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list):
-        return any(map(_made_from_batch, value))
-    return isinstance(value, Sized) or counts_examples(value)
 
 
 def _evaluate(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -295,25 +287,31 @@ class OfBatch:
     """A number made from the batch size, which forward may compute with and pass on, and may not compare."""
 
     public: Any  # the same number without these restrictions
+    number: BatchNumber  # which multiple of the batch size it is
 
 
 def _refuses(self: Any, *_: Any) -> Any:
     raise Hides("its forward makes a decision by the size of the batch, which is private")
 
 
-def _of_batch(value: Any) -> Any:
-    """Returns the number as one that is made from the batch size."""
+def _of_batch(value: Any, number: Any) -> Any:
+    """Returns the value as one that is made from the batch size, unless ``number`` says that it is public."""
     kind = {int: _IntegerOfBatch, float: _FloatOfBatch}.get(type(value))
-    if kind is None:
+    if kind is None or isinstance(number, int | float):
         return value
     made: Any = kind(value)
-    made.public = value
+    made.public, made.number = value, number if isinstance(number, BatchNumber) else UNKNOWN
     return made
 
 
 def _computes(name: str, kind: type) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
-        return _of_batch(getattr(kind, name)(self, *(getattr(other, "public", other) for other in others)))
+        value = getattr(kind, name)(self, *(getattr(other, "public", other) for other in others))
+        try:
+            number = getattr(self.number, name)(*(getattr(other, "number", other) for other in others))
+        except (AttributeError, TypeError):
+            number = UNKNOWN
+        return _of_batch(value, number)
 
     return method
 
@@ -333,9 +331,11 @@ def with_batch_marked(func: Any, args: Any, result: Any) -> Any:
     """Returns a size that was read from a tensor made from the input, with the batch size in it marked."""
     name = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", "")
     if isinstance(result, torch.Size) and result:
-        return torch.Size((_of_batch(result[0]), *result[1:]))
+        return torch.Size((_of_batch(result[0], BatchNumber(1)), *result[1:]))
+    if name in ("numel", "nelement"):
+        return _of_batch(result, BatchNumber(math.prod(args[0].shape[1:])))
     first = name == "size" and len(args) > 1 and args[1] in (0, -args[0].dim())
-    return _of_batch(result) if first or name in ("numel", "nelement", "nbytes") else result
+    return _of_batch(result, BatchNumber(1) if first else UNKNOWN) if first or name == "nbytes" else result
 
 
 _FROM_WEIGHTS = (

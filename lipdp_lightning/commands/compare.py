@@ -116,5 +116,5 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         for index, item in enumerate(value):
             yield from _leaves(item, f"{place}.{index}")
-    else:
+    elif place:  # a loop by Engine has no configuration
         yield place, value if value is None or isinstance(value, bool | int | float) else str(value)

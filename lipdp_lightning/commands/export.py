@@ -10,8 +10,8 @@ from base64 import b64encode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
-from ..bound_text import upper_text
 from ..files import write_bytes_atomically
+from ..release import described
 from ..report.show import show
 
 RELEASED_KEYS = (
@@ -26,16 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     source, target = Path(args.run_dir), Path(args.output)
-    from ..training.averaging import LAST_WEIGHTS
-
     release, secret = release_of(source, target)
     _write(release, target, secret)
-    report = release["privacy_report"]
-    epsilon = "no epsilon is guaranteed" if report["epsilon"] is None else f"epsilon {upper_text(report['epsilon'])}"
-    averaged = "" if release["weights"] == LAST_WEIGHTS else f" {release['weights']},"
-    show(
-        f"{target}: {len(release['state_dict'])} tensors,{averaged} {epsilon} at delta {upper_text(report['delta'])}\n"
-    )
+    show(f"{target}: {described(release['state_dict'], release['weights'], release['privacy_report'])}\n")
     return 0
 
 
@@ -75,6 +68,8 @@ def release_of(source: Path, target: Path) -> tuple[dict[str, Any], bytes]:
         raise ValueError(f"{report_file} cannot be read: {error}. HINT: restore it from a backup.") from error
     prefix = "network."
     state, weights = evaluated_state(checkpoint)
+    if not any(name.startswith(prefix) for name in state):  # a project by privatize, under its own names
+        prefix = ""
     return {
         "format": 1,
         "state_dict": {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)},

@@ -92,7 +92,7 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     asked_for = [word.split("=")[0] for word in rest]
     if not any(word in ("--config", "-c", "--print_config") or word.endswith(".help") for word in asked_for):
-        raise ValueError("no --config was given. HINT: lipdp fit --config configs/quickstart.yaml")
+        raise ValueError("no --config was given. HINT: lipdp fit --config quickstart; `lipdp configs` lists others")
     from ..experiment.experiment import parse_experiment
     from ..experiment.quiet import quiet
     from ..training.run_directory import RunDirectory

@@ -20,7 +20,8 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         prog="lipdp predict",
         description="Write the outputs of a run's last checkpoint, or of a file of lipdp export, for test rows or "
         "validation rows. Averaged weights and a temperature are used as in lipdp test. Other options override keys of "
-        "the stored configuration: --data and --data.init_args name other rows.",
+        "the stored configuration: --data and --data.init_args name other rows, such as "
+        "--data.init_args.heldout_path new.csv for a table with the columns of the schema, the label among them.",
     )
     parser.add_argument("--run_dir", "--run-dir", help="directory of a run")
     parser.add_argument("--release", help="file that lipdp export has written")
@@ -71,10 +72,11 @@ def _from_run(own: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
 
 def _from_release(own: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
     from ..experiment.experiment import parse_experiment
-    from ..experiment.foreign_code import known_code_only
+    from ..experiment.foreign_code import known_code_only, refuse_projects
     from ..release import load_release
 
     release = load_release(own.release)
+    refuse_projects(release.config, release.path)
     with known_code_only(release.config, release.path, trusted=own.trust_config):
         data = parse_experiment(["--config", release.config, *rest], None, "off").datamodule
     if release.statistics:

@@ -139,10 +139,12 @@ def _released(directory: Path) -> int | None:
 
 def _metric(report: dict[str, Any]) -> tuple[str | None, float | None]:
     metrics = report.get("metrics")
-    for name in ("test/accuracy", "validation/accuracy", "test/mae", "validation/mae"):
-        if isinstance(metrics, dict) and name in metrics:
-            return name, finite(metrics[name])
-    return None, None
+    if not isinstance(metrics, dict):
+        return None, None
+    known = ("test/accuracy", "validation/accuracy", "test/mae", "validation/mae")
+    own = (name for name in metrics if "acc" in name)  # a project's own names
+    name = next((name for name in (*known, *own) if name in metrics), None)
+    return name, None if name is None else finite(metrics[name])
 
 
 def _read(file: Path) -> dict[str, Any]:

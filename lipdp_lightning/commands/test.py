@@ -77,7 +77,7 @@ def stored_experiment(run_dir: str, trust_config: bool, rest: Sequence[str]) -> 
         rest: options that override keys of the configuration.
     """
     from ..experiment.experiment import parse_experiment
-    from ..experiment.foreign_code import known_code_only
+    from ..experiment.foreign_code import known_code_only, refuse_projects
     from ..training.run_directory import RunDirectory
 
     directory = RunDirectory(run_dir)
@@ -85,6 +85,7 @@ def stored_experiment(run_dir: str, trust_config: bool, rest: Sequence[str]) -> 
     if not directory.checkpoint.exists():
         raise ValueError(f"the run in {run_dir} has no checkpoint yet. HINT: lipdp fit with the same --run_dir.")
     config = directory.configuration()
+    refuse_projects(config, directory.path)
     with known_code_only(config, directory.config, trusted=trust_config or directory.made_here()):
         return directory, parse_experiment(["--config", config, *rest], None, "off")
 

@@ -21,6 +21,16 @@ _KNOWN = (
 _IMPORT_PATH = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
 
 
+def refuse_projects(text: str, place: object) -> None:
+    """Refuses the configuration of a run by ``privatize`` or ``Engine``, whose network is a project's own code."""
+    if text.startswith("made_private:") or not text.strip():
+        raise ValueError(
+            f"{place} is of a run by privatize() or Engine, whose network and data are made by a script and not by a "
+            "configuration. HINT: evaluate it in the script; `lipdp export` writes its weights, "
+            "and module.load_state_dict(load_release(file).state_dict) reads them."
+        )
+
+
 def check_named_code(text: str, path: object) -> None:
     """Refuses a stored configuration that names code outside this package, torch and Lightning.
 

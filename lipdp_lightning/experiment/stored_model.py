@@ -10,6 +10,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from ..bounds.losses import Loss
 from ..training.module import PrivateModule
+from .foreign_code import refuse_projects
 from .one_line import described
 from .short_names import PARSER_MODE, with_full_names
 
@@ -20,6 +21,7 @@ def stored_model(config: str, place: object) -> PrivateModule:
     Raises:
         ValueError: If it cannot be made; ``place`` is named in the message.
     """
+    refuse_projects(config, place)
     try:
         content = yaml.safe_load(config)
         set_parsing_settings(subclasses_enabled=[Loss])

@@ -41,20 +41,28 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several runs, in the order in which they are shown, and the metric that most of them report."""
+    """Several runs, in the order in which they are shown, and the kind of metric that most of them report."""
 
     runs: tuple[ComparedRun, ...]
 
     @property
     def metric(self) -> str | None:
-        """The metric that is compared."""
-        names = Counter(find_primary_metric(run.facts) for run in self.runs if run.facts is not None)
-        names.pop(None, None)
-        return names.most_common(1)[0][0] if names else None
+        """The kind of metric that is compared, such as `accuracy`, whatever a run calls it."""
+        names = [find_primary_metric(run.facts) for run in self.runs if run.facts is not None]
+        kinds = Counter(_kind(name) for name in names if name is not None)
+        return kinds.most_common(1)[0][0] if kinds else None
+
+    def name(self, run: ComparedRun) -> str | None:
+        """Returns what a run calls the metric, or None if it has none."""
+        if run.facts is None:
+            return None
+        names = (find_primary_metric(run.facts), *run.facts.metrics)
+        return next((name for name in names if name in run.facts.metrics and _kind(name) == self.metric), None)
 
     def value(self, run: ComparedRun) -> float | None:
         """Returns the metric of a run, or None if it has none."""
-        return None if run.facts is None or self.metric is None else finite(run.facts.metrics.get(self.metric))
+        name = self.name(run)
+        return None if run.facts is None or name is None else finite(run.facts.metrics[name])
 
     def results(self) -> Table:
         """Returns one line per run: number, state, metric and what belongs beside it, and the guarantee."""
@@ -63,7 +71,7 @@ class Comparison:
         rows = []
         for number, run in enumerate(self.runs, 1):
             facts, value = run.facts, self.value(run)
-            majority = None if facts is None else Majority.of(facts.metrics, self.metric)
+            majority = None if facts is None else Majority.of(facts.metrics, self.name(run))
             shares = [majority.rate, majority.balanced_accuracy] if majority else [None, None]
             certified = facts is not None and facts.certified
             rows.append((
@@ -124,8 +132,14 @@ class Comparison:
                 f"records faces up to epsilon = {format_bound(epsilon)} at delta = {format_bound(delta)} (basic "
                 "composition), and choosing among the runs by held-out rows is not covered by any of them."
             )
+        names = sorted({name for run in self.runs if (name := self.name(run)) is not None})
+        if len(names) > 1:
+            found.append(
+                f"What is compared as {self.metric} is called {', '.join(map(clean_text, names))}: the runs may have "
+                "computed it on different held-out rows."
+            )
         for run in self.runs:
-            majority = None if run.facts is None else Majority.of(run.facts.metrics, self.metric)
+            majority = None if run.facts is None else Majority.of(run.facts.metrics, self.name(run))
             if majority is not None and not majority.is_beaten:
                 found.append(f"{clean_text(run.name)}: {majority.caution()}")
             if run.facts is not None and run.facts.secret_fixed:
@@ -134,7 +148,7 @@ class Comparison:
 
     def plot(self) -> Figure:
         """Plots the metric of every certified run against its epsilon."""
-        label = "metric" if self.metric is None else shorten(metric_label(self.metric), 32)
+        label = "metric" if self.metric is None else shorten(self.metric, 32)
         title = f"{label} against epsilon"
         shown = [
             (run.name, run.facts.epsilon, value)
@@ -177,6 +191,12 @@ def _epsilon(facts: RunFacts | None) -> str | None:
     if facts is None:
         return None
     return format_bound(facts.epsilon) if facts.certified else "not private"
+
+
+def _kind(name: str) -> str:
+    """Returns a metric's name in words, without that of the held-out rows."""
+    words = metric_label(name).split()
+    return " ".join(word for word in words if word not in ("validation", "test")) or name
 
 
 def _group(key: str) -> str:

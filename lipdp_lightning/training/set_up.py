@@ -134,7 +134,7 @@ def _step_problems(trainer: Any, module: Any, strategy: Any, data: Any) -> list[
 def refuse(problems: Sequence[str]) -> None:
     """Raises one ValueError with all problems, if there are any."""
     if problems:
-        texts = [re.sub(r"\s*\n\s*HINT:", " HINT:", problem) for problem in problems]
+        texts = [re.sub(r"\.?\s*\n\s*HINT:", ". HINT:", problem) for problem in problems]
         problems = list(dict.fromkeys(line for text in texts for line in text.splitlines()))
         lines = "\n".join(f"  - {p}" for p in problems)
         raise ValueError(f"this set-up cannot be trained privately, {len(problems)} problem(s):\n{lines}")

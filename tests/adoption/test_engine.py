@@ -51,6 +51,33 @@ def loop(run_dir: Path | None = None, stop: int | None = None, rate: float = 0.1
     return all_weights(network)
 
 
+def test_arrays_of_numpy_are_rows() -> None:
+    x, y = rows()
+    private = engine(data=(x.double().numpy(), y.numpy()))
+    assert private.data.made_up_batch(2)[0].dtype == torch.float32  # type: ignore[index]
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_network()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x), x
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        (nn.Sequential(nn.Linear(6, 4), nn.LSTM(4, 3)), r"LSTM"),
+        (Twice(), r"the network returns a tuple, and a loss takes one tensor of outputs\. HINT"),
+    ],
+)
+def test_a_network_that_returns_several_values_is_refused(network: nn.Module, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        engine(network)
+
+
 def test_the_body_finds_releases_and_the_loop_ends_with_the_plan() -> None:
     private = engine(plan=make_plan(**EXACT, noise_multiplier=50.0))
     steps = []

@@ -409,6 +409,10 @@ def test_a_checkpoint_is_that_of_the_projects_own_class(tmp_path: Path) -> None:
     private = privatize()
     trainer = fit(private)
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    trainer.save_checkpoint(tmp_path / "whole.ckpt")
+    assert torch.load(tmp_path / "whole.ckpt", weights_only=False)["lipdp"]["secret"] == SECRET
+    assert "lipdp" not in torch.load(tmp_path / "weights.ckpt", weights_only=False)  # which may be published
+    assert SECRET not in (tmp_path / "weights.ckpt").read_bytes()
     found = Project.load_from_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     assert torch.equal(all_weights(found), all_weights(private.module.project))
     assert isinstance(found, lightning.LightningModule) and type(found.net[0]) is nn.Linear  # type: ignore[index]

@@ -75,6 +75,10 @@ HIDDEN: dict[str, tuple[Step, str]] = {
     "no loss function": (lambda m, x, y: m(x).square().sum(), "calls no loss function of torch"),
     "no loss": (lambda m, x, y: [F.cross_entropy(m(x), y)], "returns no loss"),
     "a trainer": (lambda m, x, y: m.trainer.global_step, "training_step fails on a batch of made-up rows"),
+    "log-probabilities of another dimension": (
+        lambda m, x, y: F.nll_loss(F.log_softmax(m(x), dim=0), y), "of the certified loss is"),
+    "log-probabilities of other outputs": (
+        lambda m, x, y: F.nll_loss(F.log_softmax(m(x), dim=1) * 2, y), "training_step changes it on the way"),
     "squared error": (
         lambda m, x, y: F.mse_loss(m.last(m(x)), y[:, None].float()), "MSELoss has no Lipschitz constant"),
     "probabilities": (
@@ -112,6 +116,7 @@ EQUAL: dict[str, Step] = {
     "a dictionary": lambda m, x, y: {"loss": F.cross_entropy(m(x), y), "logits": m(x).detach()},
     "a sum": lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum"),
     "a mean of single losses": lambda m, x, y: F.cross_entropy(m(x), y, reduction="none").mean(),
+    "log-probabilities": lambda m, x, y: F.nll_loss(F.log_softmax(m(x), dim=1), y),
     "label smoothing": lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1),
     "forward by its name": lambda m, x, y: F.cross_entropy(m.forward(x), y),
     "a part": lambda m, x, y: F.cross_entropy(m.net(x), y),
@@ -132,6 +137,21 @@ def test_other_forms_of_one_loss_lead_to_one_step(name: str) -> None:
 def test_a_loss_that_is_told_replaces_the_steps_own() -> None:
     private = privatize(project_with(HIDDEN["a penalty on weights"][0]), loss="hinge")
     assert "MulticlassHinge(margin=1.0), which was given" in private.notes[0]
+
+
+def test_parts_keep_the_names_that_they_have_in_the_project() -> None:
+    step = EQUAL["parts one by one"]
+    names = [name for name, _ in privatize(project_with(step)).module.network.named_parameters()]
+    assert [name.rpartition(".")[0] for name in names[::2]] == ["net_0", "net_2"]
+    twice = project_with(lambda m, x, y: F.cross_entropy(m.append(m.append(m(x))), y), append=nn.Tanh())
+    assert list(privatize(twice).module.network._modules) == ["net", "append_", "append__"]
+
+
+def test_a_key_that_is_not_known_is_named_with_the_one_that_was_meant() -> None:
+    with pytest.raises(ValueError, match=r"does not know epsilom\. HINT: did you mean epsilon\?"):
+        privatize(Project(), epsilom=3, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match=r"does not know banana\. HINT: help"):
+        privatize(Project(), banana=3, noise_multiplier=1.0)
 
 
 def test_all_reasons_are_given_at_once() -> None:

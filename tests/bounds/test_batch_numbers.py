@@ -124,7 +124,11 @@ def test_the_refusal_names_the_batch_size() -> None:
         lambda m, x: x if x.size(0) // 64 else 2 * x,
         lambda m, x: x if x.shape[0] % 64 == 63 else 2 * x,
         lambda m, x: x if x.numel() > 999 else 2 * x,
-        lambda m, x: x if x.numel() // x.shape[0] > 32 else 2 * x,
+        lambda m, x: x if x.numel() // 4 > 32 else 2 * x,
+        lambda m, x: x if x.numel() // (x.shape[0] + 1) > 11 else 2 * x,
+        lambda m, x: x if x.numel() - x.shape[0] > 99 else 2 * x,
+        lambda m, x: x if x.shape[0] // 2 > 32 else 2 * x,
+        lambda m, x: x if 64 // x.shape[0] > 1 else 2 * x,
         lambda m, x: x if x.shape == (64, 4, 3) else 2 * x,
         lambda m, x: x if x.shape[:2] != (64, 4) else 2 * x,
         lambda m, x: x if x.transpose(0, 1).shape[1] < 64 else 2 * x,
@@ -205,6 +209,8 @@ DECISIONS: dict[str, tuple[Call, Call]] = {  # a forward that decides by sizes o
     "assert": (asserted, lambda m, x: x[:, :, :4]),
     "not": (lambda m, x: 3 * x if not x.shape[2] % 2 else x, lambda m, x: 3 * x),
     "factor": (lambda m, x: x * (x.shape[1] == 4) * 2, lambda m, x: 2 * x),
+    "entries of an example": (lambda m, x: 3 * x if x.numel() // x.shape[0] > 32 else 2 * x, lambda m, x: 2 * x),
+    "ratio of sizes": (lambda m, x: 3 * x if x.numel() / (2 * x.size(0)) == 16 else 2 * x, lambda m, x: 3 * x),
     "after a constant": (lambda m, x: (x + m.table[:8]) * (2 if x.shape[2] != 8 else 3), lambda m, x: 3 * x),
 }
 

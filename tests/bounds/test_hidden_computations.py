@@ -177,6 +177,16 @@ class CountsExamplesByEntries(Base):
         return 100.0 if isinstance(x, Tensor) and x.numel() // 4 == 7 else 1.0
 
 
+class CountsExamplesByQuotient(Base):
+    def factor(self, x: Any) -> Any:
+        return 100.0 if isinstance(x, Tensor) and 2 * x.numel() // (x.shape[0] + 1) > 7 else 1.0
+
+
+class CountsExamplesByRemainder(Base):
+    def factor(self, x: Any) -> Any:
+        return 100.0 if isinstance(x, Tensor) and x.shape[0] % 8 == 7 else 1.0
+
+
 class CountsExamplesByBytes(Base):
     def factor(self, x: Any) -> Any:
         return 100.0 if isinstance(x, Tensor) and x.nbytes > 1000 else 1.0

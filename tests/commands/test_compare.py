@@ -53,6 +53,20 @@ def test_epsilons_of_several_models_of_the_same_records_add(runs: Path, tmp_path
     assert [row["steps"] for row in content["costs"]] == ["12", "12"]
 
 
+def test_the_same_metric_under_two_names_is_compared(runs: Path, tmp_path: Path) -> None:
+    edit(runs / "done" / "privacy_report.json", primary_metric=None, metrics={"validation/val_acc": 0.75})
+    other = {"validation/accuracy": 0.5, "validation/loss": 2.0}
+    edit(runs / "sweep" / "halted" / "privacy_report.json", primary_metric="validation/accuracy", metrics=other)
+    content = compare(runs, "--output", tmp_path / "c.html")
+    assert [row["accuracy"].rstrip("\u00a0%") for row in content["results"]] == ["75", "50"]
+    assert any("validation/accuracy, validation/val_acc" in text for text in content["cautions"])
+    tips = (tmp_path / "c.html").read_text().split("data-tips")[1][:600]
+    assert "done" in tips and "halted" in tips
+    edit(runs / "done" / "privacy_report.json", metrics={"validation/val_balanced_accuracy": 0.75})
+    results = compare(runs, "--output", tmp_path / "c.html")["results"]
+    assert [row["balanced accuracy"] for row in results] == ["75\u00a0%", "-"]  # which is another metric
+
+
 def test_relations_that_differ_are_pointed_out(runs: Path, tmp_path: Path) -> None:
     assert not any("relations" in c for c in compare(runs, "--output", tmp_path / "c.html")["cautions"])
     edit(runs / "done" / "privacy_report.json", adjacency="replace_one")

@@ -64,6 +64,9 @@ def test_a_temperature_moves_probabilities_and_no_prediction(exported: Path, tmp
 def test_the_top_of_the_package_offers_it_and_the_model_runs(exported: Path) -> None:
     release = lipdp_lightning.load_release(exported)
     assert release.epsilon is not None and release.plan["steps"] == 12 and "MLP" in release.config
+    assert (
+        repr(release).startswith(f"<Release {exported}: ") and "at delta" in repr(release) and len(repr(release)) < 300
+    )
     model = release.module()
     assert not model.training and model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
     assert all(torch.equal(model.network.state_dict()[k], v) for k, v in release.state_dict.items())

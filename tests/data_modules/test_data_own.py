@@ -105,9 +105,9 @@ def test_a_wrong_input_shape_names_the_right_one(folder: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--data.init_args.schema", "none.yaml"], "data: there is no file none.yaml HINT: "),
+        (["--data.init_args.schema", "none.yaml"], "data: there is no file none.yaml. HINT: "),
         (["--data.init_args.schema.rows", "7"], "an option cannot replace a part of a schema. HINT: "),
-        (["--data.init_args.path", "none.csv"], "there is no file none.csv HINT: "),
+        (["--data.init_args.path", "none.csv"], "there is no file none.csv. HINT: "),
     ],
 )
 def test_what_a_network_waits_for_is_refused_in_one_line(

@@ -64,7 +64,7 @@ def test_the_example_in_the_documentation_is_a_schema(tmp_path: Path) -> None:
 
 
 BAD = {
-    "unknown key": (GOOD + "sheet: 2\n", "unknown key 'sheet'"),
+    "unknown key": (GOOD + "sheet: 2\n", "unknown key 'sheet'; the keys are aliases, columns"),
     "unknown column key": (GOOD.replace("high: 90", "high: 90, mean: 3"), "column 'age': unknown key 'mean'"),
     "no rows": (GOOD.replace("rows: 100\n", ""), "'rows' is missing"),
     "rows": (GOOD.replace("rows: 100", "rows: many"), "rows is 'many'"),
@@ -82,6 +82,7 @@ BAD = {
     "categories": (GOOD.replace("[Female, Male, 3]", "Female"), "is 'Female', not a list"),
     "yaml": (GOOD + "columns: [unclosed\n", "schema.yaml, row "),
     "list": ("- a\n- b\n", "not a mapping"),
+    "a mark without quotes": (GOOD.replace("{name: age", "{name: # age"), "expected"),
     "control character": (GOOD + "# \x07\n", "not YAML"),
     "nothing": ("# only a comment\n", "not a mapping"),
     "empty": ("", "is empty"),

@@ -15,7 +15,7 @@ _FLOORED = "lipdp_lightning.layers.GroupNorm(groups, channels, alpha=...)"
 refuse(
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, F.batch_norm,
     reason="batch normalisation mixes examples: one example changes the output and gradient of every other",
-    hint=f"use {_FLOORED}",
+    hint=f"use {_FLOORED}, or let lipdp_lightning.convert(model) replace them",
 )  # fmt: skip
 refuse(
     nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm,

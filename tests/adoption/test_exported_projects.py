@@ -1,0 +1,74 @@
+"""What commands make of the runs of `privatize` and `Engine`, whose network is code of the project's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_projects import Project, fit, held_out, privatize, rows
+from small_runs import SECRET, make_network, make_plan
+
+import lipdp_lightning
+from lipdp_lightning.adoption.engine import Engine
+from lipdp_lightning.cli import main
+from lipdp_lightning.commands.compare import read_settings
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    fit(privatize(run_dir=tmp_path / "project"), held_out=held_out())
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Path:
+    network = make_network()
+    plan = make_plan(scaling="exact", radius=1.0, max_norm=None)
+    engine = Engine(network, plan, rows(), loss="cross_entropy", run_dir=tmp_path / "loop", fixed_secret=SECRET)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    engine.keep(optimizer=optimizer)
+    with engine:
+        for _ in engine:
+            optimizer.step()
+        engine.report({"test/accuracy": 0.5})
+    return tmp_path / "loop"
+
+
+def test_weights_of_a_project_are_exported_under_its_own_names(project: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    assert main(["export", "--run_dir", str(project), "--output", str(file)]) == 0
+    release, saved = lipdp_lightning.load_release(file), project / "checkpoints" / "last.ckpt"
+    trained = torch.load(saved, weights_only=False)
+    assert Project().load_state_dict(dict(release.state_dict)).missing_keys == []
+    assert all(torch.equal(value, trained["state_dict"][name]) for name, value in release.state_dict.items())
+    assert trained["lipdp"]["secret"] not in file.read_bytes()
+    with pytest.raises(ValueError, match="by a script and not by a configuration"):
+        release.module()
+
+
+@pytest.mark.parametrize("kind", ["project", "loop"])
+def test_commands_that_need_a_configuration_say_that_there_is_none(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, file = str(request.getfixturevalue(kind)), str(tmp_path / "model.pt")
+    assert main(["export", "--run_dir", run_dir, "--output", file]) == 0
+    assert " 0 tensors" not in capsys.readouterr().out
+    for words in (
+        ["test", "--run_dir", run_dir],
+        ["predict", "--run_dir", run_dir, "--output", str(tmp_path / "out.csv")],
+        ["predict", "--release", file, "--output", str(tmp_path / "out.csv")],
+    ):
+        assert main(words) == 2
+        assert "by privatize() or Engine" in (told := capsys.readouterr().err) and "HINT" in told
+
+
+def test_a_loop_has_no_settings_to_compare(loop: Path) -> None:
+    assert read_settings(loop) == {}
+
+
+def test_status_shows_a_metric_under_the_name_of_the_project(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = project / "privacy_report.json"
+    report.write_text(report.read_text().replace("validation/val_loss", "validation/val_acc"))
+    assert main(["status", str(project)]) == 0
+    assert "validation/val_acc" in capsys.readouterr().out
