@@ -63,12 +63,11 @@ class Release:
         Raises:
             ValueError: If the configuration names foreign code, or does not fit the weights.
         """
-        from .experiment.foreign_code import check_named_code
+        from .experiment.foreign_code import known_code_only
         from .experiment.stored_model import stored_model
 
-        if not trust_config:
-            check_named_code(self.config, self.path)
-        module = stored_model(self.config, self.path)
+        with known_code_only(self.config, self.path, trusted=trust_config):
+            module = stored_model(self.config, self.path)
         own = {name: tuple(value.shape) for name, value in module.network.state_dict().items()}
         here = {name: tuple(value.shape) for name, value in self.state_dict.items()}
         if own != here:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
-from neighbouring_runs import ROWS, Pair, dropped_inputs, network
+from neighbouring_runs import ROWS, OneLarge, Pair, dropped_inputs, network, one_layer
 from small_runs import make_module
 from torch import Tensor, nn
 
@@ -147,6 +147,17 @@ class DividesByTheDrawn(TranscribedStrategy):
         mechanism.divisor = lambda: float(max(1, mechanism._drawn))  # type: ignore[method-assign]
 
 
+class FactorOfTheLargest(TranscribedStrategy):
+    """All rows of a batch are multiplied by the factor of the largest (thesis, Algorithm 8)."""
+
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)
+        assert self.mechanism is not None
+        scaling: Any = self.mechanism.scaling
+        own = scaling._factors
+        scaling._factors = lambda rows, device: own(rows, device).min().expand(rows) if rows else own(rows, device)
+
+
 class NoiseByTheDrawn(TranscribedStrategy):
     """Noise that is scaled by the rows that were drawn."""
 
@@ -248,6 +259,11 @@ BROKEN: dict[str, BrokenRun] = {
     ),
     "printed when a batch is empty": BrokenRun("printed", {"module": of_kind(Prints)}),
     "division by the drawn sample": BrokenRun("divisor", {"strategy": DividesByTheDrawn}),
+    "the factor of the largest row": BrokenRun(
+        "times the sensitivity",
+        {"strategy": FactorOfTheLargest, "data": OneLarge, "module": lambda: make_module(network=one_layer())},
+        {"expected_batch_size": OneLarge.batch_size},
+    ),
     "noise by the drawn sample": BrokenRun("deviation of step", {"strategy": NoiseByTheDrawn}),
     "a mean that no ledger counts": BrokenRun("takes no part", {"data": Centred}),
     "dropout keyed by row": BrokenRun(

@@ -83,6 +83,17 @@ class PairWithMeans(Pair):
         return x if self.mean is None else x - self.mean
 
 
+class OneLarge(Pair):
+    """The row that is left out is the only one on the sphere; the others are a hundred times smaller."""
+
+    batch_size = 8
+
+    def _rows(self, seed: int) -> tuple[Tensor, Tensor]:
+        x, y = super()._rows(seed)
+        others = torch.arange(ROWS) != row_of_choice(pair_plan(expected_batch_size=self.batch_size))
+        return torch.where(others.reshape(-1, 1, 1, 1), 0.01 * x, x), y
+
+
 def pair_plan(**options: Any) -> PrivacyPlan:
     chosen: dict[str, Any] = {"dataset_size": ROWS, "expected_batch_size": 3, "steps": 24} | options
     return make_plan(**chosen)
@@ -91,6 +102,12 @@ def pair_plan(**options: Any) -> PrivacyPlan:
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 4, 2), MaxMin(), nn.Dropout(0.0), nn.Flatten(), nn.Linear(8, CLASSES))
+
+
+def one_layer() -> nn.Module:
+    """An example's gradient is proportional to its input."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, CLASSES, bias=False))
 
 
 def dropped_inputs() -> nn.Module:

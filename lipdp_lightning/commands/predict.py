@@ -63,25 +63,22 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _from_run(own: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
-    from ..experiment.experiment import parse_experiment
-    from .test import prepared, stored_configuration
+    from .test import prepared, stored_experiment
 
-    directory, config = stored_configuration(own.run_dir, own.trust_config)
-    experiment = parse_experiment(["--config", config, *rest], None, "off")
+    directory, experiment = stored_experiment(own.run_dir, own.trust_config, rest)
     prepared(experiment, directory)
     return _columns(experiment.model, experiment.datamodule, own.rows)
 
 
 def _from_release(own: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
     from ..experiment.experiment import parse_experiment
-    from ..experiment.foreign_code import check_named_code, refuse_projects
+    from ..experiment.foreign_code import known_code_only, refuse_projects
     from ..release import load_release
 
     release = load_release(own.release)
     refuse_projects(release.config, release.path)
-    if not own.trust_config:
-        check_named_code(release.config, release.path)
-    data = parse_experiment(["--config", release.config, *rest], None, "off").datamodule
+    with known_code_only(release.config, release.path, trusted=own.trust_config):
+        data = parse_experiment(["--config", release.config, *rest], None, "off").datamodule
     if release.statistics:
         data.use_statistics(dict(release.statistics))
     return _columns(release.module(trust_config=own.trust_config), data, own.rows)

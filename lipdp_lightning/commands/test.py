@@ -39,15 +39,13 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(arguments: Sequence[str]) -> int:
     """Returns 0; the run directory is not changed."""
     own, rest = _split(arguments)
-    from ..experiment.experiment import parse_experiment
     from ..experiment.quiet import quiet
     from ..report.majority import Majority
     from ..report.show import show
     from ..report.words import SOURCES
 
-    directory, config = stored_configuration(own.run_dir, own.trust_config)
+    directory, experiment = stored_experiment(own.run_dir, own.trust_config, rest)
     with quiet():
-        experiment = parse_experiment(["--config", config, *rest], None, "off")
         step, metrics, weights = _evaluate(experiment, directory, own.output)
     status = directory.require()["status"]
     content = {
@@ -70,9 +68,16 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def stored_configuration(run_dir: str, trust_config: bool) -> tuple[RunDirectory, str]:
-    """Returns a run's directory and the text of its configuration, unless that names code which is not trusted."""
-    from ..experiment.foreign_code import check_named_code, refuse_projects
+def stored_experiment(run_dir: str, trust_config: bool, rest: Sequence[str]) -> tuple[RunDirectory, Experiment]:
+    """Returns a run's directory and the experiment of its configuration, unless that names code which is not trusted.
+
+    Args:
+        run_dir: the directory.
+        trust_config: whether to trust a configuration that was not written here.
+        rest: options that override keys of the configuration.
+    """
+    from ..experiment.experiment import parse_experiment
+    from ..experiment.foreign_code import known_code_only, refuse_projects
     from ..training.run_directory import RunDirectory
 
     directory = RunDirectory(run_dir)
@@ -81,9 +86,8 @@ def stored_configuration(run_dir: str, trust_config: bool) -> tuple[RunDirectory
         raise ValueError(f"the run in {run_dir} has no checkpoint yet. HINT: lipdp fit with the same --run_dir.")
     config = directory.configuration()
     refuse_projects(config, directory.path)
-    if not (trust_config or directory.made_here()):
-        check_named_code(config, directory.config)
-    return directory, config
+    with known_code_only(config, directory.config, trusted=trust_config or directory.made_here()):
+        return directory, parse_experiment(["--config", config, *rest], None, "off")
 
 
 def prepared(experiment: Experiment, directory: RunDirectory) -> tuple[int, str]:

@@ -25,7 +25,7 @@ class Constructors:
 
     def __init__(self, cli: LightningCLI) -> None:
         self._cli = cli
-        self._failed: tuple[type, Exception] | None = None
+        self._failed: tuple[type, dict[str, Any], Exception] | None = None
 
     def __call__(self, class_type: type, *args: Any, applied_instantiation_links: dict[str, Any], **kwargs: Any) -> Any:
         try:
@@ -35,7 +35,7 @@ class Constructors:
                     return make(class_type, *args, applied_instantiation_links=applied_instantiation_links, **kwargs)
             return class_type(*args, **kwargs)
         except Exception as error:
-            self._failed = self._failed or (class_type, error)
+            self._failed = self._failed or (class_type, kwargs, error)
             raise
 
     def make_all(self) -> Any:
@@ -52,26 +52,32 @@ class Constructors:
         try:
             return parser.instantiate_classes(config)
         except Exception as error:
-            failed, cause = self._failed or (None, error)
-            raise ValueError(self._refusal(failed, cause)) from error
+            raise ValueError(self._refusal(*(self._failed or (None, {}, error)))) from error
 
-    def _refusal(self, failed: type | None, error: Exception) -> str:
+    def _refusal(self, failed: type | None, options: dict[str, Any], error: Exception) -> str:
         name = "" if failed is None else failed.__name__
-        paths = class_paths(self._cli.config)
-        keys = [key for key, path in paths if name and path.rpartition(".")[2] == name]
-        where = f"{keys[0]}: " if keys else ""
+        named = [p for p in class_paths(self._cli.config) if name and p[1].rpartition(".")[2] == name]
+        # of several objects of one class, the one that was given these options
+        key = next((p[0] for p in named if _given(p[2], options)), named[0][0] if named else "")
+        where = f"{key}: " if key else ""
         if isinstance(error, ValueError) and "HINT" in str(error):
             return where + str(error)
         return f"{where}{name or 'an object'} cannot be made, {described(error)}. HINT: check its init_args."
 
 
-def class_paths(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the key and the class path of every object in a configuration."""
+def _given(init_args: dict[str, Any], options: dict[str, Any]) -> bool:
+    """Returns whether a constructor was called with these plain values; those of objects are not compared."""
+    plain = {n: v for n, v in init_args.items() if n in options and isinstance(v, bool | int | float | str)}
+    return all(type(options[n]) is type(v) and options[n] == v for n, v in plain.items())
+
+
+def class_paths(content: Any, key: str = "") -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yields the key, the class path and the options of every object in a configuration."""
     content = content.as_dict() if hasattr(content, "as_dict") else content
     if isinstance(content, dict):
         path = content.get("class_path")
         if isinstance(path, str):
-            yield key, path
+            yield key, path, content.get("init_args") or {}
         for name, value in content.items():
             inside = f"{key}.{name}" if key else str(name)
             yield from class_paths(value, inside)
@@ -107,10 +113,10 @@ def _named(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields key and class path of everything that configurations and options name, without importing anything."""
     for file in config_files(arguments):
         with open(file, encoding="utf-8-sig") as stream:
-            yield from class_paths(yaml.safe_load(stream))
+            yield from (found[:2] for found in class_paths(yaml.safe_load(stream)))
     for option, value in itertools.pairwise(arguments):
         if option == "--config" and "\n" in value:
-            yield from class_paths(yaml.safe_load(value))
+            yield from (found[:2] for found in class_paths(yaml.safe_load(value)))
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for option, value in itertools.pairwise(words):
         key = option.removeprefix("--")
@@ -122,7 +128,10 @@ def _named(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield key, path
 
 
-def optimizer_problem(error: Exception) -> str:
-    """Returns the message for an optimizer or a schedule whose constructor fails."""
+def optimizer_problem(error: Exception, schedule: bool) -> str:
+    """Returns the message for an optimizer whose constructor fails, or for its schedule."""
     problem = one_line(str(error)) if isinstance(error, ValueError | TypeError) else described(error)
-    return f"the optimizer cannot be made: {problem}. HINT: check optimizer.init_args."
+    what, keys = "the optimizer", "optimizer.init_args"
+    if schedule:
+        what, keys = "the optimizer or its lr_scheduler", "optimizer.init_args and lr_scheduler.init_args"
+    return f"{what} cannot be made: {problem}. HINT: check {keys}."

@@ -146,7 +146,7 @@ class Experiment(LightningCLI):
         try:
             self._add_configure_optimizers_method_to_model(self.subcommand)
         except Exception as error:
-            raise ValueError(optimizer_problem(error)) from error
+            raise ValueError(optimizer_problem(error, bool(self.config.get("lr_scheduler")))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> lightning.Trainer:
         chosen = self._get(self.config_init, "trainer", default={})

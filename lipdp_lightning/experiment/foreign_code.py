@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -11,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from .short_names import full_name
+from .short_names import CHECK, full_name
 
 # the parts of installed packages that build networks, data, optimizers and metrics
 _KNOWN = (
@@ -40,6 +41,32 @@ def check_named_code(text: str, path: object) -> None:
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{path} cannot be read ({reason}). HINT: restore it from a backup.") from error
+    _refuse(content, path)
+
+
+@contextmanager
+def known_code_only(text: str, path: object, *, trusted: bool) -> Iterator[None]:
+    """Refuses foreign code in a stored configuration and, while it is parsed in the block, in the files that it names.
+
+    The parser takes the name of another file for the value of a group, or of any key whose value is an object.
+    """
+    if trusted:
+        yield
+        return
+    check_named_code(text, path)
+
+    def check(content: Any) -> None:
+        if isinstance(content, dict | list):  # a single name is an option that the user gives
+            _refuse(content, path)
+
+    token = CHECK.set(check)
+    try:
+        yield
+    finally:
+        CHECK.reset(token)
+
+
+def _refuse(content: Any, path: object) -> None:
     named = sorted({name for name in _strings(content) if _is_foreign(name)})
     if named:
         more = " and more" if named[5:] else ""

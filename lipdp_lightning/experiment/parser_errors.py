@@ -8,6 +8,7 @@ import difflib
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Sequence
 
 from .one_line import one_line, shortened
@@ -19,6 +20,8 @@ _UNKNOWN = re.compile(
     r"(?:unrecognized arguments: (?:--)?(?P<argument>[^\s=]+)|does not accept (?:option|nested key|key) "
     r"'(?P<group>[^']+)'|(?:Option|Key) '(?P<option>[^']+)' is not (?:accepted|expected))"
 )
+_NO_NAME = re.compile(r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'")
+_SHORT_NAME = re.compile(r"(?<![\w.])(?P<module>callbacks|data_modules)\.(?P<name>[A-Za-z]\w*)")
 _GROUP = re.compile(r"[Gg]roup '([^']+)' does not accept")
 _NO_CLASS = ("Import path", "Not a valid subclass", "no signature found")
 _KINDS = {"float": "a finite number", "int": "a whole number", "bool": "true or false", "str": "text"}
@@ -33,7 +36,9 @@ def parser_error(message: str, known: Sequence[str] = ()) -> str:
         known: the known keys; the nearest of them is named if a key is unknown.
     """
     key, cause = _cause(message)
-    hint = _nearest(message, key, known)
+    hint = _misspelt(message) or _nearest(message, key, known)
+    if "did you mean" in hint:
+        cause = cause.partition(" HINT")[0]
     if not cause.endswith((".", "?", "!")):
         cause += "."
     return f"{key + ': ' if key else ''}{cause} {hint}" if "HINT" not in cause else f"{key}: {cause}"
@@ -104,8 +109,22 @@ def _expected(line: str) -> list[str]:
     return []
 
 
+def _misspelt(message: str) -> str:
+    """Returns the hint for a class path whose module has a class of nearly the same name, or nothing."""
+    found = _NO_NAME.search(message) or _SHORT_NAME.search(message)
+    if found is None or _UNKNOWN.search(message):
+        return ""
+    module = found["module"]
+    ours = found.re is _SHORT_NAME
+    home = importlib.import_module(f"lipdp_lightning.{module}") if ours else sys.modules.get(module)
+    close = difflib.get_close_matches(found["name"], getattr(home, "__all__", vars(home) if home else ()), n=1)
+    return f"HINT: did you mean {module}.{close[0]}?" if close else ""
+
+
 def _nearest(message: str, key: str, known: Sequence[str]) -> str:
     """Returns the hint, which names the known key that an unknown one is closest to."""
+    if "expected one argument" in message:
+        return "HINT: write a value that begins with a minus after an equals sign, as in --key=-1."
     found = _UNKNOWN.search(message)
     if found is None:
         return SHOW_KEYS

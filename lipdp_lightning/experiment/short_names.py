@@ -7,7 +7,8 @@ project may have folders of these names, too: a name that this project does not 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +18,8 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 PARSER_MODE = "yaml_with_short_names"
+# called with every mapping and list that the parser reads, those of files that a configuration names included
+CHECK: ContextVar[Callable[[Any], None]] = ContextVar("check", default=lambda content: None)
 _SHORT = re.compile(r"(?P<package>callbacks|data_modules)\.(?P<name>[A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)*")
 
 
@@ -60,7 +63,9 @@ def with_full_words(arguments: Sequence[str]) -> list[str]:
 
 
 def _load(text: str) -> Any:
-    return with_full_names(get_loader("yaml")(text))
+    content = with_full_names(get_loader("yaml")(text))
+    CHECK.get()(content)
+    return content
 
 
 set_loader(PARSER_MODE, _load, exceptions=(yaml.YAMLError,))

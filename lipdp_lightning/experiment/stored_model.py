@@ -12,7 +12,7 @@ from ..bounds.losses import Loss
 from ..training.module import PrivateModule
 from .foreign_code import refuse_projects
 from .one_line import described
-from .short_names import with_full_names
+from .short_names import PARSER_MODE, with_full_names
 
 
 def stored_model(config: str, place: object) -> PrivateModule:
@@ -25,7 +25,7 @@ def stored_model(config: str, place: object) -> PrivateModule:
     try:
         content = yaml.safe_load(config)
         set_parsing_settings(subclasses_enabled=[Loss])
-        parser = LightningArgumentParser(exit_on_error=False)
+        parser = LightningArgumentParser(exit_on_error=False, parser_mode=PARSER_MODE)
         parser.add_class_arguments(PrivateModule, "model")
         parsed = parser.parse_object({"model": with_full_names(content["model"])})
         module: Any = parser.instantiate_classes(parsed)["model"]

@@ -104,6 +104,8 @@ def _optimizer_problems(module: PrivateModule) -> list[str]:
     optimizer = optimizers[0]
     if isinstance(optimizer, torch.optim.LBFGS):
         problems.append("LBFGS evaluates the gradient several times in a step. HINT: use SGD, Adam, AdamW or RMSprop.")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        problems.append("SparseAdam takes sparse gradients, and noise is in every entry. HINT: use Adam or AdamW.")
     held = {id(p) for g in optimizer.param_groups for p in g["params"]}
     missing = [n for n, p in module.network.named_parameters() if p.requires_grad and id(p) not in held]
     if missing:
@@ -284,6 +286,8 @@ def _move_twice(schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
             warnings.simplefilter("ignore")  # torch warns of a schedule that moves before its optimizer
             schedule.step()
             schedule.step()
+        if not all(math.isfinite(group["lr"]) for group in groups):
+            raise ValueError(f"the rate becomes {[float(group['lr']) for group in groups]}")
     finally:
         schedule.load_state_dict(state)
         for group, before in zip(groups, options, strict=True):
@@ -300,6 +304,9 @@ def _schedule_problems(module: PrivateModule) -> list[str]:
             return []
         if not isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
             _move_twice(schedule)
+        elif not (isinstance(chosen, dict) and "monitor" in chosen):
+            return ["ReduceLROnPlateau follows a metric, and none is named. HINT: use "
+                    "lightning.pytorch.cli.ReduceLROnPlateau, with monitor: validation/loss."]  # fmt: skip
     except Exception as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return [f"the schedule fails when it moves, {message}. HINT: check lr_scheduler.init_args."]

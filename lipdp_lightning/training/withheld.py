@@ -55,8 +55,11 @@ def _empty(error: Exception) -> None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Returns whether a message tells nothing of rows: a refusal, a file, a Trainer's option or a lost process."""
-    if isinstance(error, MisconfigurationException | OSError):
+    """Returns whether a message tells nothing of rows: a refusal, a file, a Trainer's option or a lost process.
+
+    Errors of the operating system have a number; libraries that read images derive errors without one from OSError.
+    """
+    if isinstance(error, MisconfigurationException) or (isinstance(error, OSError) and error.errno is not None):
         return True
     last = _last(error.__traceback__)
     if last is None:

@@ -27,7 +27,7 @@ from lipdp_lightning.accounting.accountants import (
 )
 from lipdp_lightning.accounting.calibrate import calibrate_noise, privacy_bound
 from lipdp_lightning.accounting.events import LedgerEntry
-from lipdp_lightning.accounting.privacy_curves import PldCurve, PrvCurve
+from lipdp_lightning.accounting.privacy_curves import ADD, PldCurve, PrvCurve
 from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint
 from lipdp_lightning.cli import main
@@ -193,6 +193,36 @@ def test_a_bracket_that_is_too_low_is_not_stated(monkeypatch: pytest.MonkeyPatch
         assert epsilon_of("prv", [entry], 1e-5).accountant == "pld"
     monkeypatch.undo()
     assert epsilon_of("prv", [entry], 1e-5).accountant == "prv"
+
+
+def test_an_answer_for_a_group_that_is_too_low_is_not_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With little noise and few draws, a removed row shows far more than an added one, which PLD bounds."""
+    entry, right = LedgerEntry("subsampled_gaussian", 0.8, 0.02, 5), PrvCurve.delta_at
+    monkeypatch.setattr(PrvCurve, "delta_at", lambda self, epsilon: 1e-6 * right(self, epsilon))
+    with pytest.warns(UserWarning, match="lies below"):
+        bound = epsilon_of("prv", [entry], 1e-5, max_examples_per_unit=2)
+    assert bound.accountant == "pld"
+    assert bound.epsilon >= epsilon_of("pld", [entry], 1e-5, max_examples_per_unit=2).epsilon
+    monkeypatch.undo()
+    assert epsilon_of("prv", [entry], 1e-5, max_examples_per_unit=2).accountant == "prv"
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_prv_states_no_less_than_pld_does_for_an_added_row(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PRV accounts for a removed row alone. Here, an added one is made to cost three times as much."""
+    entry, curve = LedgerEntry("subsampled_gaussian", 1.0, 0.02, 200), PldCurve
+
+    def dear(releases: Any, direction: str) -> Any:
+        found = curve(releases, direction)
+        if direction == ADD:
+            right = found.delta_at
+            found.delta_at = lambda epsilon: right(epsilon / 3)  # type: ignore[method-assign]
+        return found
+
+    stated = epsilon_of("prv", [entry], 1e-5, max_examples_per_unit=rows).epsilon
+    monkeypatch.setattr(accountants, "PldCurve", dear)
+    bound = epsilon_of("prv", [entry], 1e-5, max_examples_per_unit=rows)
+    assert bound.accountant == "prv" and bound.epsilon > 1.3 * stated
 
 
 def test_no_disagreement_over_nothing() -> None:

@@ -17,10 +17,12 @@ from lightning.pytorch.callbacks import Callback
 from neighbouring_runs import (
     MEANS,
     ROWS,
+    OneLarge,
     PairWithMeans,
     compared,
     dropped_inputs,
     network,
+    one_layer,
     pair_plan,
     row_of_choice,
     samples,
@@ -46,6 +48,10 @@ def with_dropout() -> Any:
     return make_module(network=dropped_inputs())
 
 
+def with_one_layer() -> Any:
+    return make_module(network=one_layer())
+
+
 def with_adam() -> Any:
     return make_module(network=network(), optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05))
 
@@ -61,6 +67,7 @@ SOUND: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "micro-batches": ({"expected_batch_size": 12, "loss_clip": 0.3}, {"physical_batch_size": 5}),
     "dropout": ({"expected_batch_size": 12}, {"module": with_dropout, "physical_batch_size": 5}),
     "all rows in every step": ({"expected_batch_size": ROWS}, {"module": with_dropout}),
+    "one large row": ({"expected_batch_size": OneLarge.batch_size}, {"data": OneLarge, "module": with_one_layer}),
     "clipped examples": (
         {"scaling": "clip_flat", "clipping": "local", "clip_norm": 0.3, "max_norm": None}, {},
     ),

@@ -41,6 +41,18 @@ class Shaped(nn.Module):
         return {"positions": y.reshape(-1, 10, 2), "number": y.sum(1), "pair": (y, y)}[self.kind]
 
 
+class Sized(nn.Module):
+    def __init__(self, size: int):
+        super().__init__()
+        if size > 10:
+            raise RuntimeError("too large")
+
+
+class Pair(nn.Module):
+    def __init__(self, left: nn.Module, right: nn.Module):
+        super().__init__()
+
+
 class Optimizer(torch.optim.SGD):
     def __init__(self, params, lr: float = 0.1):
         raise KeyError("x")
@@ -130,6 +142,16 @@ OUTPUTS = {
     (NETWORK, "bad_classes.Shaped", f"{NETWORK}.kind", "nothing"): "forward",
 }
 
+
+def _sized(side: str, size: int | tuple[int, int]) -> tuple[str, str]:
+    """The options for one side of a pair: a module of that size, or a pair of two."""
+    one = "{{class_path: bad_classes.Sized, init_args: {{size: {}}}}}".format
+    if isinstance(size, int):
+        return f"{NETWORK}.{side}", one(size)
+    halves = f"{{left: {one(size[0])}, right: {one(size[1])}}}"
+    return f"{NETWORK}.{side}", f"{{class_path: bad_classes.Pair, init_args: {halves}}}"
+
+
 CLASSES = {
     (NETWORK, "nowhere.Net"): "model.network: nowhere.Net",
     (NETWORK, "lipdp_lightning.models.Nowhere"): "model.network: lipdp_lightning.models.Nowhere",
@@ -137,6 +159,15 @@ CLASSES = {
     (NETWORK, "bad_import.Net"): "model.network: bad_import.Net cannot be imported, RuntimeError: first second",
     (NETWORK, "bad_classes.Raises"): "model.network: Raises cannot be made, RuntimeError: first second",
     (NETWORK, "bad_classes.Misses"): "model.network: Misses cannot be made, KeyError",
+    **{
+        (
+            NETWORK,
+            "bad_classes.Pair",
+            *_sized("left", left),
+            *_sized("right", right),
+        ): f"model.network.init_args.{where}: "
+        for where, left, right in (("left", 11, 1), ("right", 1, 11), ("left.init_args.right", (1, 12), 11))
+    },
     (NETWORK, "bad_classes.function"): "model.network",
     (NETWORK, "torch.optim.SGD"): "model.network",
     (NETWORK, "torch.nn.Linear"): "in_features, out_features",
@@ -149,6 +180,8 @@ CLASSES = {
     (LOSS, CROSS_ENTROPY, f"{LOSS}.init_args.class_weights", "[.nan]"): "model.loss: class_weights",
     ("--data", "nowhere.Rows"): "data: nowhere.Rows",
     ("--data", "data_modules.Nowhere"): "data: data_modules.Nowhere",
+    ("--data", "data_modules.Digitz"): "did you mean data_modules.Digits?",
+    (NETWORK, "lipdp_lightning.models.MLPP"): "did you mean lipdp_lightning.models.MLP?",
     ("--data", "torch.nn.Linear"): "data: ",
     ("--data", "bad_syntax.Rows"): "data: bad_syntax.Rows cannot be imported",
     ("--data", "data_modules.CSVTable"): "path, schema",
@@ -161,10 +194,21 @@ CLASSES = {
     ("--optimizer", "torch.nn.Linear"): "optimizer: ",
     ("--optimizer", "bad_classes.Optimizer"): "the optimizer cannot be made: KeyError",
     ("--optimizer.rate", "1"): "optimizer",
+    ("--optimizer", "torch.optim.SparseAdam"): "SparseAdam takes sparse gradients",
     ("--lr_scheduler", "nowhere.Step"): "lr_scheduler: nowhere.Step",
     ("--lr_scheduler", STEP_LR): "step_size",
     ("--lr_scheduler", STEP_LR, "--lr_scheduler.step_size", "x"): "lr_scheduler.init_args.step_size",
     ("--lr_scheduler", STEP_LR, "--lr_scheduler.step_size", "0"): "the schedule fails",
+    (
+        "--lr_scheduler",
+        STEP_LR,
+        "--lr_scheduler.step_size",
+        "1",
+        "--lr_scheduler.gamma",
+        ".nan",
+    ): "the rate becomes [nan]",
+    ("--lr_scheduler", "torch.optim.lr_scheduler.OneCycleLR", "--lr_scheduler.max_lr", "1"): "lr_scheduler.init_args",
+    ("--lr_scheduler", "torch.optim.lr_scheduler.ReduceLROnPlateau"): "none is named",
     ("--trainer.callbacks", "[{class_path: nowhere.Call}]"): "trainer.callbacks: nowhere.Call",
     ("--trainer.callbacks", "[{class_path: callbacks.PrivateValidationCurves}]"): "epsilon",
     ("--trainer.callbacks", "[{class_path: bad_import.Call}]"): "trainer.callbacks: bad_import.Call cannot be imported",
@@ -184,6 +228,7 @@ KEYS = {
     ("--privacy.epsilon.x", "3"): "privacy.epsilon",
     ("stray",): "stray",
     ("--lr_interval", "x"): "lr_interval",
+    ("--privacy.delta", "-1e-5"): "--key=-1",
     ("--config", "/nowhere.yaml"): "there is no such file",
     ("--config", "/"): "it is not a file",
     ("--json",): "json",

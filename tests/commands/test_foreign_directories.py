@@ -17,6 +17,7 @@ import yaml
 from command_runs import LONG, Outcome, fit, lipdp, snapshot
 
 from lipdp_lightning.experiment.foreign_code import check_named_code
+from lipdp_lightning.release import load_release
 from lipdp_lightning.training.checkpoint_files import read_checkpoint, seal
 
 
@@ -122,6 +123,39 @@ def test_names_are_followed_to_where_they_are_defined(text: str, refused: bool) 
             check_named_code(yaml.safe_dump({"a": [{"class_path": text}]}), "config.yaml")
     else:
         check_named_code(yaml.safe_dump({"a": [{"class_path": text}]}), "config.yaml")
+
+
+@pytest.mark.parametrize(
+    "key", ["config", "data", "model", "model.network", "trainer", "trainer.callbacks", "optimizer", "lr_scheduler"]
+)
+@pytest.mark.parametrize("command", ["test", "predict", "release"])
+def test_a_file_that_a_copied_configuration_names_does_not_choose_code(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, key: str
+) -> None:
+    """The parser takes a file's name for the value of a group or an object; its modules run when they are imported."""
+    marker = tmp_path / "ran"
+    (tmp_path / "of_somebody.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    named: Any = {"class_path": "of_somebody.Thing"}
+    inside = {"config": {"data": named}, "model": {"network": named}, "trainer": {"callbacks": [named]}}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(inside.get(key, [named] if key[-1] == "s" else named)))
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    *groups, last = key.split(".")
+    (config[groups[0]] if groups else config)[last] = str(tmp_path / "other.yaml")
+    text = yaml.safe_dump(config)
+    if command == "release":
+        assert lipdp("export", "--run_dir", run_dir, "--output", tmp_path / "release.pt").code == 0
+        content = torch.load(tmp_path / "release.pt", weights_only=True)
+        torch.save(content | {"config": text}, tmp_path / "release.pt")
+        if key.startswith("model"):
+            with pytest.raises(ValueError, match="cannot be made"):
+                load_release(tmp_path / "release.pt").module()
+    (run_dir / "config.yaml").write_text(text)
+    source = ("--release", tmp_path / "release.pt") if command == "release" else ("--run_dir", run_dir)
+    output = () if command == "test" else ("--output", tmp_path / "out.csv")
+    outcome = lipdp("test" if command == "test" else "predict", *source, *output)
+    assert outcome.code == 2 and not marker.exists() and outcome.err.count("\n") == 1
+    assert "names code outside this package: of_somebody.Thing" in outcome.err
 
 
 def test_a_copied_configuration_of_known_classes_is_tested(run_dir: Path) -> None:

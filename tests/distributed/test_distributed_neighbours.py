@@ -38,8 +38,8 @@ def test_two_ranks_differ_in_what_the_noise_covers_alone(
 @pytest.mark.parametrize(
     "broken",
     [
-        "a loss given to a logger", "division by the drawn sample", "dropout keyed by row", "a bias without noise",
-        "a buffer that follows the data",
+        "a loss given to a logger", "division by the drawn sample", "the factor of the largest row",
+        "dropout keyed by row", "a bias without noise", "a buffer that follows the data",
     ],
 )  # fmt: skip
 def test_what_follows_private_data_without_noise_is_found_on_two_ranks(

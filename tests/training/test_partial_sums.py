@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
+import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
+from small_runs import fit, make_plan
 from torch import Tensor, nn
 
+from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.training.current_step import PartialSums
 
 MICRO_BATCHES = 1000
@@ -65,3 +70,37 @@ def test_a_single_micro_batch_is_left_as_it_is() -> None:
     layer.weight.grad = gradient
     sums.put_back()
     assert layer.weight.grad is gradient and layer.bias.grad is None
+
+
+class AddsToGradients(Callback):
+    """Leaves a gradient between the moment when gradients are set to None and the step's own backward pass."""
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        for parameter in pl_module.network.parameters():
+            parameter.grad = torch.full_like(parameter, 0.1)
+
+
+def test_a_gradient_that_a_hook_leaves_before_the_backward_pass_releases_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The step would add to it, and release the sum with the noise for what the step adds alone."""
+    released: list[int] = []
+    monkeypatch.setattr(Mechanism, "privatize_", lambda *_, **__: released.append(1))
+    with pytest.raises(ValueError, match=r"a gradient was there before.*HINT"):
+        fit(make_plan(steps=2), AddsToGradients())
+    assert not released
+
+
+def test_a_release_that_was_written_to_is_no_longer_one() -> None:
+    """Loops that leave a release in ``grad`` add to it, which is public; what is written into it need not be."""
+    layer = nn.Linear(3, 2)
+    sums = PartialSums(layer)
+    for parameter in layer.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    sums.remember()
+    sums.check_none()
+    sums.remember()
+    assert layer.bias.grad is not None
+    layer.bias.grad.add_(1)
+    with pytest.raises(ValueError, match=r"a gradient was there before.*HINT"):
+        sums.check_none()

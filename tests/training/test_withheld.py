@@ -65,7 +65,11 @@ def noted(logits: Tensor, target: Tensor) -> Any:
     raise error
 
 
-@pytest.mark.parametrize("action", [shapes, index, value, chain, decoding, noted], ids=lambda a: a.__name__)
+def image(logits: Tensor, target: Tensor) -> Any:
+    raise OSError("cannot identify image file 4711")  # as PIL does, of a row that was drawn
+
+
+@pytest.mark.parametrize("action", [shapes, index, value, chain, decoding, noted, image], ids=lambda a: a.__name__)
 def test_an_error_in_a_step_says_where_and_not_what(action: Any) -> None:
     with pytest.raises(Exception, match=r"withheld.*HINT|reason|withheld") as caught:
         fit(make_plan(steps=2), module=make_module(loss=Failing(action)))
