@@ -91,12 +91,20 @@ def test_what_exceeds_its_bound_is_measured_once_more(
     assert ("1.25" in printed(verdicts).splitlines()[-1]) == (not kept)
 
 
-def test_rounds_that_something_else_has_slowed_do_not_count() -> None:
-    over = Row("mlp-8x2", 8, "torch", round_seconds={0: 1.0, 1: 1.1, 2: 1.0})
-    row = Row("mlp-8x2", 8, "joint", round_seconds={0: 1.5, 1: 1.1, 2: 1.4})
-    verdict = guard._verdict(BOUND, row, over)
-    assert verdict.ratio == pytest.approx(1.1) and verdict.kept and verdict.spread[1] > 1.4
-    assert not guard._verdict(BOUND, Row("mlp-8x2", 8, "joint", round_seconds={0: 1.3, 1: 1.25}), over).kept
+@pytest.mark.parametrize(
+    ("ratios", "kept"),
+    [
+        ((1.25, 1.26, 1.25, 1.24), False),  # a quiet machine, and a step that is slower
+        ((1.21, 1.3, 1.5, 1.24), True),  # a machine whose rounds differ by more than what exceeds the bound
+        ((2.4, 2.5, 3.0, 2.6), False),  # no such noise makes up for a step that takes twice as long
+    ],
+)
+def test_noise_excuses_a_ratio_by_as_much_as_the_rounds_differ(ratios: Sequence[float], kept: bool) -> None:
+    over = Row("mlp-8x2", 8, "torch", round_seconds=dict.fromkeys(range(4), 1.0))
+    assert guard._verdict(BOUND, Row("mlp-8x2", 8, "joint", round_seconds=dict(enumerate(ratios))), over).kept is kept
+    faster = Bound("ours", "step_time", at_least=1 / 1.2, model="mlp-8x2", batch_size=8, contender="joint")
+    inverse = {turn: 1 / ratio for turn, ratio in enumerate(ratios)}
+    assert guard._verdict(faster, Row("mlp-8x2", 8, "joint", round_seconds=inverse), over).kept is kept
 
 
 def test_a_contender_that_cannot_run_keeps_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
