@@ -10,9 +10,10 @@ from torchmetrics.utilities.data import dim_zero_cat
 
 
 class ClassScores(torchmetrics.Metric):
-    """Collects class probabilities and labels, of all processes, and compares them with the most frequent class.
+    """Collects class probabilities and labels, and compares them with the most frequent class.
 
-    Like an accuracy, the scores are exact functions of the rows they are computed on.
+    Like an accuracy, the scores are exact functions of the rows they are computed on. Every process evaluates all
+    held-out rows: with those of the others, each row would count several times, and the standard error be too small.
     """
 
     full_state_update = False
@@ -20,9 +21,9 @@ class ClassScores(torchmetrics.Metric):
     labels: list[Tensor]
 
     def __init__(self) -> None:
-        super().__init__()
-        self.add_state("probabilities", default=[], dist_reduce_fx="cat")
-        self.add_state("labels", default=[], dist_reduce_fx="cat")
+        super().__init__(sync_on_compute=False)
+        self.add_state("probabilities", default=[])
+        self.add_state("labels", default=[])
 
     def update(self, predicted: Tensor, labels: Tensor) -> None:
         """Adds rows: logits of each class, or one probability per row of the second of two classes."""

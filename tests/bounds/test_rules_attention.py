@@ -188,10 +188,14 @@ def _four_heads(x: Tensor) -> Tensor:
         (lambda m, x: F.scaled_dot_product_attention(x, x, x, m.mask.reshape(4, 1)), "a query without a key"),
         (lambda m, x: F.scaled_dot_product_attention(x, x, x, m.scale.float() / 0), "leaves a query without a key"),
         (lambda m, x: F.scaled_dot_product_attention(x, x, x, scale=float("nan")), "public, finite"),
+        (lambda m, x: F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=-3.0), "-inf by the scale"),
+        (lambda m, x: F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.0), "-inf by the scale"),
+        (lambda m, x: F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=1e-50), "-inf by the scale"),
         (lambda m, x: F.scaled_dot_product_attention(_four_heads(x), x[:, None], x[:, None]), "broadcasts over heads"),
     ],
     ids=["positions of the batch", "a constant", "dropout", "a mask of the input", "a mask for each example",
-         "a row without keys", "infinite logits", "no scale", "heads"],
+         "a row without keys", "infinite logits", "no scale", "causal and negative",
+         "causal and zero", "causal and zero in float32", "heads"],
 )  # fmt: skip
 def test_what_has_no_rule_is_refused(function: object, reason: str) -> None:
     with pytest.raises(CertificationError, match=reason):

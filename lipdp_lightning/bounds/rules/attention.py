@@ -12,6 +12,7 @@ from ..values import Bound, Constant, Operation, Unbounded, Value, public_number
 
 # fused kernels approximate exponentials to 20 units in the last place, and subtract numbers that were made from them
 KERNEL_MARGIN = 1 + 2.0**-15
+_SMALLEST_CAUSAL = 2.0**-100  # far above what is zero in float32
 
 
 @rule(F.scaled_dot_product_attention)
@@ -44,7 +45,10 @@ def attention(
         )
     if op.norms.rounding > KERNEL_MARGIN - 1:
         raise Unbounded("its kernels round in between, and no margin for bfloat16 covers that", "train in float32")
-    factor = query.shape[-1] ** -0.5 if scale is None else abs(public_number(scale))
+    factor = query.shape[-1] ** -0.5 if scale is None else public_number(scale)
+    if is_causal and factor < _SMALLEST_CAUSAL:
+        raise Unbounded("its kernels multiply -inf by the scale", "give a positive scale, or a mask without is_causal")
+    factor = abs(factor)
     through_softmax = KERNEL_MARGIN * factor * value.norm / 2
     rows = KERNEL_MARGIN * math.sqrt(query.shape[-2])
     return Bound(rows * value.norm, (through_softmax * key.norm, through_softmax * query.norm, rows))
