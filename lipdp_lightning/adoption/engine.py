@@ -11,11 +11,11 @@ import torch
 from lightning.pytorch.plugins.precision import DoublePrecision, MixedPrecision, Precision
 from torch import Tensor, nn
 
+from ..bounds.graph import CertificationError, structural_problems
 from ..bounds.losses import Loss, as_loss
 from ..bounds.modes import training_mode
 from ..callbacks import PrivacyReport
 from ..data_modules.base import PrivateDataModule
-from ..layers import make_private
 from ..privacy.branches import Branches
 from ..privacy.plan import PrivacyPlan
 from ..privacy.statistics import Statistics
@@ -439,7 +439,8 @@ def _private_rows(
             "HINT: give rows of the shape that the network takes."
         ) from None
     if not isinstance(outputs, Tensor):
-        make_private(network)  # which names the parts that have no certificate, such as an LSTM
+        if problems := structural_problems(network):  # such as an LSTM, which has no certificate
+            raise CertificationError(problems)
         raise ValueError(
             f"the network returns a {type(outputs).__name__}, and a loss takes one tensor of outputs. "
             "HINT: return the tensor alone from forward."

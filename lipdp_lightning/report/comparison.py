@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lipdp_lightning.extras import is_installed
@@ -45,7 +46,7 @@ class Comparison:
 
     runs: tuple[ComparedRun, ...]
 
-    @property
+    @cached_property
     def metric(self) -> str | None:
         """The kind of metric that is compared, such as `accuracy`, whatever a run calls it."""
         names = [find_primary_metric(run.facts) for run in self.runs if run.facts is not None]

@@ -9,9 +9,8 @@ from projects import METRICS, WITHOUT_FILES, changed_lines, options_of, private_
 
 from lipdp_lightning.training import private_steps
 
-SECRET = bytes(
-    range(16)
-)  # samples and noise are those of every run, since few examples make some runs end far below others
+# samples and noise are the same in every run, since few examples make some runs end far below others
+SECRET = bytes(range(16))
 # what chance reaches, and what a project must reach at epsilon 8
 LEARNS = {
     "image_classifier": (0.1, 0.8), "table_classifier": (0.63, 0.8), "multi_label": (0.55, 0.75),

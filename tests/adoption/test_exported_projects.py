@@ -1,4 +1,4 @@
-"""What commands make of the runs of `privatize` and `Engine`, whose network is code of the project's own."""
+"""Commands export the weights of runs of `privatize` and `Engine`, and refuse what needs a configuration."""
 
 from __future__ import annotations
 
