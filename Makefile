@@ -5,6 +5,7 @@ CONFIG ?= configs/quickstart.yaml
 FIT_FLAGS ?=
 JOBS ?= 2
 PYTEST_FLAGS ?=
+ROOM ?= 1
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -17,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "variables: PYTHON=$(PYTHON) VENV=$(VENV) CONFIG=$(CONFIG) FIT_FLAGS JOBS=$(JOBS) PYTEST_FLAGS"
+	@echo "variables: PYTHON=$(PYTHON) VENV=$(VENV) CONFIG=$(CONFIG) FIT_FLAGS JOBS=$(JOBS) ROOM=$(ROOM) PYTEST_FLAGS"
 
 setup: $(STAMP) ## install everything into .venv
 
@@ -42,7 +43,7 @@ test-slurm: $(STAMP) ## jobs on a Slurm of one machine; needs root and Debian's 
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slurm tests/slurm
 
 check-speed: $(STAMP) ## hold ratios of time and memory against bounds, on an idle machine
-	$(BIN)/lipdp bench --check
+	$(BIN)/lipdp bench --check --room $(ROOM)
 
 test-all: test test-slow ## the fast tests, then the slow ones
 

@@ -38,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="check ratios against the bounds of a YAML file instead (default: the library's); exit with 1 if exceeded",
     )
+    parser.add_argument(
+        "--room", type=float, default=1.0, metavar="FACTOR",
+        help="with --check, loosen the bounds of step times by this factor, for an unknown machine (default: 1)",
+    )  # fmt: skip
     modes.add_argument(
         "--certificate", action="store_true", help="measure certificate and projection per step, beside a pass, instead"
     )
@@ -256,10 +260,11 @@ def _progress(line: str) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from ..bench.check import OWN_BOUNDS, check, printed, read_bounds
+    from ..bench.check import OWN_BOUNDS, check, printed, read_bounds, with_room
 
-    _refuse([*_counts(args), *_device_problems(args)], "`lipdp bench --check` takes about two minutes.")
-    bounds = read_bounds(OWN_BOUNDS if args.check == Path() else args.check)
+    room = [] if 1 <= args.room < math.inf else [f"--room {args.room} is not a number of at least 1"]
+    _refuse([*_counts(args), *_device_problems(args), *room], "`lipdp bench --check` takes about two minutes.")
+    bounds = with_room(read_bounds(OWN_BOUNDS if args.check == Path() else args.check), args.room)
     options = {} if args.repeats is None else {"rounds": args.repeats}
     # one thread, since two wait for each other whenever another process is busy
     verdicts = check(bounds, device=args.device, threads=args.threads or 1, say=_progress, **options)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lipdp_lightning.bench import check as guard
-from lipdp_lightning.bench.check import OWN_BOUNDS, Bound, check, printed, read_bounds
+from lipdp_lightning.bench.check import OWN_BOUNDS, Bound, check, printed, read_bounds, with_room
 from lipdp_lightning.bench.contender_rows import FAILED, Row
 from lipdp_lightning.bench.contenders import Job
 from lipdp_lightning.cli import main
@@ -105,6 +105,18 @@ def test_noise_excuses_a_ratio_by_as_much_as_the_rounds_differ(ratios: Sequence[
     faster = Bound("ours", "step_time", at_least=1 / 1.2, model="mlp-8x2", batch_size=8, contender="joint")
     inverse = {turn: 1 / ratio for turn, ratio in enumerate(ratios)}
     assert guard._verdict(faster, Row("mlp-8x2", 8, "joint", round_seconds=inverse), over).kept is kept
+
+
+def test_room_loosens_the_limits_of_step_times_alone() -> None:
+    least = Bound("advantage", "step_time", at_least=8, model="mlp-8x2", batch_size=8, contender="opacus", over="joint")
+    loosened = with_room([BOUND, MEMORY, least], 1.5)
+    assert [(b.at_most, b.at_least) for b in loosened] == [(pytest.approx(1.8), None), (1.2, None), (None, 8 / 1.5)]
+
+
+@pytest.mark.parametrize("room", ["0.9", "nan", "inf", "-2"])
+def test_bad_room_is_refused(room: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--check", "--room", room]) == 2
+    assert f"--room {float(room)} is not a number of at least 1" in capsys.readouterr().err
 
 
 def test_a_contender_that_cannot_run_keeps_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
