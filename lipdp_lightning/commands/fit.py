@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ..bound_text import upper_text
 from ..experiment.held_out import held_out_metrics
@@ -19,6 +19,7 @@ from ..report.majority import Majority
 from ..report.show import show
 from ..slurm import environment as slurm
 from ..slurm.signals import ignore, listen
+from .option_parser import OptionParser
 
 if TYPE_CHECKING:
     from ..experiment.experiment import Experiment
@@ -40,14 +41,9 @@ Options of the experiment: groups privacy, model, data, optimizer, lr_scheduler 
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}. HINT: {_OWN}")
-
-
 def split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Splits the options of the command itself from those of the experiment."""
-    parser = _Parser(prog="lipdp fit", add_help=False, allow_abbrev=False)
+    parser = OptionParser(prog="lipdp fit", add_help=False, hint=_OWN)
     parser.add_argument("--run_dir", "--run-dir", default=None, help="a new or empty directory, or one to continue")
     parser.add_argument("--wandb", choices=("auto", "online", "offline", "off"), default="auto", help="mode of wandb")
     return parser.parse_known_args(list(arguments))

@@ -208,13 +208,13 @@ def _first_match(name: str, patterns: Sequence[str]) -> str | None:
 
 
 def resolve_projection(
-    names: Sequence[str], kind: str, max_norm: float | Mapping[str, float | None], free: Sequence[str] = ()
+    names: Sequence[str], kind: str, max_norm: float | Mapping[str, float | None] | None, free: Sequence[str] = ()
 ) -> dict[str, Projection | None]:
     """Returns the projection of every layer, None for those left free.
 
     A layer may be left free because its own norm does not enter its own bound.
     ``max_norm`` is one radius or a mapping from fnmatch patterns to radii, of which the first that matches
-    counts; a radius of None frees the layer, and so does a match in ``free``, which comes first. ValueError,
+    counts; a radius of None frees the layers, and so does a match in ``free``, which comes first. ValueError,
     with all problems at once, for a pattern that matches nothing, a layer that nothing matches, an unknown
     kind, a bad radius.
     """
@@ -288,13 +288,12 @@ class Projector:
         self._follower = follower
         trained = [name for group in certificate.groups for name in group.parameters]
         self._names = {n.rpartition(".")[0] or n: n for n in trained if follower.operators_of(n)}
-        self._rules: dict[str, Projection | None] = dict.fromkeys(self._names)
         constraint = plan.constraint
         balls = constraint.balls
         assert not isinstance(balls, Unsettled), "the plan's scaling is not settled"
-        if balls is not None:
-            limit = balls.max_norm if isinstance(balls.max_norm, int | float) else dict(balls.max_norm)
-            self._rules = resolve_projection(list(self._names), balls.projection, limit, constraint.free_layers)
+        kind, limit = ("clip", None) if balls is None else (balls.projection, balls.max_norm)
+        radii = dict(limit) if isinstance(limit, tuple) else limit
+        self._rules = resolve_projection(list(self._names), kind, radii, constraint.free_layers)
         ruled = {self._names[layer]: rule for layer, rule in self._rules.items() if rule is not None}
         self._clipped = {name: rule.max_norm for name, rule in ruled.items() if isinstance(rule, Clip)}
         self._certified = {name: rule for name, rule in ruled.items() if name not in self._clipped}
