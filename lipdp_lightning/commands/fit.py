@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _OWN = "lipdp fit --config FILE [--run_dir DIR] [--wandb auto|online|offline|off] [--GROUP.KEY VALUE ...]"
 _LAST = "_last_weights"
-LOST = 1  # the exit code where another process of the run ended
 _LAUNCHED = "LIPDP_RUN_DIR"  # tells the ranks that Lightning launches the run directory of the first
 
 _HELP = f"""usage: {_OWN}
@@ -114,6 +113,7 @@ def train(experiment: Experiment, run_dir: Path) -> int:
             processes ended.
     """
     from ..callbacks import Preempted, ResumeCheckpoint
+    from ..training.launcher import LOST
     from ..training.processes import lost_process
 
     checkpoint = experiment.claim()
