@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..bound_text import upper_text
 from ..experiment.held_out import held_out_metrics
+from ..files import AGAIN, FileNotWritten, is_of_a_write, not_written
 from ..report.majority import Majority
 from ..report.show import show
 from ..slurm import environment as slurm
@@ -131,6 +132,8 @@ def train(experiment: Experiment, run_dir: Path) -> int:
         if trainer.is_global_zero:
             _finish(experiment, metrics, run_dir)
         return 0
+    except OSError as error:
+        raise _of_the_run(error, run_dir) from error
     except Preempted as stopped:
         if trainer.is_global_zero and slurm.job_id() is None:
             show(hint, sys.stderr)
@@ -153,6 +156,19 @@ def train(experiment: Experiment, run_dir: Path) -> int:
     finally:
         _close(experiment)
         experiment.release()
+
+
+def _of_the_run(error: OSError, run_dir: Path) -> OSError:
+    """Returns the error of a write with what is safe, and with what to do next if the training is finished."""
+    from ..training.run_directory import RunDirectory
+
+    if not isinstance(error, FileNotWritten) and is_of_a_write(error):  # a logger's, which may not name its file
+        name = error.filename or f"a file of the run in {run_dir}"
+        error = not_written(name, error, "Everything up to the last checkpoint is kept.")
+    if isinstance(error, FileNotWritten) and (RunDirectory(run_dir).record() or {}).get("status") == "finished":
+        instead = f"then write it by `lipdp report --run_dir {run_dir}`, since the training is finished"
+        return FileNotWritten(error.errno, str(error).replace(AGAIN, instead))
+    return error
 
 
 def _leave_group(world_size: int) -> None:

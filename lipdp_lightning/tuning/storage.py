@@ -68,7 +68,8 @@ def open_study(path: Path, identity: Mapping[str, str], directions: Sequence[str
         storage = library.storages.RDBStorage("sqlite:///study", engine_kwargs={"creator": creator})
         names = library.get_all_study_names(storage)
     except Exception as error:  # SQLAlchemy and SQLite have their own errors
-        raise ValueError(f"--storage {path} is not the file of a search ({described(error)}). {hint}") from error
+        reason = described(error).partition(" [SQL")[0]
+        raise ValueError(f"--storage {path} cannot be used as the file of a search ({reason}). {hint}") from error
     if existed and NAME not in names:
         found = f"the studies {', '.join(names)}" if names else "no search"
         raise ValueError(f"--storage {path} holds {found}, and none of lipdp tune. {hint}")

@@ -278,7 +278,7 @@ def test_files_of_something_else(config: Path, tmp_path: Path, capsys: Any) -> N
     assert tune(config, tmp_path / "out", "--space", space, "--trials", 1) == 0
     capsys.readouterr()
     cases = [
-        (["--storage", other], "holds the studies mine"), (["--storage", text], "not the file of a search"),
+        (["--storage", other], "holds the studies mine"), (["--storage", text], "cannot be used"),
         (["--storage", tmp_path], "is a folder"), (["--objective", "accuracy,loss"], "another objective"),
         (["--privacy.steps", 3], "another configuration"),
     ]  # fmt: skip
