@@ -20,14 +20,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lipdp_lightning.accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import (
     ADD,
     REMOVE,
     REPLACE,
     AccountantFailure,
     MaximumCurve,
-    MixedCurve,
     PldCurve,
     PrivacyCurve,
     PrvCurve,
@@ -103,10 +102,6 @@ def epsilon_of(
         return PrivacyBound(0.0, 0.0, 0.0, accountant, "nothing was released")
     if any(entry.noise_multiplier == 0 for entry in recorded):
         return PrivacyBound(math.inf, math.inf, math.inf, accountant, "a release without noise has no epsilon")
-    if any(entry.mechanism not in (SUBSAMPLED_GAUSSIAN, GAUSSIAN) for entry in recorded):
-        curve = MixedCurve(recorded, adjacency == REPLACE_ONE)
-        bound = _upper_bound("pld", curve, max_examples_per_unit, delta, _relation(adjacency, max_examples_per_unit))
-        return replace(bound, note=f"{bound.note}, with Laplace noise or choices")
     releases = collect(recorded)
     if adjacency == REPLACE_ONE and accountant != "pld":
         bound = _first_answer("pld", releases, delta, adjacency, max_examples_per_unit)

@@ -293,6 +293,7 @@ COMPUTES = {"PldCurve", "PrvCurve", "RdpCurve", "solve_group", "answer_by", "get
 APART = {
     "audit/optimistic_epsilon.py": "a lower estimate that a plan's epsilon is compared with",
     "audit/confidence.py": "what an attack has shown",
+    "studies/pure/mixed_ledger.py": "Laplace noise and choices, which no run releases",
     "tuning/selection.py": "a theorem about Renyi divergences, not a composition",
 }
 
