@@ -39,7 +39,6 @@ from lipdp_lightning.bound_text import lower_text, upper_text
 ADD_REMOVE = "add_remove"
 REPLACE_ONE = "replace_one"
 ADJACENCIES = (ADD_REMOVE, REPLACE_ONE)
-NOTICEABLE = 0.01  # the largest relative difference of two accountants' epsilons that causes no warning
 _EPSILON_LIMIT = 1e9
 # the errors that the accounting libraries raise if their numerics fail
 _LIBRARY_ERRORS = (ValueError, ArithmeticError, RuntimeError, MemoryError, AssertionError, IndexError)
@@ -47,10 +46,6 @@ _LIBRARY_ERRORS = (ValueError, ArithmeticError, RuntimeError, MemoryError, Asser
 
 class AccountantFallbackWarning(UserWarning):
     """Warns that the named accountant could not answer, and another sound one did."""
-
-
-class AccountantDisagreementWarning(UserWarning):
-    """Warns that two accountants' epsilons for the same releases differ by more than a hundredth."""
 
 
 @dataclass(frozen=True)
@@ -270,36 +265,6 @@ def _validate(accountant: str, delta: float, adjacency: str, rows: int) -> None:
         )
 
 
-# ---- a second accountant's answer, which shows the error of one library
-
-
-def warn_of_disagreement(
-    bound: PrivacyBound,
-    entries: Iterable[LedgerEntry],
-    delta: float,
-    adjacency: str = ADD_REMOVE,
-    max_examples_per_unit: int = 1,
-) -> None:
-    """Asks another accountant for the same epsilon, and warns with both numbers if they differ by over 1 %.
-
-    PLD checks PRV and RDP. PRV checks PLD if both account for the relation exactly; a bracket that contains the other
-    number agrees with it. Otherwise RDP checks PLD: its bound is looser by nature, so it disagrees only if it is the
-    smaller one.
-    """
-    if not 0 < bound.epsilon < math.inf:
-        return
-    releases = collect(entries)
-    exact = adjacency == ADD_REMOVE and max_examples_per_unit == 1
-    for name in ("pld", "prv", "rdp"):
-        if name == bound.accountant or (name == "prv" and not exact):
-            continue
-        other = answer_by(name, releases, delta, adjacency, max_examples_per_unit)
-        if other is not None:
-            if _apart(bound, other):
-                warnings.warn(_disagreement(bound, other), AccountantDisagreementWarning, stacklevel=3)
-            return
-
-
 def answer_by(name: str, releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound | None:
     """Returns the bound by this accountant itself, or None if it cannot answer."""
     with warnings.catch_warnings():
@@ -308,21 +273,3 @@ def answer_by(name: str, releases: Sequence[Release], delta: float, adjacency: s
             return _ACCOUNTANTS[name](releases, delta, adjacency, rows)
         except _LIBRARY_ERRORS:
             return None
-
-
-def _apart(bound: PrivacyBound, other: PrivacyBound) -> bool:
-    if other.accountant == "rdp" and other.epsilon >= bound.epsilon:
-        return False
-    low, high = (other.lower, other.upper) if other.lower > 0 else (other.epsilon, other.epsilon)
-    gap = max(low - bound.epsilon, bound.epsilon - high)
-    return gap > NOTICEABLE * min(bound.epsilon, other.epsilon)
-
-
-def _disagreement(bound: PrivacyBound, other: PrivacyBound) -> str:
-    text = (
-        f"epsilon is {upper_text(bound.epsilon)} by {bound.accountant} and {upper_text(other.epsilon)} by "
-        f"{other.accountant}, for the same releases; the first is what is stated."
-    )
-    if bound.epsilon < other.epsilon:
-        return f"{text}\nHINT: one of them errs; publish the larger one, and report these settings to the project."
-    return f"{text}\nHINT: use accountant {other.accountant}"

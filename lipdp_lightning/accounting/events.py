@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 SUBSAMPLED_GAUSSIAN = "subsampled_gaussian"
 GAUSSIAN = "gaussian"
@@ -94,3 +94,18 @@ def size_problems(dataset_size: int, batch_size: float, steps: int) -> Iterator[
 
 def _number(count: int) -> str:
     return str(count) if count < 10**15 else f"of {len(str(count))} digits"
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a finite number, and not a truth value."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # the whole number is too large for a float
+        return False
+
+
+def is_positive(value: Any) -> bool:
+    """Returns whether a value is a positive, finite number."""
+    return is_number(value) and value > 0

@@ -1,21 +1,14 @@
-"""A plan's flat options: the form that is hashed, everything that is wrong with them, and what they ask for."""
+"""A plan's flat options: the form that is hashed, and everything that is wrong with them."""
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..accounting.accountants import ACCOUNTANTS, ADJACENCIES
-from ..accounting.events import LARGEST, SMALLEST, SMALLEST_DELTA, SMALLEST_EPSILON, size_problems
-from ..bound_text import upper_text
+from ..accounting.events import LARGEST, SMALLEST, SMALLEST_DELTA, is_number, is_positive, size_problems
 from .plan_parts import with_defaults
-
-if TYPE_CHECKING:
-    from .plan import PrivacyPlan
 
 SWITCHABLE = ("worst_case", "layerwise", "joint")
 WITH_RADIUS = ("radius", "exact", "exact_layerwise")
@@ -50,7 +43,7 @@ def normalised(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     result = with_defaults(options)
     for name in _FLOATS:
-        if isinstance(result[name], int) and _is_number(result[name]):
+        if isinstance(result[name], int) and is_number(result[name]):
             result[name] = float(result[name])
     batch = result["expected_batch_size"]
     if isinstance(batch, float) and batch.is_integer():
@@ -96,23 +89,23 @@ def _constants(plan: SimpleNamespace) -> Problems:
         if not _is_count(getattr(plan, name)):
             yield f"{name} {getattr(plan, name)!r} is not a positive whole number.", f"declare {name} as a constant."
     batch, size, rows = plan.expected_batch_size, plan.dataset_size, plan.max_examples_per_unit
-    if not _is_positive(batch):
+    if not is_positive(batch):
         yield f"expected_batch_size {batch!r} is not a positive number.", "use 256, for example."
     elif _is_count(size) and batch > size:
         yield (
             f"expected_batch_size {batch} exceeds dataset_size {size}: the sample rate would be above 1.",
             "use at most the dataset size, at which every step uses every example.",
         )
-    if not (_is_number(plan.noise_multiplier) and plan.noise_multiplier >= 0):
+    if not (is_number(plan.noise_multiplier) and plan.noise_multiplier >= 0):
         yield (
             f"noise_multiplier {plan.noise_multiplier!r} is not a finite number >= 0.",
             "use about 1, or give epsilon to create().",
         )
-    if _is_count(plan.steps) and _is_count(size) and _is_positive(batch):
+    if _is_count(plan.steps) and _is_count(size) and is_positive(batch):
         yield from size_problems(size, batch, plan.steps)
-    if _is_number(plan.delta) and 0 < plan.delta < SMALLEST_DELTA:
+    if is_number(plan.delta) and 0 < plan.delta < SMALLEST_DELTA:
         yield f"delta {plan.delta!r} is below {SMALLEST_DELTA:.0e}, which no accountant can tell from 0.", "use 1e-6."
-    if not (_is_number(plan.delta) and 0 < plan.delta < 1):
+    if not (is_number(plan.delta) and 0 < plan.delta < 1):
         yield f"delta {plan.delta!r} is not in (0, 1): no Gaussian mechanism has one.", "use one well below 1/N."
     if plan.unit == "example" and _is_count(rows) and rows > 1:
         yield (
@@ -172,7 +165,7 @@ def _exclusions(plan: SimpleNamespace) -> Problems:
     allowed, first = (CLIPPINGS, plan.clipping) if clips else (SWITCHABLE, plan.scaling)
     if plan.switch_at is None and plan.switch_to is None:
         return
-    if not (_is_number(plan.switch_at) and 0 < plan.switch_at < 1):
+    if not (is_number(plan.switch_at) and 0 < plan.switch_at < 1):
         yield f"switch_at {plan.switch_at!r} is not a share of the steps in (0, 1).", "use 0.9, for the last tenth."
     if plan.switch_to not in allowed or first not in allowed:
         yield (
@@ -188,22 +181,22 @@ def _numbers(plan: SimpleNamespace) -> Problems:
         value = getattr(plan, name)
         given.append((name, value))
         needed = name == "scaling_floor" or (name == "clip_norm" and plan.scaling in CLIPPED)
-        if (needed or value is not None) and not _is_positive(value):
+        if (needed or value is not None) and not is_positive(value):
             yield f"{name} {value!r} is not a positive finite number{reason}.", hint
     quantile = plan.radius_quantile
-    if quantile is not None and not (_is_number(quantile) and 0 < quantile < 1):
+    if quantile is not None and not (is_number(quantile) and 0 < quantile < 1):
         yield f"radius_quantile {quantile!r} is not in (0, 1).", "use 0.5, the median."
     for name in ("max_norm", *_TABLES):
         if _is_table(table := getattr(plan, name)):
             given += [(f"{name} {pattern!r}", value) for pattern, value in table]
     for name, value in (*given, ("max_norm", plan.max_norm)):
-        if _is_positive(value) and not SMALLEST <= value <= LARGEST:
+        if is_positive(value) and not SMALLEST <= value <= LARGEST:
             yield f"{name} {value!r} is outside [{SMALLEST:.0e}, {LARGEST:.0e}]: float32 would lose it.", "use about 1."
 
 
 def _patterns(plan: SimpleNamespace) -> Problems:
     norm = plan.max_norm
-    if norm not in (None, "auto") and not _is_positive(norm) and not (norm and _is_table(norm)):
+    if norm not in (None, "auto") and not is_positive(norm) and not (norm and _is_table(norm)):
         yield f"max_norm {norm!r} is neither a positive radius nor (pattern, radius) pairs.", "use max_norm=1.0."
     for name in ("group_weights", "cotangent_clip"):
         if not _is_table(getattr(plan, name)):
@@ -225,19 +218,6 @@ def _patterns(plan: SimpleNamespace) -> Problems:
 _CHECKS = (_choices, _constants, _not_private, _exclusions, _numbers, _patterns)
 
 
-def _is_number(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # the whole number is too large for a float
-        return False
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
@@ -245,100 +225,5 @@ def _is_count(value: Any) -> bool:
 def _is_table(value: Any) -> bool:
     """Returns whether these are pairs of a text and a positive number, or none."""
     return isinstance(value, tuple) and all(
-        isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) and _is_positive(p[1]) for p in value
+        isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) and is_positive(p[1]) for p in value
     )
-
-
-# ---- what a user asks for
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """Holds the constants of a plan as a user gives them: the arguments of `PrivacyPlan.create`."""
-
-    dataset_size: int
-    expected_batch_size: float
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    epochs: float | None = None
-    steps: int | None = None
-    delta: float | None = None
-
-    def plan(
-        self, make: Callable[[Mapping[str, Any]], PrivacyPlan], options: Mapping[str, Any], known: Collection[str]
-    ) -> PrivacyPlan:
-        """Returns the plan, with its noise calibrated to epsilon if that is given.
-
-        Args:
-            make: returns the plan of complete flat options.
-            options: further flat options.
-            known: the names of all flat options.
-
-        Raises:
-            ValueError: if the request or the options have problems; it lists all of them.
-        """
-        problems = list(self._problems())
-        if unknown := sorted(set(options) - set(known)):
-            problems.append(f"unknown options {', '.join(unknown)}.\nHINT: the options are {', '.join(sorted(known))}.")
-        fields = {name: value for name, value in options.items() if name in known} | self._constants()
-        with warnings.catch_warnings():  # the draft may hold placeholders, which must not cause warnings
-            warnings.simplefilter("ignore")
-            try:
-                draft = make(fields)
-            except ValueError as error:
-                raise ValueError("\n".join([str(error), *problems])) from None
-        if problems:
-            raise ValueError("\n".join(problems))
-        if self.epsilon is not None:
-            fields["noise_multiplier"] = _calibrated_noise(draft, self.epsilon)
-        return make(fields)
-
-    def _constants(self) -> dict[str, Any]:
-        """Returns the constants of a draft; what is not known yet, or not valid, has a placeholder."""
-        from ..accounting.calibrate import steps_for_epochs
-
-        size, batch, steps = self.dataset_size, self.expected_batch_size, self.steps
-        if self.epochs is not None and _is_positive(self.epochs) and size >= 1 and 0 < batch < math.inf:
-            steps = steps_for_epochs(self.epochs, size, batch)
-        return {
-            "dataset_size": size,
-            "expected_batch_size": batch,
-            "steps": 1 if steps is None else steps,
-            "delta": (1 / size if size > 1 else 0.5) if self.delta is None else self.delta,
-            "noise_multiplier": 1.0 if self.noise_multiplier is None else self.noise_multiplier,
-        }
-
-    def _problems(self) -> Iterator[str]:
-        epsilon, epochs = self.epsilon, self.epochs
-        if (epsilon is None) == (self.noise_multiplier is None):
-            yield "epsilon and noise_multiplier: exactly one is needed, the other follows.\nHINT: set epsilon=3."
-        if epsilon is not None and not _is_positive(epsilon):
-            yield f"epsilon {epsilon} is not a positive finite number.\nHINT: set epsilon=3."
-        elif epsilon is not None and epsilon < SMALLEST_EPSILON:
-            least = upper_text(SMALLEST_EPSILON)
-            yield f"epsilon {epsilon} is below {least}: the noise leaves nothing of a model.\nHINT: set epsilon=3."
-        if (epochs is None) == (self.steps is None):
-            yield "epochs and steps: exactly one is needed, the other follows.\nHINT: set epochs=60."
-        if epochs is not None and not _is_positive(epochs):
-            yield f"epochs {epochs} is not a positive number.\nHINT: set epochs=60."
-
-
-def _calibrated_noise(plan: PrivacyPlan, epsilon: float) -> float:
-    """Returns the gradient's noise multiplier for which the whole run, with votes and statistics, meets epsilon."""
-    from ..accounting.calibrate import calibrate_noise
-
-    joined, _ = calibrate_noise(
-        epsilon, plan.delta, plan.sample_rate, plan.steps, plan.accountant, plan.adjacency,
-        plan.max_examples_per_unit, preliminary=plan.preliminary_events(),
-    )  # fmt: skip
-    votes = plan.radius_noise_multiplier
-    if votes is None:
-        return joined
-    if votes <= joined:
-        raise ValueError(
-            f"radius_noise_multiplier {votes} alone spends more than epsilon {epsilon}: "
-            f"the step as a whole needs {joined:.4g}, and nothing is left for the gradient.\n"
-            f"HINT: radius_noise_multiplier of about {5 * joined:.3g} costs the gradient 2 %."
-        )
-    gradient = 1 / math.sqrt((1 / joined) ** 2 - (1 / votes) ** 2)
-    return gradient * (1 + 1e-12)  # so that rounding does not make the joined multiplier too small

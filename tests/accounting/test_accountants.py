@@ -386,7 +386,7 @@ def test_where_pld_cannot_answer_for_a_replacement_a_sound_bound_does():
 def test_plans_and_ledgers_load_without_the_libraries():
     code = (
         "import sys, lipdp_lightning.privacy.plan\n"
-        "import lipdp_lightning.accounting.accountants, lipdp_lightning.accounting.calibrate\n"
+        "import lipdp_lightning.accounting.accountants, lipdp_lightning.budget.calibrate\n"
         "heavy = {'opacus', 'prv_accountant', 'dp_accounting', 'lightning', 'wandb', 'torch'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
