@@ -182,7 +182,8 @@ KNOWS = {
     "budget": "accounting bound_text",
     "privacy": "accounting budget files kernels",
     "key_streams": "kernels privacy",
-    "mechanism": "bounds kernels layers norms privacy",
+    "norm_balls": "norms",
+    "mechanism": "bounds kernels layers norm_balls norms privacy",
     "clipping": "bounds layers privacy",
     "data_modules": "extras features files privacy",
     "training": (
@@ -207,8 +208,8 @@ KNOWS = {
     "bench": "bounds data_modules extras files kernels layers models norms privacy report training",
     "studies": (
         "accounting audit augmentations bench bound_text bounds budget calibration clipping conversion curves "
-        "data_modules experiment features files forecast key_streams layers mechanism models norms privacy report "
-        "training"
+        "data_modules experiment features files forecast key_streams layers mechanism models norm_balls norms privacy "
+        "report training"
     ),
     "doctor": "bounds kernels layers mechanism norms privacy",
     "commands": (

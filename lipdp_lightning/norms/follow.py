@@ -110,7 +110,27 @@ class Follower(NormSource):
             elif math.isfinite(change.frobenius):  # otherwise an error names the weight, if it is asked about
                 drifted.append(name)
         if drifted:
-            self._renew(drifted)
+            self.renew(drifted)
+
+    def renew(self, names: Sequence[str]) -> None:
+        """Evaluates the norms of weights, which become references unless their norms are cheap."""
+        held = _on_host([self._weights[name] for name in names])
+        sizes = [frobenius_norm(values) for values in held]
+        for name, values, size in zip(names, held, sizes, strict=True):
+            norms, factors, costly = {}, {}, False
+            for operator in self._operators[name]:
+                norm, factors[operator] = operator.norm(values, name), operator.deviation_factor(values)
+                costly = costly or not operator.is_cheap(self._weights[name])
+                if not 0.0 <= norm < math.inf:
+                    raise ValueError(
+                        f"{name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
+                        "HINT: lower the learning rate, or restore the last finite checkpoint."
+                    )
+                norms[operator] = norm
+            self._bounds[name] = Bounds(norms, factors, size)
+            self._anchors.pop(name, None)
+            if costly:
+                self._refer(name, self._bounds[name])
 
     @torch.no_grad()
     def clip_(self, limits: Mapping[str, float]) -> None:
@@ -121,7 +141,7 @@ class Follower(NormSource):
         """
         if wrong := [f"{name}: a norm cannot be at most {limit}" for name, limit in limits.items() if not limit > 0.0]:
             raise ValueError("; ".join(wrong) + ".\nHINT: give a positive limit.")
-        self._renew([name for name in limits if name not in self._bounds])
+        self.renew([name for name in limits if name not in self._bounds])
         factors = {}
         for name, limit in limits.items():
             if max(self._bounds[name].norms.values()) > limit:
@@ -132,11 +152,6 @@ class Follower(NormSource):
             anchor = self._anchors[name]
             scaled = replace(anchor.reference, factor=anchor.reference.factor * factors[name])
             self._anchors[name] = replace(anchor, reference=scaled)
-
-    def settle(self, name: str, norm: float) -> None:
-        """Takes over ``norm`` as an upper bound on the norms of all operators of a weight as it is now."""
-        norms, weight = dict.fromkeys(self._operators[name], norm), self._weights[name]
-        self._refer(name, Bounds.of(weight, norms, frobenius_norm(weight)))
 
     def seal(self, state: SupportsBytes, named: Mapping[str, Tensor]) -> None:
         """Keeps the present bounds for a walk over the tensors ``named``, all of whose bits the state names."""
@@ -196,28 +211,8 @@ class Follower(NormSource):
     def _now(self, name: str) -> Bounds:
         """Returns the bounds of a weight as it was measured last, or as it is if that has not been done."""
         if name not in self._bounds:
-            self._renew([name])
+            self.renew([name])
         return self._bounds[name]
-
-    def _renew(self, names: Sequence[str]) -> None:
-        """Evaluates the norms of weights, which become references unless their norms are cheap."""
-        held = _on_host([self._weights[name] for name in names])
-        sizes = [frobenius_norm(values) for values in held]
-        for name, values, size in zip(names, held, sizes, strict=True):
-            norms, factors, costly = {}, {}, False
-            for operator in self._operators[name]:
-                norm, factors[operator] = operator.norm(values, name), operator.deviation_factor(values)
-                costly = costly or not operator.is_cheap(self._weights[name])
-                if not 0.0 <= norm < math.inf:
-                    raise ValueError(
-                        f"{name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
-                        "HINT: lower the learning rate, or restore the last finite checkpoint."
-                    )
-                norms[operator] = norm
-            self._bounds[name] = Bounds(norms, factors, size)
-            self._anchors.pop(name, None)
-            if costly:
-                self._refer(name, self._bounds[name])
 
     def _refer(self, name: str, bounds: Bounds) -> None:
         """Makes the present weight the reference, and ``bounds`` what holds for it."""
