@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TypeVar
 
-from torch import nn
+from torch import fx, nn
 
 from .values import Bound, Operation, Value
 
@@ -164,3 +164,30 @@ def sums_in_pieces(*targets: Function) -> Callable[[S], S]:
 def in_pieces(target: Target) -> Function | None:
     """Returns what a certified graph calls in place of a function of torch that reads a trained parameter."""
     return _IN_PIECES.get(target)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node that depends on the example, prepared once.
+
+    Attributes:
+        node: The node.
+        rule: Its rule; None for the input and for a member of a tuple.
+        reads: The nodes in its argument slots that depend on the example.
+        operation: The description of the node that its rule receives.
+        path: The path of its module; empty if that is the model itself.
+        scalable: Whether its module can measure and scale its gradient by example.
+        trained: The trained parameters that it holds or reads.
+    """
+
+    node: fx.Node
+    rule: Rule | None
+    reads: tuple[fx.Node, ...]
+    operation: Operation
+    path: str
+    scalable: bool
+    trained: frozenset[nn.Parameter]
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.operation.module
