@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .loops import Fused, cpu_loops, is_traced, usable
-
-_AT_ONCE = 1 << 18  # numbers whose squares are held at once
 
 
 def widened(x: Tensor) -> Tensor:
@@ -61,23 +58,11 @@ def patch_norms(images: Tensor, counts: Tensor, groups: int, more: int = 0) -> T
 
 def patch_norms_by_torch(images: Tensor, counts: Tensor, groups: int, more: int) -> Tensor:
     """Computes ``patch_norms`` by torch's operations."""
-
-    def largest_group(part: Tensor) -> Tensor:
-        # not a matrix product, which autocast would round
-        energy = widened(part).square() * counts.to(torch.promote_types(part.dtype, torch.float32))
-        if groups == 1:
-            return energy.flatten(1).sum(1)
-        return torch.unflatten(energy, 1, (groups, -1)).flatten(2).sum(2).amax(1)
-
-    return (_in_parts(images, largest_group) + more).sqrt()
-
-
-def _in_parts(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Applies the function to a few examples at a time on a CPU, whose squares then stay in its cache."""
-    some = max(1, _AT_ONCE // max(1, rows[:1].numel())) if rows.device.type == "cpu" else len(rows)
-    if rows.shape[0] <= some or torch.compiler.is_compiling():
-        return function(rows)
-    return torch.cat([function(part) for part in torch.split(rows, some)])
+    # not a matrix product, which autocast would round
+    energy = widened(images).square() * counts.to(torch.promote_types(images.dtype, torch.float32))
+    if groups == 1:
+        return (energy.flatten(1).sum(1) + more).sqrt()
+    return (torch.unflatten(energy, 1, (groups, -1)).flatten(2).sum(2).amax(1) + more).sqrt()
 
 
 _row_norms, _patch_norms = Fused(row_norms_by_torch), Fused(patch_norms_by_torch)
