@@ -27,7 +27,7 @@ from .graph import (
 )
 from .identity import NetworkIdentity
 from .losses import Loss, as_loss
-from .registry import Step, function_rule, module_rule
+from .registry import Bound, Operation, ParameterUse, Step, Unbounded, Value, function_rule, module_rule
 from .rehearsal import rehearse
 from .rounding import (
     LARGEST_BOUND,
@@ -40,7 +40,6 @@ from .rounding import (
     sums_of_torch,
 )
 from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes, trace_at
-from .values import Bound, Operation, ParameterUse, Unbounded, Value
 
 __all__ = ["CertificationError", "Certifier", "certify"]
 

@@ -11,10 +11,9 @@ from torch import Tensor, fx, nn
 from ..norms.operators import NormSource, Operator
 from . import rules
 from .graph import Problem, made_from_input, node_path
+from .identity import training_mode
 from .inplace import of_library
-from .modes import training_mode
-from .registry import Step, in_pieces
-from .values import Bound, Unbounded
+from .registry import Bound, Step, Unbounded, in_pieces
 
 # The rounding of one operation, relative to its bound, by the dtype that it is computed in. Under bfloat16 autocast the
 # operand and the result are rounded; RoundedNorms covers the rounding of the weights.

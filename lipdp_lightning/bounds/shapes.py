@@ -23,10 +23,9 @@ from .graph import (
     reads_sizes,
     trace,
 )
+from .identity import training_mode
 from .inplace import MemoryInterpreter, may_overwrite, overwrites_shared_memory, tensors_in, versions
-from .modes import training_mode
-from .registry import takes_batch_size
-from .values import UNKNOWN, BatchNumber, Constant, Unbounded, counts_examples
+from .registry import UNKNOWN, BatchNumber, Constant, Unbounded, counts_examples, takes_batch_size
 
 Interpreter = TypeVar("Interpreter", bound=fx.Interpreter)
 PROBE_BATCHES = (2, 3)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from ..accounting.accountants import PlannedReleases
 from ..accounting.events import SMALLEST_EPSILON, LedgerEntry, is_positive
-from ..accounting.spending import PlannedReleases
 from ..bound_text import upper_text
 from . import calibrate
 

@@ -28,10 +28,10 @@ from ..norms.follow import Follower
 from ..privacy.digests import KeyedDigest, PendingDigest, digest_of, digests_of
 from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
-from .choice import scaling_of
 from .noise import Place, Reduce, StepNoise, Sum, owners_of, release_
 from .overlap import BeginSum, Overlap
 from .projection import Projector
+from .radii import scaling_of
 from .scaling import Scaling, StepNumbers
 from .step_errors import changed_network, changed_weights, trained_otherwise
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry, join_noise_multipliers
 from ..budget.plan_request import PlanRequest
 from . import plan_parts as parts
-from .plan_options import normalised, plan_problems
+from .plan_parts import normalised, plan_problems
 
 PARTS = ("influence", "shares", "constraint")
 

@@ -21,11 +21,11 @@ import lipdp_lightning
 from lipdp_lightning.accounting import accountants
 from lipdp_lightning.accounting.accountants import (
     PrivacyBound,
+    Spending,
     epsilon_of,
 )
 from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import ADD, PldCurve, PrvCurve
-from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.budget import calibrate
 from lipdp_lightning.budget.calibrate import (
     AccountantDisagreementWarning,

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from lipdp_lightning.accounting.accountants import epsilon_of
-from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.accounting.accountants import Spending, epsilon_of
 from lipdp_lightning.budget import calibrate
 from lipdp_lightning.privacy.plan import PrivacyPlan
 
