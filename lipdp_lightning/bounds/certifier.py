@@ -39,7 +39,7 @@ from .rounding import (
     refuse_rounded_sum,
     sums_of_torch,
 )
-from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes, trace_at
+from .shapes import MIXED, Constants, argument_nodes, depends_on_example, output_node, propagate_shapes, trace_at
 
 __all__ = ["CertificationError", "Certifier", "certify"]
 
@@ -109,7 +109,7 @@ class Certifier:
         self._device = next((p.device.type for p in self._parameters.values()), "cpu")
         held = {**self._parameters, **dict(model.named_buffers())}
         self._steps = _prepare(self._graph, self._norms_used, model, {id(t): name for name, t in held.items()})
-        self._output = _output_node(self._graph)
+        self._output = output_node(self._graph)
         self._constants = Constants(model, self._graph)
         reasons = [] if is_leaf(model) else rehearse(model, self._graph, self._input_shape)
         self._hidden = [Problem(type(model).__name__, reason, _STEADY) for reason in reasons]
@@ -373,14 +373,6 @@ def _caps(steps: list[Step], caps: Mapping[str, float], margin: float) -> dict[f
             [Problem(path, "a cotangent clip is asked for, and no such call exists", hint) for path in unknown]
         )
     return {node: caps[path] * margin for path, node in calls if path in caps}
-
-
-def _output_node(graph: fx.GraphModule) -> fx.Node:
-    returned = next(n for n in graph.graph.nodes if n.op == "output").args[0]
-    if not isinstance(returned, fx.Node) or not isinstance(returned.meta["shape"], tuple):
-        hint = "return one tensor of logits, computed from the input"
-        raise CertificationError([Problem("output", "the model does not return one tensor of logits", hint)])
-    return returned
 
 
 _STEADY = "write a forward that computes the same at every call, from its input, parameters, buffers and constants"

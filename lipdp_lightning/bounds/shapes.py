@@ -170,6 +170,15 @@ def argument_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
     return _nodes_in((node.args, node.kwargs))
 
 
+def output_node(graph: fx.GraphModule) -> fx.Node:
+    """Returns the node of the tensor that the model returns, or refuses a model that returns anything else."""
+    returned = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+    if not isinstance(returned, fx.Node) or not isinstance(returned.meta["shape"], tuple):
+        hint = "return one tensor of logits, computed from the input"
+        raise CertificationError([Problem("output", "the model does not return one tensor of logits", hint)])
+    return returned
+
+
 def _nodes_in(value: Any) -> tuple[fx.Node, ...]:
     found: list[Any] = []
     fx.node.map_arg(value, found.append)

@@ -48,7 +48,8 @@ from lipdp_lightning.audit.subject import Subject
 from lipdp_lightning.layers import KeyedDropout, MaxMin, ScaledLinear, scale_cotangent
 from lipdp_lightning.mechanism import choice
 from lipdp_lightning.mechanism import step as mechanism_module
-from lipdp_lightning.mechanism.noise import Place, Reduce, StepNoise, Sum
+from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum
+from lipdp_lightning.mechanism.reductions import Reduce
 from lipdp_lightning.mechanism.scaling import StepNumbers
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.plan import PrivacyPlan
