@@ -10,7 +10,12 @@ from typing import Any, get_args
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ThroughputMonitor,
+)
 from torch import Tensor
 
 from ..bounds.certifier import CertificationError, Certifier
@@ -268,6 +273,7 @@ def _loggers(trainer: lightning.Trainer) -> list[str]:
 _REFUSED_CALLBACKS: dict[type, str] = {
     LearningRateFinder: "searches on the private data with steps that no ledger counts. HINT: set the learning rate.",
     BatchSizeFinder: "runs steps that no ledger counts. HINT: set privacy.physical_batch_size.",
+    ThroughputMonitor: "logs the sizes of training batches, which are private. HINT: lipdp status shows the rate.",
     GradientAccumulationScheduler: "changes how many micro-batches make a step. HINT: set privacy.physical_batch_size.",
 }
 
