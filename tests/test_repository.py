@@ -196,7 +196,7 @@ KNOWS = {
         "report slurm training"
     ),
     "audit": "accounting bound_text bounds clipping data_modules extras layers mechanism norms privacy report training",
-    "experiment": "accounting bounds callbacks data_modules extras files privacy report schedules training",
+    "experiment": "accounting bounds calibration callbacks data_modules extras files privacy report schedules training",
     "adoption": "accounting bounds callbacks data_modules experiment layers privacy training",
     "release": "bound_text experiment files training",
     "tuning": "accounting bound_text experiment extras files key_streams privacy report training",
@@ -208,7 +208,7 @@ KNOWS = {
     ),
     "doctor": "bounds kernels layers mechanism norms privacy",
     "commands": (
-        "accounting alive audit bench bound_text bounds calibration callbacks curves data_modules doctor experiment "
+        "accounting alive audit bench bound_text bounds callbacks curves data_modules doctor experiment "
         "extras files forecast mechanism norms privacy release report run_names slurm studies training tuning"
     ),
     "cli": "commands experiment own_folders report",
