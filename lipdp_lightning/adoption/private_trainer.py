@@ -146,7 +146,7 @@ class PrivateTrainer(lightning.Trainer):
             PrivacyAccountant(),
             resume,
             PrivacyReport(path, title=self._title, config=self._config()),
-            RunFiles(self._directory, self._config()),
+            RunFiles(self._directory, self._config(), self._logged[1] or ()),
         ]
 
     def _config(self) -> str:
