@@ -165,6 +165,7 @@ KNOWS = {
     "bound_text": "",
     "extras": "",
     "files": "",
+    "hints": "",
     "kernels": "",
     "norms": "",
     "own_folders": "",
@@ -185,7 +186,7 @@ KNOWS = {
     "clipping": "bounds layers privacy",
     "data_modules": "extras features files privacy",
     "training": (
-        "accounting alive augmentations bounds clipping files kernels layers mechanism norms own_folders privacy "
+        "accounting alive augmentations bounds clipping files hints kernels layers mechanism norms own_folders privacy "
         "run_names slurm"
     ),
     "curves": "bound_text files key_streams privacy report",
@@ -196,7 +197,9 @@ KNOWS = {
         "report slurm training"
     ),
     "audit": "accounting bound_text bounds clipping data_modules extras layers mechanism norms privacy report training",
-    "experiment": "accounting bounds calibration callbacks data_modules extras files privacy report schedules training",
+    "experiment": (
+        "accounting bounds calibration callbacks data_modules extras files hints privacy report schedules training"
+    ),
     "adoption": "accounting bounds callbacks data_modules experiment layers privacy training",
     "release": "bound_text experiment files training",
     "tuning": "accounting bound_text experiment extras files key_streams privacy report training",

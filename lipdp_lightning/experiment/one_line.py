@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ..hints import with_hints_beside
+
 LONGEST_LINE = 500
 LONGEST_VALUE = 80
 _GENERAL_HINT = "HINT: `lipdp {command} --help` lists the options."
@@ -33,7 +35,7 @@ def shown(command: str, error: BaseException) -> str:
     """Returns the text that a command writes to stderr for an error: one line for each problem, always with a hint."""
     known = isinstance(error, ValueError | OSError)
     text = str(error) if known else described(error)
-    text = re.sub(r"\.?\s*\n\s*HINT:", ". HINT:", text.strip())
+    text = with_hints_beside(text.strip())
     if "HINT" not in text:
         text = f"{text.rstrip()} {_GENERAL_HINT.format(command=command)}"
     lines = [shortened(line.rstrip(), LONGEST_LINE) for line in text.splitlines() if line.strip()]

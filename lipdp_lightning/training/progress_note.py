@@ -1,4 +1,4 @@
-"""How far a run is, how fast, and what it has spent, for `lipdp status` while it runs."""
+"""Notes how far a run is, how fast, and what it has spent, for `lipdp status`."""
 
 from __future__ import annotations
 

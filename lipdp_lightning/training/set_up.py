@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,6 +18,7 @@ from lightning.pytorch.callbacks import (
 from torch import Tensor
 
 from ..bounds.certifier import CertificationError, Certifier
+from ..hints import with_hints_beside
 from ..kernels.numeric_environment import check_exact_arithmetic, require_exact_arithmetic, require_repeated_bits
 from ..mechanism.noise import Mode
 from ..mechanism.step import Mechanism
@@ -139,7 +139,7 @@ def _step_problems(trainer: Any, module: Any, strategy: Any, data: Any) -> list[
 def refuse(problems: Sequence[str]) -> None:
     """Raises one ValueError with all problems, if there are any."""
     if problems:
-        texts = [re.sub(r"\.?\s*\n\s*HINT:", ". HINT:", problem) for problem in problems]
+        texts = [with_hints_beside(problem) for problem in problems]
         problems = list(dict.fromkeys(line for text in texts for line in text.splitlines()))
         lines = "\n".join(f"  - {p}" for p in problems)
         raise ValueError(f"this set-up cannot be trained privately, {len(problems)} problem(s):\n{lines}")
