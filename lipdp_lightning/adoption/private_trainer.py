@@ -104,8 +104,8 @@ class PrivateTrainer(lightning.Trainer):
     def fit(self, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None, datamodule: Any = None,
             ckpt_path: Any = None, weights_only: bool | None = None) -> None:  # fmt: skip
         """Trains; arguments are those of Lightning, and the training rows those that privatize() was given."""
+        refuse(_not_private(model, train_dataloaders if datamodule is None else datamodule))
         data = self._data(train_dataloaders, val_dataloaders, datamodule)
-        refuse(_not_private(model, data))
         refuse(_problems(self, model, data, self._logged))
         for note in self._notes:
             rank_zero_info(note)

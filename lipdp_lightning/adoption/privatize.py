@@ -229,6 +229,8 @@ def _notes(
         what = ", ".join(understood.logged)
         kept = "; the training loss is logged as nonprivate/loss" if log_nonprivate else ""
         notes.append(f"what training_step logs is not logged, since it tells of private rows: {what}{kept}")
+    if understood.kept:
+        notes.append(f"what training_step keeps stays as it is, since it does not run: {', '.join(understood.kept)}")
     if understood.summed:
         notes.append("the loss was summed over the batch, and its gradients are divided by the declared batch size now")
     return tuple(notes)

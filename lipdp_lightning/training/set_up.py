@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ThroughputMonitor,
 )
+from lightning.pytorch.callbacks.spike import SpikeDetection
 from torch import Tensor
 
 from ..bounds.certifier import CertificationError, Certifier
@@ -274,6 +275,7 @@ _REFUSED_CALLBACKS: dict[type, str] = {
     LearningRateFinder: "searches on the private data with steps that no ledger counts. HINT: set the learning rate.",
     BatchSizeFinder: "runs steps that no ledger counts. HINT: set privacy.physical_batch_size.",
     ThroughputMonitor: "logs the sizes of training batches, which are private. HINT: lipdp status shows the rate.",
+    SpikeDetection: "decides by the loss of training batches, which is private. HINT: leave it out.",
     GradientAccumulationScheduler: "changes how many micro-batches make a step. HINT: set privacy.physical_batch_size.",
 }
 
