@@ -59,6 +59,13 @@ def _goal(target: Tensor, logits: Tensor) -> Tensor:
     return torch.nan_to_num(target.to(logits.dtype)).reshape(logits.shape)
 
 
+def _saturating(margin: Tensor, slope: float) -> Tensor:
+    """Returns softplus of the margin, continued by its tangent from where its derivative has reached ``slope``."""
+    knee = math.log(slope / (1 - slope))
+    # each term reads clamped arguments, so neither overflows
+    return F.softplus(margin.clamp_max(knee)) + slope * (margin - knee).clamp_min(0)
+
+
 def _check_labels(target: Tensor) -> None:
     if target.is_floating_point():
         raise ValueError(
@@ -154,28 +161,37 @@ class BinaryCrossEntropy(Loss):
 
     The Lipschitz constant is sqrt(m) / temperature: each output's derivative p - y lies in [-1, 1], since targets are
     clamped to [0, 1]. Public weights ``pos_weight`` w of positive targets, one or one for each entry of the last axis,
-    make this [-w, 1], and m becomes the sum of max(1, w)^2.
+    make this [-w, 1], and m becomes the sum of max(1, w)^2. A ``slope`` below 1 multiplies the constant: the loss is
+    then continued by its tangents from where p or 1 - p has reached the slope, as in ``SaturatingCrossEntropy``.
     """
 
     task = "binary"
     temperature: float = 1.0
     pos_weight: tuple[float, ...] | None = None
+    slope: float = 1.0
 
     def __post_init__(self) -> None:
         _check_positive(temperature=self.temperature, hint="1.0 is the plain loss.")
         _check_weights(self.pos_weight, "pos_weight")
+        if not 0 < self.slope <= 1:
+            raise ValueError(f"slope={self.slope} is outside (0, 1]. HINT: use 0.15, or 1.0, which is the plain loss.")
 
     def per_example(self, logits: Tensor, target: Tensor) -> Tensor:
         goal = torch.nan_to_num(target.to(logits.dtype)).clamp(0, 1).reshape(logits.shape)
         scaled, weights = logits / self.temperature, _public_weights(self.pos_weight, logits)
-        losses = F.binary_cross_entropy_with_logits(scaled, goal, reduction="none", pos_weight=weights)
+        if self.slope < 1:
+            weighted = goal if weights is None else goal * weights
+            losses = weighted * _saturating(-scaled, self.slope) + (1 - goal) * _saturating(scaled, self.slope)
+        else:
+            losses = F.binary_cross_entropy_with_logits(scaled, goal, reduction="none", pos_weight=weights)
         return _of_examples(losses)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         weights = self.pos_weight or (1.0,)
         if len(weights) not in (1, *shape[-1:]):
             raise ValueError(f"pos_weight={weights}, and outputs of shape {shape}. HINT: give one, or one for each.")
-        return math.sqrt(math.prod(shape) / len(weights) * sum(max(1.0, w) ** 2 for w in weights)) / self.temperature
+        entries = math.prod(shape) / len(weights) * sum(max(1.0, w) ** 2 for w in weights)
+        return self.slope * math.sqrt(entries) / self.temperature
 
 
 @dataclass(frozen=True)
@@ -408,10 +424,7 @@ class SaturatingCrossEntropy(CrossEntropy):
         index = self._known(target).unsqueeze(1)
         others = scaled.scatter(1, index, -math.inf)
         margin = (torch.logsumexp(others, 1, keepdim=True) - scaled.gather(1, index)).squeeze(1)
-        knee = math.log(self.slope / (1 - self.slope))
-        # each term reads clamped arguments, so neither overflows
-        losses = F.softplus(margin.clamp_max(knee)) + self.slope * (margin - knee).clamp_min(0)
-        return losses.where(target != self.ignore_index, 0)
+        return _saturating(margin, self.slope).where(target != self.ignore_index, 0)
 
     def lipschitz(self, shape: tuple[int, ...]) -> float:
         if shape and shape[0] < 2:

@@ -21,6 +21,9 @@ ENOUGH_SIGNAL = 0.25
 CLOSE = 0.1
 """The relative distance from the score that is needed within which the score of few rows says nothing."""
 
+BORDER = 0.25
+"""The relative distance from the score that is needed within which a run may end on either side."""
+
 EXPLAINED = 0.1
 """The share of the variance that a regression has to explain."""
 
@@ -72,6 +75,11 @@ class Forecast:
         return score >= needed
 
     @property
+    def uncertain(self) -> bool:
+        """Returns whether the score is so close to what is needed that a run may end on either side."""
+        return abs(self.outcome.score - self.needed) <= BORDER * self.needed
+
+    @property
     def weakest(self) -> LayerSignal:
         """The layer with the least signal for its noise."""
         return min(self.outcome.signals, key=lambda signal: signal.over_run)
@@ -105,7 +113,8 @@ class Forecast:
                 f"{middle.over_run:.2g} of the noise over the run; {why} {result}"
             )
         if self.learns:
-            return f"this run is expected to learn: {result}"
+            border = f"; that is close to {self.needed:.2f}, below which a run has learnt nothing, and it may end there"
+            return f"this run is expected to learn: {result}{border if self.uncertain else ''}"
         signal = f"{weakest.per_step:.1g} of its noise in a step, {weakest.over_run:.1g} over the run"
         return (
             f"this run is not expected to learn: {result}; the signal of {weakest.name} is {signal}. "
@@ -134,9 +143,10 @@ class Forecast:
         outcome = self.outcome
         layers = [vars(signal) for signal in outcome.signals]
         return {
-            "expected_to_learn": self.learns, "score": outcome.score, "chance": outcome.chance, "needed": self.needed,
-            "short": self.short, "inputs": self.source, "steps": outcome.size.steps,
-            "rows_per_step": outcome.size.rows, "layers": layers, "verdict": self.verdict(),
+            "expected_to_learn": self.learns, "uncertain": self.uncertain, "score": outcome.score,
+            "chance": outcome.chance, "needed": self.needed, "short": self.short, "inputs": self.source,
+            "steps": outcome.size.steps, "rows_per_step": outcome.size.rows, "layers": layers,
+            "verdict": self.verdict(),
         }  # fmt: skip
 
 

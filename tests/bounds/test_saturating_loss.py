@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipdp_lightning.bounds.losses import CrossEntropy, SaturatingCrossEntropy
+from lipdp_lightning.bounds.losses import BinaryCrossEntropy, CrossEntropy, SaturatingCrossEntropy
 
 
 def gradients(loss: SaturatingCrossEntropy | CrossEntropy, logits: Tensor, target: Tensor) -> Tensor:
@@ -60,6 +60,20 @@ def test_it_is_cross_entropy_where_the_model_is_nearly_right_and_keeps_its_direc
     torch.testing.assert_close(ours[below], theirs[below], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(loss.per_example(logits, target)[below], plain.per_example(logits, target)[below])
     torch.testing.assert_close(ours[~below] * (error[~below] / 0.15).unsqueeze(1), theirs[~below], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("goal", [0.0, 1.0])
+def test_with_two_classes_it_is_the_saturating_binary_loss(goal: float) -> None:
+    """The derivative is that of binary cross-entropy, cut off at the slope: what clipping it would leave."""
+    logits = torch.linspace(-9, 9, 401, dtype=torch.float64, requires_grad=True)
+    target = torch.full((401,), goal)
+    loss = BinaryCrossEntropy(slope=0.2)
+    (ours,) = torch.autograd.grad(loss.per_example(logits, target).sum(), logits)
+    torch.testing.assert_close(ours, (logits.sigmoid() - goal).clamp(-0.2, 0.2).detach(), rtol=1e-9, atol=1e-12)
+    pairs = torch.stack((torch.zeros(401, dtype=torch.float64), logits.detach()), dim=1)
+    theirs = SaturatingCrossEntropy(slope=0.2).per_example(pairs, target.long())
+    torch.testing.assert_close(loss.per_example(logits, target), theirs)
+    assert torch.isfinite(loss.per_example(torch.tensor([1e4, -1e4]), torch.tensor([1, 0]))).all()
 
 
 def test_it_is_convex() -> None:

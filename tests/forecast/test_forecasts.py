@@ -13,10 +13,13 @@ from torch import nn
 
 from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.forecast import NoForecast, forecast, read_public_rows
+from lipdp_lightning.forecast.forecasts import Forecast
 from lipdp_lightning.forecast.public_rows import PublicRows, made_up_rows
 from lipdp_lightning.forecast.public_training import (
     FEWEST_ROWS,
     FEWEST_STEPS,
+    LayerSignal,
+    Outcome,
     PublicTraining,
     Size,
     _detached_copy,
@@ -199,6 +202,14 @@ def test_after_few_steps_the_signal_decides() -> None:
     exact, joint = verdicts["auto"], verdicts["joint"]
     assert exact.short and exact.outcome.score < exact.needed and exact.learns and "by its signal" in exact.verdict()
     assert joint.short and not joint.learns and joint.typical.over_run < 0.25
+
+
+@pytest.mark.parametrize(("score", "uncertain"), [(0.24, True), (0.26, False), (0.8, False)])
+def test_a_score_near_what_is_needed_says_that_the_run_may_end_below(score: float, uncertain: bool) -> None:
+    signal = LayerSignal("layer", per_step=1.0, over_run=9.0)
+    found = Forecast(Outcome((signal,), score, 0.1, Size(32, 40)), "made-up rows", "exact")
+    assert found.learns and found.uncertain is found.as_dict()["uncertain"] is uncertain
+    assert ("close to 0.20, below which a run has learnt nothing" in found.verdict()) is uncertain
 
 
 def test_a_head_alone_that_has_a_signal_is_no_promise() -> None:
