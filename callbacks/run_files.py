@@ -67,6 +67,8 @@ class RunFiles(Callback):
         if plan.certified:
             facts["epsilon"] = strategy.spending.guarantee().epsilon + planned_beside_training(trainer)
         shown = {k: v for k, v in facts.items() if v not in (None, (), [], False, "") or k == "certified"}
+        reason = shown.pop("scaling_reason", "")  # by itself, since a long value makes the table wide
+        why = f"why this scaling: {reason}\n\n" if reason else ""
         if strategy.where_rows_are:
             shown["training rows"] = strategy.where_rows_are
         if not getattr(trainer.datamodule, "holds_rows_out", True):  # type: ignore[attr-defined]
@@ -74,7 +76,7 @@ class RunFiles(Callback):
         rows = [row | signal_columns(self.forecast, row["name"]) for row in group_rows(mechanism)]
         verdict = f"forecast: {self.verdict}\n\n" if self.verdict else ""
         caution = f"{caution}\n\n" if (caution := norm_caution(rows)) else ""
-        show(f"{plan_table(shown)}\n\n{certificate_table(rows)}\n\n{caution}{verdict}")
+        show(f"{plan_table(shown)}\n\n{why}{certificate_table(rows)}\n\n{caution}{verdict}")
         hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
