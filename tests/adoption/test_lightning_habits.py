@@ -226,6 +226,13 @@ def test_a_search_for_a_learning_rate_takes_no_step() -> None:
     assert trainer.strategy.mechanism is None and trainer.global_step == 0
 
 
+@pytest.mark.parametrize(
+    "options", [{"barebones": True, "logger": None, "log_every_n_steps": None}, {"log_every_n_steps": 0}]
+)
+def test_a_trainer_that_logs_nothing_trains(options: dict[str, Any]) -> None:
+    assert fit(privatize(), **options).global_step == 12
+
+
 def test_the_projects_own_loader_is_named_where_it_is_given_to_fit() -> None:
     private = privatize()
     with pytest.raises(ValueError, match=r"the data is a DataLoader as it was before privatize.*HINT"):
