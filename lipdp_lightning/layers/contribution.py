@@ -92,8 +92,11 @@ class Contribution:
         with torch.autocast(self.weight.device.type, enabled=False):
             return weighted_gradients(inputs, cotangent, self.weight, factor, self.trains, self.options)
 
-    def _parts(self, views: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields patches and cotangents of a few examples: (rows, groups, entries or outputs, positions)."""
+    def _parts(self, views: int) -> Iterator[tuple[list[Tensor], Tensor]]:
+        """Yields patches and cotangents of a few examples: (rows, groups, entries or outputs, positions).
+
+        Patches come in one part, or in bands, one for each row of the kernel.
+        """
         inputs, cotangent = self.inputs.to(self.weight.dtype), self.cotangent.to(self.weight.dtype)
         rows = views * max(1, LARGEST_INTERMEDIATE // max(1, self._intermediate(views)))
         for first in range(0, self.rows, rows):
@@ -105,39 +108,56 @@ class Contribution:
         groups = 1 if self.options is None else int(self.options[3])
         return max(groups * entries * positions, min(groups * positions**2, outputs * entries))
 
-    def _unfolded(self, x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    def _unfolded(self, x: Tensor, d: Tensor) -> tuple[list[Tensor], Tensor]:
         if self.options is None:
             flat_x, flat_d = (t.reshape(len(t), -1, t.shape[-1]).transpose(1, 2).unsqueeze(1) for t in (x, d))
-            return flat_x, flat_d
+            return [flat_x], flat_d
         stride, padding, dilation, groups = self.options
-        patches = _patches(x, tuple(self.weight.shape[2:]), stride, padding, dilation)
-        return torch.unflatten(patches, 1, (groups, -1)), torch.unflatten(d.flatten(2), 1, (groups, -1))
+        kernel, flat_d = tuple(self.weight.shape[2:]), torch.unflatten(d.flatten(2), 1, (groups, -1))
+        unfold = _bands if len(kernel) == 2 and stride[0] == 1 else _patches
+        return [torch.unflatten(p, 1, (groups, -1)) for p in unfold(x, kernel, stride, padding, dilation)], flat_d
 
-    def _norms(self, x: Tensor, d: Tensor, views: int) -> Tensor:
+    def _norms(self, parts: list[Tensor], d: Tensor, views: int) -> Tensor:
         with_weight, with_bias = self.trains
-        entries, outputs, positions = x.shape[2], d.shape[2], x.shape[3] * views
-        terms = entries + outputs + 2 * positions + x.shape[1] + 4
+        entries, outputs, positions = sum(x.shape[2] for x in parts), d.shape[2], d.shape[3] * views
+        terms = entries + outputs + 2 * positions + d.shape[1] + 4
         assert terms < _TERMS, "the rounding of sums this long is not bounded"
-        sizes = _over_views(_row_norms(x).square(), views) * with_weight + positions * with_bias
+        sizes = sum(_over_views(_row_norms(x).square(), views) for x in parts) * with_weight + positions * with_bias
         envelope = (_over_views(_row_norms(d).square(), views) * sizes).sum(1).sqrt()
         bias = _over_views(d.sum(3), views).square().sum(2).sum(1) if with_bias else 0.0
         if not with_weight:
             return _above(bias + torch.zeros_like(envelope), envelope, terms)
         if positions == 1:
-            product = (_row_norms(x) * _row_norms(d)).square().sum(1)
+            product = (_row_norms(parts[0]) * _row_norms(d)).square().sum(1)
         elif positions * (entries + outputs) < entries * outputs:
-            x, d = _side_by_side(x, views), _side_by_side(d, views)
-            grams = torch.matmul(d.mT, d) * torch.matmul(x.mT, x)
+            beside, d = [_side_by_side(x, views) for x in parts], _side_by_side(d, views)
+            grams = torch.matmul(d.mT, d) * sum(torch.matmul(x.mT, x) for x in beside)
             rounding = terms * _ROUNDING * envelope.square()
             product = grams.sum(3).sum(2).sum(1).clamp_min(0.0) + rounding
         else:
-            product = _row_norms(_over_views(torch.matmul(d, x.mT), views)).square().sum(1)
+            sums = (_row_norms(_over_views(torch.matmul(d, x.mT), views)).square().sum(1) for x in parts)
+            product = sum(sums, start=torch.zeros_like(envelope))
         return _above(product + bias, envelope, terms)
+
+
+def _bands(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> list[Tensor]:
+    """Returns for each row of the kernel its part (examples, channels x columns, positions) of the patches of an image.
+
+    With a stride of 1 between rows, the parts are views of one tensor that holds every row of the image once, so that
+    a kernel of 3 x 3 copies 3 numbers for each position and not 9.
+    """
+    wide = _patches(x, (1, kernel[1]), stride, padding, dilation)[0]
+    height = x.shape[2] + 2 * padding[0]
+    positions = wide.shape[2] // height * (height - dilation[0] * (kernel[0] - 1))
+    step = wide.shape[2] // height * dilation[0]
+    return [wide[:, :, row * step : row * step + positions] for row in range(kernel[0])]
 
 
 def _patches(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> Tensor:
+) -> list[Tensor]:
     """Returns patches (examples, channels x taps, positions) of an input with one or two axes, faster than unfold."""
     padded = F.pad(x, [p for side in reversed(padding) for p in (side, side)]).contiguous()
     shape = zip(padded.shape[2:], kernel, stride, dilation, strict=True)
@@ -146,7 +166,7 @@ def _patches(
     strides = [n * step for n, step in zip(inner, dilation, strict=True)]
     strides += [n * jump for n, jump in zip(inner, stride, strict=True)]
     windows = padded.as_strided((*padded.shape[:2], *kernel, *positions), (*padded.stride()[:2], *strides))
-    return windows.reshape(len(x), x.shape[1] * math.prod(kernel), math.prod(positions))
+    return [windows.reshape(len(x), x.shape[1] * math.prod(kernel), math.prod(positions))]
 
 
 def _over_views(values: Tensor, views: int) -> Tensor:

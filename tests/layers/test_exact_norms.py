@@ -58,6 +58,25 @@ def test_norms_are_those_of_autograd_and_never_below(case: Any, frozen: str | No
     assert (norms <= exact * (1 + 1e-3)).all()  # what rounding is paid with
 
 
+IMAGES = [case for case in CASES + FEW_POSITIONS if case[0] is ScaledConv2d and case[2].get("stride", 1) == 1]
+
+
+@pytest.mark.parametrize("case", [*IMAGES, (ScaledConv2d, (3, 4, (2, 3)), {"padding": (1, 2)}, (3, 11, 13))], ids=str)
+def test_bands_have_the_norms_of_whole_patches(case: Any, monkeypatch: Any) -> None:
+    contribution, plain, x, cotangent = contribution_of(case, torch.float64)
+    banded, exact = [contribution.norms(views) for views in (1, 2, 3)], true_norms(plain, x, cotangent)
+    assert (banded[0] >= exact).all() and not (WithoutABand(**vars(contribution)).norms() >= exact).all()
+    monkeypatch.setattr(room, "_bands", room._patches)
+    torch.testing.assert_close(banded, [contribution.norms(views) for views in (1, 2, 3)], rtol=1e-9, atol=0)
+
+
+def test_bands_copy_an_image_once_for_each_column_of_the_kernel() -> None:
+    contribution, *_ = contribution_of((ScaledConv2d, (4, 5, 3), {"padding": 1}, (4, 16, 16)), torch.float32)
+    (parts, _), *_ = contribution._parts(1)
+    assert len(parts) == 3 and len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    assert parts[0].untyped_storage().nbytes() == 4 * 6 * 4 * 3 * 18 * 16
+
+
 @pytest.mark.parametrize("case", CASES + FEW_POSITIONS, ids=str)
 def test_the_weighted_sum_is_that_of_autograd(case: Any) -> None:
     contribution, plain, x, cotangent = contribution_of(case, torch.float64)
@@ -72,10 +91,16 @@ def test_the_weighted_sum_is_that_of_autograd(case: Any) -> None:
 
 
 class HalfThePositions(Contribution):
-    def _unfolded(self, x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    def _unfolded(self, x: Tensor, d: Tensor) -> tuple[list[Tensor], Tensor]:
         patches, cotangents = super()._unfolded(x, d)
-        half = -(-patches.shape[3] // 2)
-        return patches[..., :half], cotangents[..., :half]
+        half = -(-cotangents.shape[3] // 2)
+        return [part[..., :half] for part in patches], cotangents[..., :half]
+
+
+class WithoutABand(Contribution):
+    def _unfolded(self, x: Tensor, d: Tensor) -> tuple[list[Tensor], Tensor]:
+        patches, cotangents = super()._unfolded(x, d)
+        return patches[1:], cotangents
 
 
 class WithoutBias(Contribution):
