@@ -1,4 +1,4 @@
-"""What a project's training step keeps for later, such as outputs in a list or the state of a metric."""
+"""Finds what a project's training step keeps for later, such as outputs in a list or the state of a metric."""
 
 from __future__ import annotations
 
