@@ -94,8 +94,8 @@ def membership_question(experiment: Any, rest: Sequence[str], seed: int) -> Call
     import torch
     from torch import Tensor, nn
 
-    from ..accounting.calibrate import privacy_bound
     from ..audit.membership import membership_attacks, membership_finding
+    from ..budget.calibrate import privacy_bound
     from ..data_modules.poisson import InMemoryRows
     from ..experiment.experiment import parse_experiment
 

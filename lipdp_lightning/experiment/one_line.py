@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ..hints import with_hints_beside
+
 LONGEST_LINE = 500
 LONGEST_VALUE = 80
 _HEADING = re.compile(r" \d+ problem(\(s\))?:$")
@@ -37,7 +39,7 @@ def shown(command: str, error: BaseException) -> str:
     """
     known = isinstance(error, ValueError | OSError)
     text = _of_file(error) if isinstance(error, OSError) else str(error) if known else described(error)
-    text = re.sub(r"\.?\s*\n\s*HINT:", ". HINT:", text.strip())
+    text = with_hints_beside(text.strip())
     if "HINT" not in text:
         text = f"{text.rstrip()} {_GENERAL_HINT.format(command=command)}"
     lines: list[str] = []

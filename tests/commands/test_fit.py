@@ -23,7 +23,7 @@ import torch
 import yaml
 from command_runs import LONG, QUICKSTART, ROOT, SMALL, Outcome, environment, fit, lipdp, snapshot
 
-from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.accounting.accountants import Spending
 from lipdp_lightning.privacy.plan import PrivacyPlan
 from lipdp_lightning.report import write
 
