@@ -35,8 +35,9 @@ from lipdp_lightning.bounds.losses import CrossEntropy
 from lipdp_lightning.layers import ScaledLinear, scale_cotangent
 from lipdp_lightning.mechanism import step as mechanism_module
 from lipdp_lightning.mechanism.allocation import NoiseBudget
-from lipdp_lightning.mechanism.noise import Place, Reduce, StepNoise, Sum
+from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum
 from lipdp_lightning.mechanism.radii import Radius
+from lipdp_lightning.mechanism.reductions import Reduce
 from lipdp_lightning.mechanism.scaling import Joint, StepNumbers
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.sampling import poisson_sample

@@ -15,7 +15,7 @@ import lipdp_lightning
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("lipdp_lightning", "callbacks", "data_modules")
-CRITICAL = ("accounting", "bounds", "mechanism", "norms", "privacy")
+CRITICAL = ("accounting", "bounds", "budget", "mechanism", "norms", "privacy")
 KEPT_OUT = ("lightning", "pytorch_lightning", "wandb", "logging", "callbacks", "data_modules")
 LONGEST_MODULE = 500
 TOP_LEVEL = {
@@ -180,9 +180,11 @@ KNOWS = {
     "augmentations": "layers",
     "report": "bound_text extras files",
     "accounting": "bound_text",
-    "privacy": "accounting bound_text files kernels",
+    "budget": "accounting bound_text",
+    "privacy": "accounting budget files kernels",
     "key_streams": "kernels privacy",
-    "mechanism": "bounds kernels layers norms privacy",
+    "norm_balls": "norms",
+    "mechanism": "bounds kernels layers norm_balls norms privacy",
     "clipping": "bounds layers privacy",
     "data_modules": "extras features files privacy",
     "training": (
@@ -196,22 +198,25 @@ KNOWS = {
         "accounting augmentations bound_text bounds calibration curves data_modules extras files forecast privacy "
         "report slurm training"
     ),
-    "audit": "accounting bound_text bounds clipping data_modules extras layers mechanism norms privacy report training",
+    "audit": (
+        "accounting bound_text bounds budget clipping data_modules extras layers mechanism norms privacy report "
+        "training"
+    ),
     "experiment": (
         "accounting bounds calibration callbacks data_modules extras files hints privacy report schedules training"
     ),
-    "adoption": "accounting bounds callbacks data_modules experiment layers privacy training",
+    "adoption": "accounting bounds budget callbacks data_modules experiment layers privacy training",
     "release": "bound_text experiment files training",
     "tuning": "accounting bound_text experiment extras files key_streams privacy report training",
     "bench": "bounds data_modules extras files kernels layers models norms privacy report training",
     "studies": (
-        "accounting audit augmentations bench bound_text bounds calibration clipping conversion curves "
-        "data_modules experiment features files forecast key_streams layers mechanism models norms privacy report "
-        "training"
+        "accounting audit augmentations bench bound_text bounds budget calibration clipping conversion curves "
+        "data_modules experiment features files forecast key_streams layers mechanism models norm_balls norms privacy "
+        "report training"
     ),
     "doctor": "bounds kernels layers mechanism norms privacy",
     "commands": (
-        "accounting alive audit bench bound_text bounds callbacks curves data_modules doctor experiment "
+        "accounting alive audit bench bound_text bounds budget callbacks curves data_modules doctor experiment "
         "extras files forecast mechanism norms privacy release report run_names slurm studies training tuning"
     ),
     "cli": "commands experiment own_folders report",

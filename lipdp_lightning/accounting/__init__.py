@@ -1,12 +1,10 @@
-"""Accounting: the cost of releases with Gaussian noise, and the noise that a budget needs.
+"""Accounting: the cost of releases with Gaussian noise.
 
 This room knows nothing of data, networks or training.
 
 ================  ===================================================================================
 events            the entries of a ledger, how several queries on one sample join, the range of constants
-accountants       epsilon of a ledger by three accountants, and their comparison
+accountants       epsilon of a ledger by three accountants, and during a run
 privacy_curves    upper bounds delta(epsilon) of compositions, by each accounting library
-calibrate         noise for a budget, and steps within a budget
-spending          epsilon during a run
 ================  ===================================================================================
 """

@@ -19,15 +19,15 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from lipdp_lightning.accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import (
     ADD,
     REMOVE,
     REPLACE,
     AccountantFailure,
     MaximumCurve,
-    MixedCurve,
     PldCurve,
     PrivacyCurve,
     PrvCurve,
@@ -40,7 +40,6 @@ from lipdp_lightning.bound_text import lower_text, upper_text
 ADD_REMOVE = "add_remove"
 REPLACE_ONE = "replace_one"
 ADJACENCIES = (ADD_REMOVE, REPLACE_ONE)
-NOTICEABLE = 0.01  # the largest relative difference of two accountants' epsilons that causes no warning
 _EPSILON_LIMIT = 1e9
 # the errors that the accounting libraries raise if their numerics fail
 _LIBRARY_ERRORS = (ValueError, ArithmeticError, RuntimeError, MemoryError, AssertionError, IndexError)
@@ -48,10 +47,6 @@ _LIBRARY_ERRORS = (ValueError, ArithmeticError, RuntimeError, MemoryError, Asser
 
 class AccountantFallbackWarning(UserWarning):
     """Warns that the named accountant could not answer, and another sound one did."""
-
-
-class AccountantDisagreementWarning(UserWarning):
-    """Warns that two accountants' epsilons for the same releases differ by more than a hundredth."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +98,6 @@ def epsilon_of(
         return PrivacyBound(0.0, 0.0, 0.0, accountant, "nothing was released")
     if any(entry.noise_multiplier == 0 for entry in recorded):
         return PrivacyBound(math.inf, math.inf, math.inf, accountant, "a release without noise has no epsilon")
-    if any(entry.mechanism not in (SUBSAMPLED_GAUSSIAN, GAUSSIAN) for entry in recorded):
-        curve = MixedCurve(recorded, adjacency == REPLACE_ONE)
-        bound = _upper_bound("pld", curve, max_examples_per_unit, delta, _relation(adjacency, max_examples_per_unit))
-        return replace(bound, note=f"{bound.note}, with Laplace noise or choices")
     releases = collect(recorded)
     if adjacency == REPLACE_ONE and accountant != "pld":
         bound = _first_answer("pld", releases, delta, adjacency, max_examples_per_unit)
@@ -275,36 +266,6 @@ def _validate(accountant: str, delta: float, adjacency: str, rows: int) -> None:
         )
 
 
-# ---- a second accountant's answer, which shows the error of one library
-
-
-def warn_of_disagreement(
-    bound: PrivacyBound,
-    entries: Iterable[LedgerEntry],
-    delta: float,
-    adjacency: str = ADD_REMOVE,
-    max_examples_per_unit: int = 1,
-) -> None:
-    """Asks another accountant for the same epsilon, and warns with both numbers if they differ by over 1 %.
-
-    PLD checks PRV and RDP. PRV checks PLD if both account for the relation exactly; a bracket that contains the other
-    number agrees with it. Otherwise RDP checks PLD: its bound is looser by nature, so it disagrees only if it is the
-    smaller one.
-    """
-    if not 0 < bound.epsilon < math.inf:
-        return
-    releases = collect(entries)
-    exact = adjacency == ADD_REMOVE and max_examples_per_unit == 1
-    for name in ("pld", "prv", "rdp"):
-        if name == bound.accountant or (name == "prv" and not exact):
-            continue
-        other = answer_by(name, releases, delta, adjacency, max_examples_per_unit)
-        if other is not None:
-            if _apart(bound, other):
-                warnings.warn(_disagreement(bound, other), AccountantDisagreementWarning, stacklevel=3)
-            return
-
-
 def answer_by(name: str, releases: Sequence[Release], delta: float, adjacency: str, rows: int) -> PrivacyBound | None:
     """Returns the bound by this accountant itself, or None if it cannot answer."""
     with warnings.catch_warnings():
@@ -315,19 +276,68 @@ def answer_by(name: str, releases: Sequence[Release], delta: float, adjacency: s
             return None
 
 
-def _apart(bound: PrivacyBound, other: PrivacyBound) -> bool:
-    if other.accountant == "rdp" and other.epsilon >= bound.epsilon:
-        return False
-    low, high = (other.lower, other.upper) if other.lower > 0 else (other.epsilon, other.epsilon)
-    gap = max(low - bound.epsilon, bound.epsilon - high)
-    return gap > NOTICEABLE * min(bound.epsilon, other.epsilon)
+# ---- epsilon during a run
 
 
-def _disagreement(bound: PrivacyBound, other: PrivacyBound) -> str:
-    text = (
-        f"epsilon is {upper_text(bound.epsilon)} by {bound.accountant} and {upper_text(other.epsilon)} by "
-        f"{other.accountant}, for the same releases; the first is what is stated."
-    )
-    if bound.epsilon < other.epsilon:
-        return f"{text}\nHINT: one of them errs; publish the larger one, and report these settings to the project."
-    return f"{text}\nHINT: use accountant {other.accountant}"
+class PlannedReleases(Protocol):
+    """The part of a plan that accountants need."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def delta(self) -> float: ...
+    @property
+    def adjacency(self) -> str: ...
+    @property
+    def max_examples_per_unit(self) -> int: ...
+    @property
+    def accountant(self) -> str: ...
+    def events(self, steps: int | None = None) -> tuple[LedgerEntry, ...]:
+        """Returns the ledger of so many steps, by default of all planned ones."""
+
+
+class Spending:
+    """Computes upper bounds on the epsilon of the first t steps of a plan.
+
+    The guarantee is the epsilon of the planned steps, by the plan's accountant. Before the end, PLD answers on
+    a grid of step counts, each when it is first reached. A step shows the epsilon of the grid point at or after it,
+    which is an upper bound, and never above the guarantee. Grid points are multiples of steps / points.
+    Statistics that the plan releases before the first step count from the start. The caller counts the steps of all
+    branches (privacy/branches.py, `Branches.spent`).
+
+    Args:
+        plan: the plan whose releases are counted.
+        points: the number of grid points.
+    """
+
+    def __init__(self, plan: PlannedReleases, points: int = 20) -> None:
+        self._plan = plan
+        self._grid = max(1, math.ceil(plan.steps / points))
+        self._known: dict[int, float] = {}
+        self._guarantee: PrivacyBound | None = None
+
+    def guarantee(self) -> PrivacyBound:
+        """Returns the epsilon of all planned steps."""
+        if self._guarantee is None:
+            self._guarantee = self._bound(self._plan.steps, self._plan.accountant)
+        return self._guarantee
+
+    def exactly(self, steps: int) -> PrivacyBound:
+        """Returns the epsilon of exactly so many steps, by the plan's accountant."""
+        return self.guarantee() if steps == self._plan.steps else self._bound(steps, self._plan.accountant)
+
+    def shown(self, steps: int) -> float:
+        """Returns an upper bound on the epsilon of the first ``steps`` steps."""
+        planned = self._plan.steps
+        point = -(-steps // self._grid) * self._grid
+        point = min(point, planned) if steps <= planned else point
+        if point not in self._known:
+            accountant = self._plan.accountant if self._plan.accountant == "rdp" else "pld"
+            limit = self.guarantee().epsilon if point <= planned else math.inf
+            self._known[point] = min(self._bound(point, accountant).epsilon, limit)
+        return self._known[point]
+
+    def _bound(self, steps: int, accountant: str) -> PrivacyBound:
+        plan = self._plan
+        entries = plan.events(steps)
+        return epsilon_of(accountant, entries, plan.delta, plan.adjacency, plan.max_examples_per_unit)

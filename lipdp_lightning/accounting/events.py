@@ -1,17 +1,14 @@
-"""The entries of a ledger: releases with Gaussian or Laplace noise, choices, and their numbers."""
+"""The entries of a ledger: releases with Gaussian noise, and their numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 SUBSAMPLED_GAUSSIAN = "subsampled_gaussian"
 GAUSSIAN = "gaussian"
-SUBSAMPLED_LAPLACE = "subsampled_laplace"
-LAPLACE = "laplace"
-CHOICE = "choice"
-MECHANISMS = (SUBSAMPLED_GAUSSIAN, GAUSSIAN, SUBSAMPLED_LAPLACE, LAPLACE, CHOICE)
 
 # a year has 3e7 seconds; up to this number, values for each step, or each step of an epoch, fit into memory
 MOST_STEPS = 10**9
@@ -24,20 +21,20 @@ SMALLEST_EPSILON = 1e-9
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """`count` releases of one mechanism, whose sensitivity to adding or removing one example is 1: in the l2 norm for
-    Gaussian noise, in the l1 norm for Laplace noise.
+    """`count` releases of one mechanism, whose sensitivity to adding or removing one example is 1 in the l2 norm.
 
     A ledger is a sequence of entries. The ledger of a run is `plan.events(branches.spent(step))`: the statistics
     released before the first step, and the steps of all branches of the run.
 
     `subsampled_gaussian`: each example is in the sum with probability ``sample_rate``, independently and afresh each
-    time. `gaussian`: every example is in it. `subsampled_laplace` and `laplace`: the same with independent Laplace
-    noise, whose multiplier is its scale. `choice`: one of several candidates by a mechanism that is epsilon-DP, with
-    epsilon the inverse of the multiplier. A noise multiplier of 0 spends everything. The label is for readers.
+    time. `gaussian`: every example is in it. A noise multiplier of 0 spends everything. The label is for readers.
 
     Example:
         >>> LedgerEntry("subsampled_gaussian", noise_multiplier=1.1, sample_rate=256 / 60000, count=14062)
     """
+
+    MECHANISMS: ClassVar[tuple[str, ...]] = (SUBSAMPLED_GAUSSIAN, GAUSSIAN)
+    OF_ALL_EXAMPLES: ClassVar[tuple[str, ...]] = (GAUSSIAN,)
 
     mechanism: str
     noise_multiplier: float
@@ -47,18 +44,19 @@ class LedgerEntry:
 
     def __post_init__(self) -> None:
         problems = []
-        if self.mechanism not in MECHANISMS:
-            problems.append(f"mechanism {self.mechanism!r} is not one of {', '.join(MECHANISMS)}.")
+        if self.mechanism not in self.MECHANISMS:
+            problems.append(f"mechanism {self.mechanism!r} is not one of {', '.join(self.MECHANISMS)}.")
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             problems.append(f"noise_multiplier {self.noise_multiplier} is not a finite number >= 0.")
         if not 0 < self.sample_rate <= 1:
             problems.append(f"sample_rate {self.sample_rate} is not in (0, 1].")
-        if self.mechanism in (GAUSSIAN, LAPLACE, CHOICE) and self.sample_rate != 1:
+        if self.mechanism in self.OF_ALL_EXAMPLES and self.sample_rate != 1:
             problems.append(f"a {self.mechanism!r} entry uses every example, but sample_rate is {self.sample_rate}.")
         if self.count < 0 or int(self.count) != self.count:
             problems.append(f"count {self.count} is not a number of releases.")
         if problems:
-            hint = f"HINT: use LedgerEntry({SUBSAMPLED_GAUSSIAN!r}, noise_multiplier=1.1, sample_rate=0.004, count=1)"
+            made = f"{type(self).__name__}({self.MECHANISMS[0]!r}, noise_multiplier=1.1, sample_rate=0.004, count=1)"
+            hint = f"HINT: use {made}"
             raise ValueError("\n".join([*problems, hint]))
 
 
@@ -96,3 +94,18 @@ def size_problems(dataset_size: int, batch_size: float, steps: int) -> Iterator[
 
 def _number(count: int) -> str:
     return str(count) if count < 10**15 else f"of {len(str(count))} digits"
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a finite number, and not a truth value."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # the whole number is too large for a float
+        return False
+
+
+def is_positive(value: Any) -> bool:
+    """Returns whether a value is a positive, finite number."""
+    return is_number(value) and value > 0

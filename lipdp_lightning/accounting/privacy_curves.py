@@ -10,20 +10,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from lipdp_lightning.accounting.events import (
-    CHOICE,
-    GAUSSIAN,
-    LAPLACE,
-    SUBSAMPLED_GAUSSIAN,
-    SUBSAMPLED_LAPLACE,
-    LedgerEntry,
-)
+from lipdp_lightning.accounting.events import LedgerEntry
 
 # (noise multiplier, sample rate, count)
 Release = tuple[float, float, int]
@@ -48,7 +41,10 @@ def collect(entries: Iterable[LedgerEntry]) -> list[Release]:
     """
     counts: dict[tuple[float, float], int] = defaultdict(int)
     for entry in entries:
-        assert entry.mechanism in (SUBSAMPLED_GAUSSIAN, GAUSSIAN), f"{entry.mechanism} is not Gaussian"
+        if entry.mechanism not in LedgerEntry.MECHANISMS:
+            raise ValueError(
+                f"the noise of {entry.mechanism!r} entries is not Gaussian, and no accountant here knows it."
+            )
         counts[entry.noise_multiplier, entry.sample_rate] += entry.count
     releases = [(s, q, n) for (s, q), n in sorted(counts.items()) if q < 1 and n > 0]
     precision = math.fsum(n / s**2 for (s, q), n in counts.items() if q == 1)
@@ -273,70 +269,3 @@ class PrvCurve:
         if math.isnan(delta):
             raise AccountantFailure("the PRV accountant returned NaN")
         return min(max(delta, self.delta_error), 1.0)
-
-
-class MixedCurve:
-    """The privacy loss distribution of a ledger with Laplace noise or choices, by connect-the-dots of dp-accounting.
-
-    *Laplace noise in many coordinates.* Let p be the density of independent Laplace noise of scale s in every
-    coordinate, and p_v that of the same noise around v, where ||v||_1 <= 1. Both p(x) and a p(x - v) are log-concave in
-    (x, v), and so is their minimum. By Prekopa's theorem M(v) = integral of min(p, a p_v) is log-concave in v, and the
-    hockey-stick divergence H_a(p || p_v) = 1 - M(v) is quasi-convex. Over the l1 ball it is largest at a vertex, where
-    v has one coordinate: the pair Lap(0, s) against Lap(1, s) dominates. With groups of parameters, whose differences
-    are within l1 balls of their own, the noise in units of each ball gives sum_k ||v_k||_1 / b_k <= sum_k Delta_k /
-    b_k, and the same pair dominates at the joint scale 1 / sum_k (Delta_k / b_k): the inverses of Laplace multipliers
-    add, as the squares of those do for Gaussian noise.
-
-    *Poisson samples.* H_a((1-q) p + q p_v || p) is q H_c(p_v || p) with c = (a - 1 + q) / q, and H_a(p || (1-q) p + q
-    p_v) is (1 - a (1-q)) H_d(p || p_v) with d = a q / (1 - a (1-q)), or zero. Both are largest where H is, so that the
-    one-dimensional subsampled pair dominates, and pairs that dominate compose (Zhu, Dong and Wang 2022).
-
-    *Choices.* Whatever is e-DP is dominated by randomised response of that e (Kairouz, Oh and Viswanath 2015).
-
-    *Replace-one.* A replacement is a removal and an addition: a difference of two contributions has twice the norm, and
-    a choice twice the epsilon. Without subsampling the noise counts as half of its scale. Ledgers with samples are
-    refused.
-
-    Args:
-        entries: the ledger; every entry has noise.
-        replace: whether a neighbour replaces an example, in place of adding or removing one.
-    """
-
-    def __init__(self, entries: Sequence[LedgerEntry], replace: bool) -> None:
-        sampled = [entry for entry in entries if entry.sample_rate < 1]
-        if replace and sampled:
-            raise ValueError(
-                f"a ledger with {sampled[0].mechanism} entries beside Laplace noise or choices has no bound here for "
-                "replace_one, where a replacement would be a removal and an addition.\n"
-                "HINT: use adjacency='add_remove', or entries of sample_rate 1."
-            )
-        step = _mixed_step(entries)
-        parts = [_distribution(entry, 2.0 if replace else 1.0, step) for entry in entries]
-        self._distribution = reduce(lambda one, other: one.compose(other), parts)
-        self._rounding = PldCurve.ROUNDING_PER_STEP * max(10, sum(entry.count for entry in entries))
-
-    def delta_at(self, epsilon: float) -> float:
-        return min(1.0, max(0.0, float(self._distribution.get_delta_for_epsilon(epsilon))) + self._rounding)
-
-
-def _mixed_step(entries: Sequence[LedgerEntry]) -> float:
-    """Returns the step of the grid of losses; a coarser one is looser, and never unsound."""
-    largest = max(1 / entry.noise_multiplier for entry in entries)
-    spread = math.fsum(entry.count * (entry.sample_rate / entry.noise_multiplier) ** 2 for entry in entries)
-    return max(1e-6 * largest, (math.sqrt(spread) + largest + spread) / 100_000)
-
-
-def _distribution(entry: LedgerEntry, sensitivity: float, step: float) -> Any:
-    """Returns the loss distribution of an entry; both directions of add/remove are in it."""
-    from dp_accounting.pld import common, privacy_loss_distribution
-
-    options: dict[str, Any] = {"value_discretization_interval": step, "sampling_prob": entry.sample_rate}
-    if entry.mechanism == CHOICE:
-        epsilon = math.nextafter(sensitivity / entry.noise_multiplier, math.inf)
-        pure = common.DifferentialPrivacyParameters(epsilon, 0.0)
-        one = privacy_loss_distribution.from_privacy_parameters(pure, value_discretization_interval=step)
-    elif entry.mechanism in (LAPLACE, SUBSAMPLED_LAPLACE):
-        one = privacy_loss_distribution.from_laplace_mechanism(entry.noise_multiplier, sensitivity, **options)
-    else:
-        one = privacy_loss_distribution.from_gaussian_mechanism(entry.noise_multiplier, sensitivity, **options)
-    return one if entry.count == 1 else one.self_compose(entry.count)

@@ -12,8 +12,8 @@ from lightning.pytorch.plugins.precision import DoublePrecision, MixedPrecision,
 from torch import Tensor, nn
 
 from ..bounds.graph import CertificationError, structural_problems
+from ..bounds.identity import training_mode
 from ..bounds.losses import Loss, as_loss
-from ..bounds.modes import training_mode
 from ..callbacks import PrivacyReport
 from ..data_modules.base import PrivateDataModule
 from ..privacy.branches import Branches

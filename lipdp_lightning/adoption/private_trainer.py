@@ -10,7 +10,7 @@ import lightning
 import yaml
 from lightning.pytorch.utilities import rank_zero_info
 
-from ..accounting.calibrate import steps_for_epochs
+from ..budget.calibrate import steps_for_epochs
 from ..callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint, RunFiles
 from ..data_modules.base import PrivateDataModule
 from ..experiment.trainer_options import refuse_trainer_options

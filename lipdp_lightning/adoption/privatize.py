@@ -14,7 +14,7 @@ import lightning
 import torch
 from torch.utils.data import TensorDataset
 
-from ..accounting.spending import Spending
+from ..accounting.accountants import Spending
 from ..bounds.graph import CertificationError
 from ..bounds.losses import as_loss
 from ..data_modules.base import PrivateDataModule

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
-from ..bounds.certificate import Certificate
+from ..bounds.certificate import CERTIFIED_SCALINGS, Certificate
 from ..report.tables import render_table
 from .ratios import AttackReport
 
@@ -48,7 +49,10 @@ def certificate_json(certificate: Certificate, report: AttackReport | None = Non
 
 def certificate_content(certificate: Certificate, report: AttackReport | None = None) -> dict[str, Any]:
     """Returns plain data for JSON; an infinite bound becomes the text "inf", which no reader takes for a number."""
-    content = {"certificate": certificate.as_dict(), "attack": None if report is None else report.as_dict()}
+    bounds = asdict(certificate)
+    for group, bound in zip(bounds["groups"], certificate.groups, strict=True):
+        group["sensitivity"] = {scaling: bound.sensitivity(scaling) for scaling in CERTIFIED_SCALINGS}
+    content = {"certificate": bounds, "attack": None if report is None else report.as_dict()}
     plain: dict[str, Any] = _strict(content)
     return plain
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..accounting.calibrate import privacy_bound
 from ..bound_text import lower_text, upper_text
+from ..budget.calibrate import privacy_bound
 from ..mechanism.noise import Sum
 from ..mechanism.scaling import StepNumbers
 from ..mechanism.step import Mechanism

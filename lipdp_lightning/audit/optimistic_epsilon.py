@@ -7,8 +7,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache, reduce
 
-from ..accounting.accountants import REPLACE_ONE
-from ..accounting.spending import Spending
+from ..accounting.accountants import REPLACE_ONE, Spending
 from ..bound_text import lower_text, upper_text
 from ..privacy.plan import PrivacyPlan
 from .findings import Finding, verdict

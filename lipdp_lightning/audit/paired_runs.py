@@ -16,7 +16,8 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..mechanism.noise import Reduce, StepNoise, Sum
+from ..mechanism.noise import StepNoise, Sum
+from ..mechanism.reductions import Reduce
 from ..mechanism.step import Mechanism
 from ..privacy.plan import PrivacyPlan
 from ..privacy.sampling import local_slice, poisson_sample

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from ..bounds.certifier import Certifier
 from ..bounds.losses import Loss
-from ..bounds.values import Bound
+from ..bounds.registry import Bound
 from .attack import prepared
 from .measure import ratio
 

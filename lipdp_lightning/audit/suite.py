@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..accounting.calibrate import privacy_bound
+from ..budget.calibrate import privacy_bound
 from ..mechanism.noise import Place
 from ..mechanism.step import Mechanism
 from ..privacy.keys import derive_key

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx
 
-from .values import Bound
+from .registry import Bound
 
 Slots = Mapping[fx.Node, Sequence[fx.Node]]  # the nodes that each node's argument slots read, with multiplicity
 

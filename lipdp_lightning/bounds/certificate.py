@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
@@ -101,13 +100,6 @@ class Certificate:
     def node(self, name: str) -> NodeBound:
         """Returns the node of this name."""
         return next(n for n in self.nodes if n.name == name)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        plain = asdict(self)
-        for group, bound in zip(plain["groups"], self.groups, strict=True):
-            group["sensitivity"] = {s: bound.sensitivity(s) for s in CERTIFIED_SCALINGS}
-        return plain
 
 
 Use = tuple[tuple[Tensor, ...], UseBound]

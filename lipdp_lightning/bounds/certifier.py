@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, SupportsBytes
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..norms.operators import NormSource
-from . import rules
 from .backward import CotangentWalk
 from .certificate import Certificate, GroupBound, NodeBound, UseBound, grouped
 from .graph import (
@@ -28,43 +26,22 @@ from .graph import (
     with_calls,
 )
 from .identity import NetworkIdentity
-from .inplace import of_library
 from .losses import Loss, as_loss
-from .modes import training_mode
-from .registry import Rule, function_rule, in_pieces, module_rule
+from .registry import Bound, Operation, ParameterUse, Step, Unbounded, Value, function_rule, module_rule
 from .rehearsal import rehearse
-from .rounding import LARGEST_BOUND, OPERATION_MARGIN, RoundedNorms, SumsOfTorch, dtype_problems, range_problems
-from .shapes import MIXED, Constants, argument_nodes, depends_on_example, propagate_shapes, trace_at
-from .values import Bound, Operation, ParameterUse, Unbounded, Value
+from .rounding import (
+    LARGEST_BOUND,
+    OPERATION_MARGIN,
+    RoundedNorms,
+    calls_in_pieces,
+    dtype_problems,
+    range_problems,
+    refuse_rounded_sum,
+    sums_of_torch,
+)
+from .shapes import MIXED, Constants, argument_nodes, depends_on_example, output_node, propagate_shapes, trace_at
 
 __all__ = ["CertificationError", "Certifier", "certify"]
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A node that depends on the example, prepared once.
-
-    Attributes:
-        node: The node.
-        rule: Its rule; None for the input and for a member of a tuple.
-        reads: The nodes in its argument slots that depend on the example.
-        operation: The description of the node that its rule receives.
-        path: The path of its module; empty if that is the model itself.
-        scalable: Whether its module can measure and scale its gradient by example.
-        trained: The trained parameters that it holds or reads.
-    """
-
-    node: fx.Node
-    rule: Rule | None
-    reads: tuple[fx.Node, ...]
-    operation: Operation
-    path: str
-    scalable: bool
-    trained: frozenset[nn.Parameter]
-
-    @property
-    def module(self) -> nn.Module | None:
-        return self.operation.module
 
 
 class Certifier:
@@ -132,7 +109,7 @@ class Certifier:
         self._device = next((p.device.type for p in self._parameters.values()), "cpu")
         held = {**self._parameters, **dict(model.named_buffers())}
         self._steps = _prepare(self._graph, self._norms_used, model, {id(t): name for name, t in held.items()})
-        self._output = _output_node(self._graph)
+        self._output = output_node(self._graph)
         self._constants = Constants(model, self._graph)
         reasons = [] if is_leaf(model) else rehearse(model, self._graph, self._input_shape)
         self._hidden = [Problem(type(model).__name__, reason, _STEADY) for reason in reasons]
@@ -140,28 +117,15 @@ class Certifier:
             self.loss.lipschitz(self._output.meta["shape"])
         except ValueError as error:
             raise CertificationError([_loss_problem(error)]) from error
-        calls = _calls_in_pieces(self._steps)
+        calls = calls_in_pieces(self._steps)
         self._in_pieces = with_calls(self._graph, calls) if calls else self._graph
         self._run = compiled_alike(model, self._in_pieces.forward)
-        summed = [step.node for step in self._steps if _sums_over_batch(step) and step.node not in calls]
-        self._of_torch = [Problem(node_path(node), *_UNCONVERTED) for node in summed] + self._own_sums()
+        self._of_torch = sums_of_torch(model, self._graph, self._steps, calls, self._input_shape, self._compute_dtype)
         self._caps = _caps(self._steps, self._cotangent_caps, self._margin)
         slots = {step.node: step.reads for step in self._steps}
         self._walk = CotangentWalk([s.node for s in self._steps], slots, self._output)
         inner = [module for module in model.modules() if not is_leaf(module)]
         self._looking = [hooks for module in inner for hooks in (module._forward_hooks, module._forward_pre_hooks)]
-
-    def _own_sums(self) -> list[Problem]:
-        """Finds layers with rules of users in which torch sums the gradient of a weight over the batch."""
-        own = {s.node for s in self._steps if s.trained and s.rule is not None and not of_library(s.rule)}
-        if not own or self._compute_dtype == torch.float64:
-            return []
-        tried = SumsOfTorch(self._graph, own)
-        with training_mode(self._model, False), torch.inference_mode(False), torch.enable_grad():
-            like = next(iter(self._parameters.values()))
-            tried.run(torch.zeros((2, *self._input_shape), dtype=like.dtype, device=like.device))
-        hint = "multiply by it through nn.Linear, a convolution of torch.nn, or lipdp_lightning.layers.functions"
-        return [Problem(node_path(n), f"{name}: {_UNCONVERTED[0]}", hint) for n, name in tried.found.items()]
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -224,7 +188,7 @@ class Certifier:
         at_output = self.loss.lipschitz(self._output.meta["shape"]) * self._margin
         return self._assemble(bounds, self._walk.run(bounds, at_output, self._caps), at_output)
 
-    def _forward(self, step: _Step, bounds: dict[fx.Node, Bound]) -> Bound:
+    def _forward(self, step: Step, bounds: dict[fx.Node, Bound]) -> Bound:
         if step.rule is None:
             if step.node.op == "placeholder":
                 return Bound(self.input_bound, ())
@@ -348,7 +312,7 @@ def _surroundings(compute_dtype: torch.dtype, device: str) -> list[Problem]:
     return problems
 
 
-def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: Mapping[int, str]) -> list[_Step]:
+def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: Mapping[int, str]) -> list[Step]:
     """Returns the nodes that depend on the example, each with its rule; ``names`` maps ids of tensors to names."""
     modules = dict(graph.named_modules())
     steps, problems = [], []
@@ -370,7 +334,7 @@ def _prepare(graph: fx.GraphModule, norms: NormSource, model: nn.Module, names: 
         operation = Operation(operation_name(node), module, shapes[0], norms, shapes, names)
         path = "" if module is None or module is model else str(node.target)
         scalable = bool(getattr(module, "scales_gradient", False))
-        steps.append(_Step(node, rule, reads, operation, path, scalable, _trained(node, module, model)))
+        steps.append(Step(node, rule, reads, operation, path, scalable, _trained(node, module, model)))
     _refuse(problems)
     return steps
 
@@ -399,7 +363,7 @@ def _trained(node: fx.Node, module: nn.Module | None, model: nn.Module) -> froze
     return frozenset(p for p in (*held, *read) if isinstance(p, nn.Parameter) and p.requires_grad)
 
 
-def _caps(steps: list[_Step], caps: Mapping[str, float], margin: float) -> dict[fx.Node, float]:
+def _caps(steps: list[Step], caps: Mapping[str, float], margin: float) -> dict[fx.Node, float]:
     """Returns the radii of clips by node; a module that the graph does not call cannot be clipped."""
     calls = [(str(step.node.target), step.node) for step in steps if step.module is not None]
     called = {path for path, _ in calls}
@@ -411,60 +375,20 @@ def _caps(steps: list[_Step], caps: Mapping[str, float], margin: float) -> dict[
     return {node: caps[path] * margin for path, node in calls if path in caps}
 
 
-def _output_node(graph: fx.GraphModule) -> fx.Node:
-    returned = next(n for n in graph.graph.nodes if n.op == "output").args[0]
-    if not isinstance(returned, fx.Node) or not isinstance(returned.meta["shape"], tuple):
-        hint = "return one tensor of logits, computed from the input"
-        raise CertificationError([Problem("output", "the model does not return one tensor of logits", hint)])
-    return returned
-
-
 _STEADY = "write a forward that computes the same at every call, from its input, parameters, buffers and constants"
 
 _UNSTEADY = " is a clock, a source of random numbers or an iterator, and gives something else at every call"
 
 
-_UNCONVERTED = (
-    "torch would sum the gradient of its weight over the batch in one product, and no margin covers the rounding",
-    "use nn.Linear or a convolution of torch.nn itself, not a subclass, and make_private",
-)
-_SUMMED = (
-    rules.linear.linear_bound, rules.linear.linear_module, rules.linear.conv_bound, rules.linear.conv_module,
-    rules.transposed.transposed_bound, rules.transposed.transposed_module,
-)  # fmt: skip
-
-
-def _sums_over_batch(step: _Step) -> bool:
-    """Returns whether torch would sum the gradient of a trained weight or bias over the batch in one product."""
-    return bool(step.trained) and not step.scalable and step.rule in _SUMMED
-
-
-def _calls_in_pieces(steps: list[_Step]) -> dict[fx.Node, Callable[..., Any]]:
-    """Returns the functions that replace those of torch which read trained parameters."""
-    found = {s.node: in_pieces(s.node.target) for s in steps if s.module is None and _sums_over_batch(s)}
-    return {node: function for node, function in found.items() if function is not None}
-
-
-_KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract_from, rules.structure.multiply)
-
-
-def _check_uses(step: _Step, bound: Bound, compute_dtype: torch.dtype) -> None:
+def _check_uses(step: Step, bound: Bound, compute_dtype: torch.dtype) -> None:
     """Refuses a trained parameter without a bound on this use, and sums over the batch in bfloat16.
 
-    A bound on another use of the same parameter is not enough, since the gradients of the uses add. Under bfloat16
-    autocast, the scaled layers sum a parameter's gradient in float32, and torch computes in float32 if one operand is a
-    float32 parameter that is not a scalar.
+    A bound on another use of the same parameter is not enough, since the gradients of the uses add.
     """
     if step.trained and not step.trained.issubset([p for use in bound.uses for p in use.parameters]):
         raise Unbounded(
             "its rule bounds no gradient for a trained parameter that it uses",
             "return a ParameterUse for it, or freeze it with requires_grad_(False)",
         )
-    if compute_dtype != torch.bfloat16 or step.scalable or not bound.uses:
-        return
-    if step.rule in _KEEPS_FLOAT32 and all(p.dim() > 0 for use in bound.uses for p in use.parameters):
-        return
-    raise Unbounded(
-        "under bfloat16 its gradient would be summed over the batch in bfloat16",
-        "use nn.Linear, nn.Conv1d or nn.Conv2d and make_private, or train in float32",
-    )
+    if compute_dtype == torch.bfloat16:
+        refuse_rounded_sum(step, bound)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_modules
 
+from .identity import accumulators, modes_of_operations, training_mode
 from .inplace import overwrites_outside
-from .modes import accumulators, modes_of_operations, training_mode
 from .reachable import GLOBAL_HOOKS, MODULE_HOOKS, TrustedHook, cell_contents, set_in_steps
 from .registry import Refusal, function_rule, module_rule
 

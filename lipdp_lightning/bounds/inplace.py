@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .modes import training_mode
+from .identity import training_mode
 from .registry import Rule, function_rule, module_rule
 
 _IN_PLACE_FUNCTIONS = frozenset({operator.iadd, operator.isub, operator.imul, operator.itruediv})

@@ -15,8 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from .graph import hooked, hooked_everywhere, is_leaf
-from .identity import NetworkIdentity
-from .modes import modes_of, training_mode
+from .identity import NetworkIdentity, modes_of, training_mode
 from .reachable import set_in_steps
 from .shapes import Hides, OfBatch, with_batch_marked
 

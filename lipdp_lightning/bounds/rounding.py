@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, SupportsBytes
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..norms.operators import NormSource, Operator
+from . import rules
 from .graph import Problem, made_from_input, node_path
+from .identity import training_mode
+from .inplace import of_library
+from .registry import Bound, Step, Unbounded, in_pieces
 
 # The rounding of one operation, relative to its bound, by the dtype that it is computed in. Under bfloat16 autocast the
 # operand and the result are rounded; RoundedNorms covers the rounding of the weights.
@@ -122,3 +126,72 @@ class SumsOfTorch(fx.Interpreter):
             if frozenset({True}) in read and (name in _BY_NUMBER or (False in seen[function] and not harmless)):
                 self.found[node] = name
         return seen[function]
+
+
+# ---- sums over the batch, whose rounding the margin of a sensitivity covers only if they are formed in pieces
+
+_UNCONVERTED = (
+    "torch would sum the gradient of its weight over the batch in one product, and no margin covers the rounding",
+    "use nn.Linear or a convolution of torch.nn itself, not a subclass, and make_private",
+)
+_SUMMED = (
+    rules.linear.linear_bound, rules.linear.linear_module, rules.linear.conv_bound, rules.linear.conv_module,
+    rules.transposed.transposed_bound, rules.transposed.transposed_module,
+)  # fmt: skip
+
+
+def _sums_over_batch(step: Step) -> bool:
+    """Returns whether torch would sum the gradient of a trained weight or bias over the batch in one product."""
+    return bool(step.trained) and not step.scalable and step.rule in _SUMMED
+
+
+def calls_in_pieces(steps: Sequence[Step]) -> dict[fx.Node, Callable[..., Any]]:
+    """Returns the functions that replace those of torch which read trained parameters."""
+    found = {s.node: in_pieces(s.node.target) for s in steps if s.module is None and _sums_over_batch(s)}
+    return {node: function for node, function in found.items() if function is not None}
+
+
+def sums_of_torch(
+    model: nn.Module, graph: fx.GraphModule, steps: Sequence[Step], calls: Collection[fx.Node],
+    input_shape: tuple[int, ...], compute_dtype: torch.dtype,
+) -> list[Problem]:  # fmt: skip
+    """Finds uses of trained weights whose gradient torch itself would sum over the batch.
+
+    Args:
+        model: The network.
+        graph: Its graph.
+        steps: The nodes of the graph that depend on the example.
+        calls: The nodes at which a function of this library takes the place of torch's.
+        input_shape: The shape of one example.
+        compute_dtype: The precision that the network runs in.
+    """
+    summed = [step.node for step in steps if _sums_over_batch(step) and step.node not in calls]
+    problems = [Problem(node_path(node), *_UNCONVERTED) for node in summed]
+    own = {s.node for s in steps if s.trained and s.rule is not None and not of_library(s.rule)}
+    if not own or compute_dtype == torch.float64:
+        return problems
+    tried = SumsOfTorch(graph, own)  # rules of users
+    with training_mode(model, False), torch.inference_mode(False), torch.enable_grad():
+        like = next(model.parameters())
+        tried.run(torch.zeros((2, *input_shape), dtype=like.dtype, device=like.device))
+    hint = "multiply by it through nn.Linear, a convolution of torch.nn, or lipdp_lightning.layers.functions"
+    return problems + [Problem(node_path(n), f"{name}: {_UNCONVERTED[0]}", hint) for n, name in tried.found.items()]
+
+
+_KEEPS_FLOAT32 = (rules.structure.add, rules.structure.subtract_from, rules.structure.multiply)
+
+
+def refuse_rounded_sum(step: Step, bound: Bound) -> None:
+    """Refuses a use of trained parameters whose gradient would be summed over the batch in bfloat16.
+
+    Under bfloat16 autocast, the scaled layers sum a parameter's gradient in float32, and torch computes in float32 if
+    one operand is a float32 parameter that is not a scalar.
+    """
+    if step.scalable or not bound.uses:
+        return
+    if step.rule in _KEEPS_FLOAT32 and all(p.dim() > 0 for use in bound.uses for p in use.parameters):
+        return
+    raise Unbounded(
+        "under bfloat16 its gradient would be summed over the batch in bfloat16",
+        "use nn.Linear, nn.Conv1d or nn.Conv2d and make_private, or train in float32",
+    )

@@ -23,10 +23,9 @@ from .graph import (
     reads_sizes,
     trace,
 )
+from .identity import training_mode
 from .inplace import MemoryInterpreter, may_overwrite, overwrites_shared_memory, tensors_in, versions
-from .modes import training_mode
-from .registry import takes_batch_size
-from .values import UNKNOWN, BatchNumber, Constant, Unbounded, counts_examples
+from .registry import UNKNOWN, BatchNumber, Constant, Unbounded, counts_examples, takes_batch_size
 
 Interpreter = TypeVar("Interpreter", bound=fx.Interpreter)
 PROBE_BATCHES = (2, 3)
@@ -169,6 +168,15 @@ def depends_on_example(node: fx.Node) -> bool:
 def argument_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
     """Returns the nodes in the argument slots, in order and with multiplicity, unlike ``node.all_input_nodes``."""
     return _nodes_in((node.args, node.kwargs))
+
+
+def output_node(graph: fx.GraphModule) -> fx.Node:
+    """Returns the node of the tensor that the model returns, or refuses a model that returns anything else."""
+    returned = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+    if not isinstance(returned, fx.Node) or not isinstance(returned.meta["shape"], tuple):
+        hint = "return one tensor of logits, computed from the input"
+        raise CertificationError([Problem("output", "the model does not return one tensor of logits", hint)])
+    return returned
 
 
 def _nodes_in(value: Any) -> tuple[fx.Node, ...]:

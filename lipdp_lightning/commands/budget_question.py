@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lipdp_lightning.accounting.accountants import ACCOUNTANTS, ADD_REMOVE, ADJACENCIES, REPLACE_ONE
-from lipdp_lightning.accounting.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
 from lipdp_lightning.accounting.events import GAUSSIAN, LARGEST, SMALLEST, SMALLEST_DELTA, LedgerEntry, size_problems
 from lipdp_lightning.bound_text import lower_text, upper_text
+from lipdp_lightning.budget.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
 
 RELATIONS = {
     "add_remove": "add/remove one: neighbours differ by the presence of one example",

@@ -16,7 +16,8 @@ from ..kernels.normals import normals
 from ..kernels.numeric_environment import repeats_bits, require_repeated_bits
 from ..layers.contribution import weighted_gradients
 from ..mechanism.allocation import sum_margin
-from ..mechanism.noise import StepNoise, Sum, release_
+from ..mechanism.noise import StepNoise, Sum
+from ..mechanism.reductions import release_
 from .finding import Finding
 from .trial import ROWS, Trial
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layers.frozen import frozen_problems
+from ..layers.input import frozen_problems
 
 
 class FeatureExtractor(nn.Module):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..layers.frozen import without_dropout
+from ..layers.input import without_dropout
 from .extractor import FeatureExtractor
 
 

@@ -1,7 +1,6 @@
 """The only room that knows numba, Triton or an address in memory; each kernel stands beside its definition in torch.
 
-* ``pairs``: puts pairs of channels in order (MaxMin)
-* ``rows``: norms of examples and of their patches, normalisation with a floored divisor, arithmetic in float32 at least
+* ``rows``: norms of examples and of their patches, normalisation with a floored divisor, pairs of channels in order
 * ``normals``: standard normals in float64 from a key
 * ``multilinear``: a keyed hash of the bits of tensors
 * ``numeric_environment``: what decides the last bits of a sum, whether they repeat, and the switches of torch that let

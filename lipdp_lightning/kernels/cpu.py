@@ -190,31 +190,15 @@ def _put_back(first: Any, second: Any, swapped: Any, of_first: Any, of_second: A
         of_second[place] = a if other else b
 
 
-@_compiled
-def _order_neighbours(pairs: Any, out: Any, swapped: Any) -> None:
-    for place in range(len(swapped)):
-        a, b = pairs[2 * place], pairs[2 * place + 1]
-        out[2 * place] = b if b > a else a
-        out[2 * place + 1] = a if b > a else b
-        swapped[place] = b > a
-
-
-@_compiled
-def _put_back_neighbours(pairs: Any, swapped: Any, out: Any) -> None:
-    for place in range(len(swapped)):
-        a, b, other = pairs[2 * place], pairs[2 * place + 1], swapped[place] != 0
-        out[2 * place] = b if other else a
-        out[2 * place + 1] = a if other else b
-
-
 @loop(FLOATS_3, FLOATS_3, BYTES_2)
 def in_order(data: Any) -> None:
     """out[i, :, p] <- pairs[i, :, p], the larger one first; swapped[i, p] <- whether they changed places."""
     fields = carray(data, (MOST_FIELDS,), np.int64)
     pairs, out, swapped = _floats_3(fields, 0), _floats_3(fields, 4), _bytes_2(fields, 8)
     first, last = _share(len(pairs))
-    if pairs.shape[2] == 1:
-        _order_neighbours(pairs[first:last].reshape(-1), out[first:last].reshape(-1), swapped[first:last].reshape(-1))
+    if pairs.shape[2] == 1:  # one call for all pairs, and not one for each
+        given, found = pairs[first:last, :, 0], out[first:last, :, 0]
+        _order(given[:, 0], given[:, 1], found[:, 0], found[:, 1], swapped[first:last, 0])
         return
     for index in range(first, last):
         _order(pairs[index, 0], pairs[index, 1], out[index, 0], out[index, 1], swapped[index])
@@ -227,9 +211,8 @@ def swap(data: Any) -> None:
     pairs, swapped, out = _floats_3(fields, 0), _bytes_2(fields, 4), _floats_3(fields, 7)
     first, last = _share(len(pairs))
     if pairs.shape[2] == 1:
-        _put_back_neighbours(
-            pairs[first:last].reshape(-1), swapped[first:last].reshape(-1), out[first:last].reshape(-1)
-        )
+        given, found = pairs[first:last, :, 0], out[first:last, :, 0]
+        _put_back(given[:, 0], given[:, 1], swapped[first:last, 0], found[:, 0], found[:, 1])
         return
     for index in range(first, last):
         _put_back(pairs[index, 0], pairs[index, 1], swapped[index], out[index, 0], out[index, 1])

@@ -1,17 +1,14 @@
-"""Norms of rows, such as examples and the patches that a convolution sees of them, and normalised rows."""
+"""Norms of rows, such as examples and the patches that a convolution sees of them, normalised and ordered rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .loops import Fused, cpu_loops, is_traced, usable
-
-_AT_ONCE = 1 << 18  # numbers whose squares are held at once
 
 
 def widened(x: Tensor) -> Tensor:
@@ -61,23 +58,11 @@ def patch_norms(images: Tensor, counts: Tensor, groups: int, more: int = 0) -> T
 
 def patch_norms_by_torch(images: Tensor, counts: Tensor, groups: int, more: int) -> Tensor:
     """Computes ``patch_norms`` by torch's operations."""
-
-    def largest_group(part: Tensor) -> Tensor:
-        # not a matrix product, which autocast would round
-        energy = widened(part).square() * counts.to(torch.promote_types(part.dtype, torch.float32))
-        if groups == 1:
-            return energy.flatten(1).sum(1)
-        return torch.unflatten(energy, 1, (groups, -1)).flatten(2).sum(2).amax(1)
-
-    return (_in_parts(images, largest_group) + more).sqrt()
-
-
-def _in_parts(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Applies the function to a few examples at a time on a CPU, whose squares then stay in its cache."""
-    some = max(1, _AT_ONCE // max(1, rows[:1].numel())) if rows.device.type == "cpu" else len(rows)
-    if rows.shape[0] <= some or torch.compiler.is_compiling():
-        return function(rows)
-    return torch.cat([function(part) for part in torch.split(rows, some)])
+    # not a matrix product, which autocast would round
+    energy = widened(images).square() * counts.to(torch.promote_types(images.dtype, torch.float32))
+    if groups == 1:
+        return (energy.flatten(1).sum(1) + more).sqrt()
+    return (torch.unflatten(energy, 1, (groups, -1)).flatten(2).sum(2).amax(1) + more).sqrt()
 
 
 _row_norms, _patch_norms = Fused(row_norms_by_torch), Fused(patch_norms_by_torch)
@@ -178,3 +163,89 @@ class _Floored(torch.autograd.Function):
         rows, incoming = grouped.detach().view(-1, numbers), gradient.view(-1, numbers)
         cpu_loops().pull_back(gradient.numel(), rows, kept, incoming, out.view(-1, numbers))
         return out, None, None
+
+
+# ---- pairs of channels in order: the activation MaxMin
+#
+# torch's maximum and minimum keep both of their arguments for the backward pass and take a dozen passes over memory
+# there. Here one byte is kept of each pair, and both directions take one pass, by a loop on a CPU and by what torch
+# compiles from the definition on a GPU.
+
+
+def larger_first(x: Tensor) -> Tensor:
+    """Returns ``x`` (batch, channels, ...) with the channels 2k and 2k + 1 in descending order.
+
+    Each example's output is a permutation of its entries, and the gradient is permuted back by the same one, also where
+    the two of a pair are equal, so both maps keep norms exactly. A pair with a NaN stays as it is.
+
+    Raises:
+        ValueError: If the number of channels is odd.
+    """
+    if x.shape[1] % 2:  # or channels of different examples would be paired
+        raise ValueError(f"{x.shape[1]} channels do not make pairs. HINT: use an even number of channels.")
+    if is_traced():
+        return ordered_by_torch(x)[0]
+    ordered: Tensor = _LargerFirst.apply(x, usable(x.detach()))
+    return ordered
+
+
+def ordered_by_torch(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns ``x`` in order, and for every pair of channels and position whether the two have changed places."""
+    first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
+    swapped = second > first
+    return swapped_by_torch(x, swapped), swapped
+
+
+def swapped_by_torch(x: Tensor, swapped: Tensor) -> Tensor:
+    """Returns ``x`` with the two channels of a pair exchanged where ``swapped`` says so."""
+    first, second = torch.unflatten(x, 1, (-1, 2)).unbind(2)
+    return torch.stack((torch.where(swapped, second, first), torch.where(swapped, first, second)), 2).flatten(1, 2)
+
+
+_ordered, _exchanged = Fused(ordered_by_torch), Fused(swapped_by_torch)
+
+
+class _LargerFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by_loop: bool) -> Tensor:
+        if by_loop:
+            rows, channels, *rest = x.shape
+            out, swapped = torch.empty_like(x), torch.empty((rows, channels // 2, *rest), dtype=torch.bool)
+            pairs = (rows * (channels // 2), 2, math.prod(rest))
+            cpu_loops().in_order(x.numel(), x.detach().view(pairs), out.view(pairs), swapped.view(pairs[::2]))
+        else:
+            out, swapped = _ordered(x)
+        ctx.save_for_backward(swapped)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (swapped,) = ctx.saved_tensors
+        # as a function of its own only where it is to be differentiated in its turn
+        found: Tensor = (_Swap.apply if torch.is_grad_enabled() else _swapped)(gradient, swapped)
+        return found, None
+
+
+class _Swap(torch.autograd.Function):
+    """Exchanges channels: linear, and its own adjoint, so gradients of every order are the same permutation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, swapped: Tensor) -> Tensor:
+        ctx.save_for_backward(swapped)
+        return _swapped(x, swapped)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (swapped,) = ctx.saved_tensors
+        found: Tensor = _Swap.apply(gradient, swapped)
+        return found, None
+
+
+def _swapped(x: Tensor, swapped: Tensor) -> Tensor:
+    if not (usable(x) and swapped.is_contiguous()):
+        found: Tensor = _exchanged(x, swapped)
+        return found
+    out, (rows, channels, *rest) = torch.empty_like(x), x.shape
+    pairs = (rows * (channels // 2), 2, math.prod(rest))
+    cpu_loops().swap(x.numel(), x.detach().view(pairs), swapped.view(pairs[::2]), out.view(pairs))
+    return out

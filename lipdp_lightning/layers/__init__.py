@@ -4,8 +4,7 @@ from . import functions
 from .convert import make_private
 from .cotangents import CotangentClip, scale_cotangent
 from .dropout import KeyedDropout
-from .frozen import FrozenFeatures
-from .input import BoundedInput
+from .input import BoundedInput, FrozenFeatures
 from .nonlinearities import (
     Centre,
     GroupNorm,

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..bounds.identity import TrustedHook
-from ..bounds.registry import rule
-from ..bounds.values import Bound, Operation, Value
+from ..bounds.registry import Bound, Operation, Value, rule
 from ..kernels.rows import clipped, weighed
 
 

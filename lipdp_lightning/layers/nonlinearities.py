@@ -7,10 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..bounds.registry import rule
-from ..bounds.values import Bound, Operation, Unbounded, Value, public_number
-from ..kernels.pairs import larger_first
-from ..kernels.rows import floored_rows, widened
+from ..bounds.registry import Bound, Operation, Unbounded, Value, public_number, rule
+from ..kernels.rows import floored_rows, larger_first, widened
 
 
 def _grouped(x: Value, size: int) -> None:

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 from ..privacy.plan import PrivacyPlan
 from ..privacy.plan_parts import CustomShares, Shares, Unsettled
-from .step_errors import Allocation as Allocation
-from .step_errors import checked_weights
+from .step_errors import Allocation, checked_weights
 
 Numbers = Mapping[str, float]
 

@@ -9,7 +9,7 @@ sum to the parameter's dtype is post-processing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +18,7 @@ from torch import Tensor
 from ..kernels.normals import release_ as release_one_
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key
-from .step_errors import Mode as Mode
-from .step_errors import check_request, deviations_without_bound
-
-Reduce = Callable[..., None]
-"""Sums a float64 tensor over all processes, in place; a rank as second argument is the only one that needs the sum."""
+from .step_errors import Mode, check_request, deviations_without_bound
 
 SECURE_SAMPLES = 4  # a square, so that the scale 1/sqrt(4) is exact
 _SHARED, _OWNERS = b"every rank", b"the owner of each parameter"
@@ -115,83 +111,22 @@ class Sum:
         return total * self.share if self.share != 1.0 else total
 
 
-def owners_of(sizes: Sequence[int], world_size: int) -> tuple[int, ...]:
-    """Returns the rank that owns each parameter: the largest first, each to the rank that has least so far."""
-    loads, owners = [0] * world_size, [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        owners[index] = min(range(world_size), key=lambda rank: (loads[rank], rank))
-        loads[owners[index]] += sizes[index]
-    return tuple(owners)
+def check_deviations(sums: Collection[Sum]) -> None:
+    """Raises ValueError if the noise of a sum has no finite deviation of at least 0."""
+    if not all([math.isfinite(one.deviation) and one.deviation >= 0 for one in sums]):
+        raise deviations_without_bound([one.deviation for one in sums])
 
 
-def release_(
-    sums: Sequence[Sum],
-    noise: StepNoise,
-    reduce: Reduce | None = None,
-    replicated: bool = False,
-    owners: Sequence[int] = (),
-    rank: int = 0,
-) -> None:
-    """Replaces each sum by its release, grid(sum over processes + noise) / divisor, in place.
+def complete_(sums: Mapping[int, Sum], noise: StepNoise) -> None:
+    """Replaces the sums of these numbers by their releases, grid(sum + noise) / divisor, where they lie.
 
-    Sum number j is given streams of its own. Each coordinate has a normal of its own, multiplied by a deviation
-    that a public certificate decides, so the sums together are one release of a Gaussian mechanism. What a process
-    hands over is on the grid already, so that the sum over processes is exact, on the grid, and the same in any order.
-
-    Args:
-        sums: The sums of a step; each is replaced by its release.
-        noise: The noise of this process in this step.
-        reduce: Sums a tensor over processes; None if there is one process.
-        replicated: Whether the noise is added to the reduced sum rather than to each process's part of it.
-        owners: The ranks that receive the releases of the first sums; all ranks receive those of the others. A rank
-            leaves a sum that it does not own as it was.
-        rank: The rank of this process.
+    Sum number j is given streams of its own. Each coordinate has a normal of its own, multiplied by a deviation that a
+    public certificate decides, so the sums together are one release of a Gaussian mechanism.
 
     Raises:
         ValueError: if a deviation is not finite and at least 0.
     """
-    if not all(math.isfinite(one.deviation) and one.deviation >= 0 for one in sums):
-        raise deviations_without_bound([one.deviation for one in sums])
-    numbered = dict(enumerate(sums))
-    if reduce is None:
-        complete_(numbered, noise)
-        return
-    for owner in sorted(set(owners)):
-        own = {number: numbered.pop(number) for number, of in enumerate(owners) if of == owner}
-        _release_together(own, noise, lambda whole, to=owner: reduce(whole, to), replicated, owner == rank)
-    _release_together(numbered, noise, reduce, replicated)
-
-
-def _release_together(
-    sums: Mapping[int, Sum], noise: StepNoise, reduce: Reduce, replicated: bool, is_mine: bool = True
-) -> None:
-    """Releases the sums of these numbers by one reduction; who does not need them only takes part in it."""
-    whole, noisy = joined(sums)
-    if not replicated:
-        complete_(noisy, noise)
-    reduce(whole)
-    if not is_mine:
-        return
-    if replicated:
-        complete_(noisy, noise)
-    write_back(sums, noisy)
-
-
-def joined(sums: Mapping[int, Sum]) -> tuple[Tensor, dict[int, Sum]]:
-    """Returns the totals of these sums as one vector in float64, and each part of it as a sum of the same number."""
-    whole = torch.cat([one.total() for one in sums.values()])
-    segments = whole.split_with_sizes([one.values.numel() for one in sums.values()])
-    return whole, {number: Sum(part, sums[number].deviation) for number, part in zip(sums, segments, strict=True)}
-
-
-def write_back(sums: Mapping[int, Sum], noisy: Mapping[int, Sum]) -> None:
-    """Writes the noisy sums over all processes, divided, over the values of the sums."""
-    for number, one in sums.items():
-        one.values.copy_((noisy[number].values * (1.0 / one.divisor)).view(one.values.shape))
-
-
-def complete_(sums: Mapping[int, Sum], noise: StepNoise) -> None:
-    """Replaces the sums of these numbers by their releases, where they lie."""
+    check_deviations(sums.values())
     streams = [noise.stream(number) for number in sums]
     deviations = [one.deviation * noise.share for one in sums.values()]
     shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]

@@ -1,7 +1,7 @@
 """The factors c_ik that scale each example's gradient, and the sensitivities they leave (guarantee page, 1.4).
 
 A factor is a function of example i and of public numbers, and of no other example: that is what makes it private.
-Scalings by radii are in radii.py. One in choice.py breaks this rule, and is never certified.
+All other scalings are in radii.py. One of them breaks this rule, and is never certified.
 """
 
 from __future__ import annotations

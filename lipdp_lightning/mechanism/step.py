@@ -28,10 +28,10 @@ from ..norms.follow import Follower
 from ..privacy.digests import KeyedDigest, PendingDigest, digest_of, digests_of
 from ..privacy.keys import derive_key
 from ..privacy.plan import PrivacyPlan
-from .choice import scaling_of
-from .noise import Place, Reduce, StepNoise, Sum, owners_of, release_
-from .overlap import BeginSum, Overlap
+from .noise import Place, StepNoise, Sum
 from .projection import Projector
+from .radii import scaling_of
+from .reductions import BeginSum, Overlap, Reduce, owners_of, release_
 from .scaling import Scaling, StepNumbers
 from .step_errors import changed_network, changed_weights, trained_otherwise
 
@@ -228,7 +228,7 @@ class Mechanism:
             if seal is not None:
                 self._agreed = seal(digest_of(self.digest, *contribution) if self._sealed else self.digest)
             self._release(sums, self._noise_of(step), reduce)
-        self._learn(numbers, sums[-1].values)
+        self.scaling.learn(numbers, sums[-1].values)
         for parameter, owner in self.owners.items():
             if owner != self.place.rank:  # its sum was not released here, and its owner updates it
                 parameter.grad = None
@@ -312,9 +312,6 @@ class Mechanism:
         parts = {f"sum {number}": one.values for number, one in enumerate(sums)}
         parts |= {f"apart {number}": one.apart for number, one in enumerate(sums) if one.apart is not None}
         return self._contributed.begin(parts)
-
-    def _learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
-        self.scaling.learn(numbers, noisy_votes)
 
     def _noise_of(self, step: int) -> StepNoise:
         return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure, self._grid)

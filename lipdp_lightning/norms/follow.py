@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .operators import NormSource, Operator, frobenius_norm
-from .strips import Anchor, Bounds, Reference, changes
+from .strips import Bounds, Reference, changes
 
 SLACK = 0.1
 """A bound may be this much above the last exact norm; it then is about 6 % above it on average. Half of it costs two to
@@ -46,7 +46,7 @@ class Follower(NormSource):
         self._slack = slack
         self._weights: dict[str, Tensor] = {}
         self._operators: dict[str, tuple[Operator, ...]] = {}
-        self._anchors: dict[str, Anchor] = {}
+        self._references: dict[str, Reference] = {}
         self._asked: dict[int, Tensor] = {}  # vectors of the present walk, and then of the last one
         self._bounds: dict[str, Bounds] = {}  # of the weights as they were measured last
         self._vectors: dict[int, tuple[Tensor, float]] = {}
@@ -99,18 +99,39 @@ class Follower(NormSource):
         It waits again, once for all weights, where bounds have drifted too far.
         """
         vectors = list(self._asked.values())
-        anchored = [name for name in self._weights if self._usable(name)]
-        moved, norms = changes([(self._weights[n], self._anchors[n].reference) for n in anchored], vectors)
+        followed = [name for name in self._weights if self._usable(name)]
+        moved, norms = changes([(self._weights[n], self._references[n]) for n in followed], vectors)
         self._vectors = {id(vector): (vector, norm) for vector, norm in zip(vectors, norms, strict=True)}
         self._bounds, drifted = {}, []
-        for name, change in zip(anchored, moved, strict=True):
-            bounds = self._anchors[name].followed(change)
-            if self._anchors[name].within(bounds, self._slack):
+        for name, change in zip(followed, moved, strict=True):
+            bounds = self._references[name].followed(change)
+            if self._references[name].within(bounds, self._slack):
                 self._bounds[name] = bounds
             elif math.isfinite(change.frobenius):  # otherwise an error names the weight, if it is asked about
                 drifted.append(name)
         if drifted:
-            self._renew(drifted)
+            self.renew(drifted)
+
+    def renew(self, names: Sequence[str]) -> None:
+        """Evaluates the norms of weights, which become references unless their norms are cheap."""
+        held = _on_host([self._weights[name] for name in names])
+        sizes = [frobenius_norm(values) for values in held]
+        for name, values, size in zip(names, held, sizes, strict=True):
+            norms, factors, costly = {}, {}, False
+            for operator in self._operators[name]:
+                norm, factors[operator] = operator.norm(values, name), operator.deviation_factor(values)
+                costly = costly or not operator.is_cheap(self._weights[name])
+                if not 0.0 <= norm < math.inf:
+                    raise ValueError(
+                        f"{name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
+                        "HINT: lower the learning rate, or restore the last finite checkpoint."
+                    )
+                norms[operator] = norm
+            self._bounds[name] = Bounds(norms, factors, size)
+            self._references.pop(name, None)
+            if costly:  # a copy, which stays as it is
+                now = self._weights[name].detach().clone(memory_format=torch.contiguous_format)
+                self._references[name] = Reference(now, self._bounds[name])
 
     @torch.no_grad()
     def clip_(self, limits: Mapping[str, float]) -> None:
@@ -121,22 +142,16 @@ class Follower(NormSource):
         """
         if wrong := [f"{name}: a norm cannot be at most {limit}" for name, limit in limits.items() if not limit > 0.0]:
             raise ValueError("; ".join(wrong) + ".\nHINT: give a positive limit.")
-        self._renew([name for name in limits if name not in self._bounds])
+        self.renew([name for name in limits if name not in self._bounds])
         factors = {}
         for name, limit in limits.items():
             if max(self._bounds[name].norms.values()) > limit:
                 factors[name], self._bounds[name] = self._bounds[name].scaled_within(self._weights[name], limit)
         if factors:
             torch._foreach_mul_([self._weights[name] for name in factors], list(factors.values()))
-        for name in factors.keys() & self._anchors.keys():
-            anchor = self._anchors[name]
-            scaled = replace(anchor.reference, factor=anchor.reference.factor * factors[name])
-            self._anchors[name] = replace(anchor, reference=scaled)
-
-    def settle(self, name: str, norm: float) -> None:
-        """Takes over ``norm`` as an upper bound on the norms of all operators of a weight as it is now."""
-        norms, weight = dict.fromkeys(self._operators[name], norm), self._weights[name]
-        self._refer(name, Bounds.of(weight, norms, frobenius_norm(weight)))
+        for name in factors.keys() & self._references.keys():
+            earlier = self._references[name]
+            self._references[name] = replace(earlier, factor=earlier.factor * factors[name])
 
     def seal(self, state: SupportsBytes, named: Mapping[str, Tensor]) -> None:
         """Keeps the present bounds for a walk over the tensors ``named``, all of whose bits the state names."""
@@ -153,8 +168,8 @@ class Follower(NormSource):
         """
         state, sealed, _ = self._sealed
         anchors = {
-            name: {"reference": a.reference.values, "factor": a.reference.factor} | _plain(a.bounds)
-            for name, a in self._anchors.items()
+            name: {"reference": one.values, "factor": one.factor} | _plain(one.bounds)
+            for name, one in self._references.items()
         }
         bounds = {name: _plain(now) for name, now in sealed.items()}
         return {"anchors": anchors, "digest": bytes(state).hex(), "sealed": bounds}
@@ -166,13 +181,11 @@ class Follower(NormSource):
         """
         if state is None or "anchors" not in state:
             return
-        self._anchors = {}
+        self._references = {}
         for name, saved in state["anchors"].items():
             if (bounds := self._restored(name, saved)) is not None:
-                reference = Reference(
-                    saved["reference"].to(self._weights[name].device), bounds.frobenius, saved["factor"]
-                )
-                self._anchors[name] = Anchor(reference, bounds)
+                values = saved["reference"].to(self._weights[name].device)
+                self._references[name] = Reference(values, bounds, saved["factor"])
         sealed = {name: self._restored(name, saved) for name, saved in state["sealed"].items()}
         known = {name: bounds for name, bounds in sealed.items() if bounds is not None}
         self._sealed = bytes.fromhex(state["digest"]), known, {}
@@ -186,44 +199,18 @@ class Follower(NormSource):
     # ---- inside
 
     def _usable(self, name: str) -> bool:
-        anchor = self._anchors.get(name)
+        earlier = self._references.get(name)
         return (
-            anchor is not None
-            and anchor.reference.fits(self._weights[name])
-            and len(anchor.bounds.norms) == len(self._operators[name])
+            earlier is not None
+            and earlier.fits(self._weights[name])
+            and len(earlier.bounds.norms) == len(self._operators[name])
         )
 
     def _now(self, name: str) -> Bounds:
         """Returns the bounds of a weight as it was measured last, or as it is if that has not been done."""
         if name not in self._bounds:
-            self._renew([name])
+            self.renew([name])
         return self._bounds[name]
-
-    def _renew(self, names: Sequence[str]) -> None:
-        """Evaluates the norms of weights, which become references unless their norms are cheap."""
-        held = _on_host([self._weights[name] for name in names])
-        sizes = [frobenius_norm(values) for values in held]
-        for name, values, size in zip(names, held, sizes, strict=True):
-            norms, factors, costly = {}, {}, False
-            for operator in self._operators[name]:
-                norm, factors[operator] = operator.norm(values, name), operator.deviation_factor(values)
-                costly = costly or not operator.is_cheap(self._weights[name])
-                if not 0.0 <= norm < math.inf:
-                    raise ValueError(
-                        f"{name}: its certified norm is {norm}, so no sensitivity follows from it.\n"
-                        "HINT: lower the learning rate, or restore the last finite checkpoint."
-                    )
-                norms[operator] = norm
-            self._bounds[name] = Bounds(norms, factors, size)
-            self._anchors.pop(name, None)
-            if costly:
-                self._refer(name, self._bounds[name])
-
-    def _refer(self, name: str, bounds: Bounds) -> None:
-        """Makes the present weight the reference, and ``bounds`` what holds for it."""
-        values = self._weights[name].detach().clone(memory_format=torch.contiguous_format)
-        self._anchors[name] = Anchor(Reference(values, bounds.frobenius), bounds)
-        self._bounds[name] = bounds
 
 
 def _on_host(weights: Sequence[Tensor]) -> list[Tensor]:

@@ -45,21 +45,6 @@ _ONEDNN_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
 
 @dataclass(frozen=True)
-class Reference:
-    """The matrix ``factor`` times ``values``; ``frobenius`` bounds the Frobenius norm of ``values``."""
-
-    values: Tensor
-    frobenius: float
-    factor: float = 1.0
-
-    def fits(self, weight: Tensor) -> bool:
-        """Returns whether a difference from the weight can be bounded: same kind of tensor, a moderate factor."""
-        own = self.values
-        alike = weight.shape == own.shape and weight.dtype == own.dtype and weight.device == own.device
-        return alike and weight.numel() > 0 and 1.0 / _MODERATE <= self.factor <= _MODERATE
-
-
-@dataclass(frozen=True)
 class Change:
     """Upper bounds on the spectral and on the Frobenius norm of the difference of a weight from a reference."""
 
@@ -107,20 +92,26 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Anchor:
-    """An earlier weight, and the bounds that held for it before it was scaled."""
+class Reference:
+    """The matrix ``factor`` times ``values``, an earlier weight, and the bounds that held for ``values``."""
 
-    reference: Reference
+    values: Tensor
     bounds: Bounds
+    factor: float = 1.0
+
+    def fits(self, weight: Tensor) -> bool:
+        """Returns whether a difference from the weight can be bounded: same kind of tensor, a moderate factor."""
+        own = self.values
+        alike = weight.shape == own.shape and weight.dtype == own.dtype and weight.device == own.device
+        return alike and weight.numel() > 0 and 1.0 / _MODERATE <= self.factor <= _MODERATE
 
     def followed(self, change: Change) -> Bounds:
         """Returns bounds for a weight that is within ``change`` of the reference."""
-        return self.bounds.moved(self.reference.factor, change)
+        return self.bounds.moved(self.factor, change)
 
     def within(self, bounds: Bounds, slack: float) -> bool:
         """Returns whether bounds have drifted by no more than ``slack``; NaN has drifted."""
-        factor = self.reference.factor
-        return all(norm <= (1.0 + slack) * factor * self.bounds.norms[o] for o, norm in bounds.norms.items())
+        return all(norm <= (1.0 + slack) * self.factor * self.bounds.norms[o] for o, norm in bounds.norms.items())
 
 
 Pair = tuple[Tensor, Reference]
@@ -218,7 +209,7 @@ def _bounds(top: float, trace: float, weight: Tensor, reference: Reference, heig
     lost = -(-rows // height) * (height * columns * smallest + _SMALLEST_TRACE)
     frobenius = trace * (1.0 + 2.0**-40) / (1.0 - gamma) + lost
     spectral = (top + gamma * frobenius) * (1.0 + 2.0**-34 + height**2 * 2.0**-50) + lost
-    product = 0.0 if reference.factor == 1.0 else 4.0 * unit * reference.factor * reference.frobenius
+    product = 0.0 if reference.factor == 1.0 else 4.0 * unit * reference.factor * reference.bounds.frobenius
     rounding = 2.0 * unit * math.sqrt(frobenius) + product + smallest * math.sqrt(weight.numel())
     return Change((math.sqrt(spectral) + rounding) * _ABOVE, (math.sqrt(frobenius) + rounding) * _ABOVE)
 

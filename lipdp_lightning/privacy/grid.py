@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
-
 FINENESS_BITS = 10
 """A deviation is at least 2^10 steps of its grid, and fewer than 2^11: rounding adds 10^-7 of the variance at most."""
 
@@ -35,9 +33,3 @@ def grid_shift(deviation: float) -> float:
     zero and changes nothing.
     """
     return 1.5 * 2.0**_INTEGER_BITS * grid_step(deviation)
-
-
-def round_to_grid_(values: Tensor, deviation: float) -> Tensor:
-    """Rounds a float64 tensor to the grid of a deviation, in place."""
-    shift = grid_shift(deviation)
-    return values.add_(shift).sub_(shift)

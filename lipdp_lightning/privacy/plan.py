@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..accounting.events import GAUSSIAN, SUBSAMPLED_GAUSSIAN, LedgerEntry, join_noise_multipliers
+from ..budget.plan_request import PlanRequest
 from . import plan_parts as parts
-from .plan_options import PlanRequest, normalised, plan_problems
+from .plan_parts import normalised, plan_problems
 
 PARTS = ("influence", "shares", "constraint")
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lipdp_lightning.files import write_bytes_atomically
 from lipdp_lightning.kernels.normals import normals
-from lipdp_lightning.privacy.grid import round_to_grid_
+from lipdp_lightning.privacy.grid import grid_shift
 from lipdp_lightning.privacy.keys import derive_key
 from lipdp_lightning.privacy.plan import PrivacyPlan
 
@@ -100,6 +100,12 @@ def noisy_mean(terms: Terms, noise_multiplier: float, dataset_size: int, key: by
         noise += normals(derive_key(derive_key(key, "sample", sample), "normals", 0), 0, 0, terms.dimension)
     noise *= noise_multiplier / math.sqrt(samples)
     return round_to_grid_(bounded_sum(terms) + noise, noise_multiplier) / dataset_size
+
+
+def round_to_grid_(values: Tensor, deviation: float) -> Tensor:
+    """Rounds a float64 tensor to the grid of a deviation, in place."""
+    shift = grid_shift(deviation)
+    return values.add_(shift).sub_(shift)
 
 
 class Statistics:

@@ -31,7 +31,7 @@ from ..data_modules import CIFAR10
 from ..data_modules.base import Rows, box_norm
 from ..experiment.experiment import Experiment
 from ..experiment.short_training import prepare
-from ..mechanism.projection import standardize
+from ..norm_balls import standardize
 
 SIDE, VIEWS, TURN = 16, 2, 5
 NOTES, FEW_ROWS = 16, 2000

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..accounting.spending import Spending
+from ..accounting.accountants import Spending
 from ..bounds.certifier import Certifier
 from ..clipping import Clipper, make_clipper
 from ..kernels.numeric_environment import check_exact_arithmetic

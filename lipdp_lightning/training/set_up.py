@@ -21,8 +21,8 @@ from torch import Tensor
 from ..bounds.certifier import CertificationError, Certifier
 from ..hints import with_hints_beside
 from ..kernels.numeric_environment import check_exact_arithmetic, require_exact_arithmetic, require_repeated_bits
-from ..mechanism.noise import Mode
 from ..mechanism.step import Mechanism
+from ..mechanism.step_errors import Mode
 from ..norms.follow import Follower
 from ..norms.operators import NormSource, Operator
 from ..privacy.keys import new_secret

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..accounting.spending import Spending
+from ..accounting.accountants import Spending
 from ..clipping import Clipper
 from ..mechanism.step import Mechanism
 from ..norms.follow import Follower

@@ -199,7 +199,7 @@ def test_heterogeneous_ledgers(adjacency):
         assert bounds["pld"].epsilon <= bounds["prv"].epsilon * 1.001 < bounds["rdp"].epsilon
         assert bounds["prv"].lower <= bounds["pld"].epsilon
     else:
-        assert {(bound.accountant, bound.epsilon) for bound in bounds.values()} == {("pld", bounds["pld"].epsilon)}
+        assert {(bound.accountant, bound.epsilon) for bound in bounds.registry()} == {("pld", bounds["pld"].epsilon)}
         assert bounds["pld"].epsilon < answer_by("rdp", collect(ledger), DELTA, adjacency, 1).epsilon
     less = epsilon_of("pld", ledger[:2], DELTA, adjacency).epsilon
     assert less < bounds["pld"].epsilon
@@ -386,7 +386,7 @@ def test_where_pld_cannot_answer_for_a_replacement_a_sound_bound_does():
 def test_plans_and_ledgers_load_without_the_libraries():
     code = (
         "import sys, lipdp_lightning.privacy.plan\n"
-        "import lipdp_lightning.accounting.accountants, lipdp_lightning.accounting.calibrate\n"
+        "import lipdp_lightning.accounting.accountants, lipdp_lightning.budget.calibrate\n"
         "heavy = {'opacus', 'prv_accountant', 'dp_accounting', 'lightning', 'wandb', 'torch'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )

@@ -1,4 +1,4 @@
-"""Epsilon as a run goes on: lipdp_lightning/accounting/spending.py."""
+"""Epsilon as a run goes on: lipdp_lightning/accounting/accountants.py."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from private_step import make_plan
 
-from lipdp_lightning.accounting.accountants import epsilon_of
+from lipdp_lightning.accounting.accountants import Spending, epsilon_of
 from lipdp_lightning.accounting.events import LedgerEntry
-from lipdp_lightning.accounting.spending import Spending
 from lipdp_lightning.privacy.plan import PrivacyPlan
 
 OPTIONS: dict[str, dict[str, Any]] = {

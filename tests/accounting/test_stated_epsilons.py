@@ -20,15 +20,19 @@ from small_runs import Crash, fit, make_module, make_plan
 import lipdp_lightning
 from lipdp_lightning.accounting import accountants
 from lipdp_lightning.accounting.accountants import (
-    AccountantDisagreementWarning,
     PrivacyBound,
+    Spending,
     epsilon_of,
-    warn_of_disagreement,
 )
-from lipdp_lightning.accounting.calibrate import calibrate_noise, privacy_bound
 from lipdp_lightning.accounting.events import LedgerEntry
 from lipdp_lightning.accounting.privacy_curves import ADD, PldCurve, PrvCurve
-from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.budget import calibrate
+from lipdp_lightning.budget.calibrate import (
+    AccountantDisagreementWarning,
+    calibrate_noise,
+    privacy_bound,
+    warn_of_disagreement,
+)
 from lipdp_lightning.callbacks import PrivacyAccountant, PrivacyReport, ResumeCheckpoint
 from lipdp_lightning.cli import main
 from lipdp_lightning.commands.budget_question import compute_budget, format_table
@@ -110,7 +114,7 @@ def test_statistics_and_no_step_at_all() -> None:
 @pytest.mark.parametrize("rows", [2, 5])
 @pytest.mark.parametrize(("adjacency", "shift"), [("add_remove", 1), ("replace_one", 2)])
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.filterwarnings("ignore::lipdp_lightning.accounting.accountants.AccountantDisagreementWarning")
+@pytest.mark.filterwarnings("ignore::lipdp_lightning.budget.calibrate.AccountantDisagreementWarning")
 def test_noise_for_a_group_protects_all_its_rows(rows: int, adjacency: str, shift: int, accountant: str) -> None:
     """The rows of one unit may all point one way, and on the full batch all of them are there."""
     noise, bound = calibrate_noise(2.0, 1e-4, 1.0, 10, accountant, adjacency, rows)
@@ -180,8 +184,8 @@ def test_without_the_prv_package_everything_else_works(monkeypatch: pytest.Monke
     assert bound.accountant == "pld" and bound.epsilon == epsilon_of("pld", [entry], 1e-5).epsilon
     assert calibrated_warnings(3.0, 1e-5, 0.02, 200, "pld") == []
     asked: list[str] = []
-    answer_by = accountants.answer_by
-    monkeypatch.setattr(accountants, "answer_by", lambda name, *rest: asked.append(name) or answer_by(name, *rest))
+    answer_by = calibrate.answer_by
+    monkeypatch.setattr(calibrate, "answer_by", lambda name, *rest: asked.append(name) or answer_by(name, *rest))
     warn_of_disagreement(bound, [entry], 1e-5)
     assert asked == ["prv", "rdp"]
 
@@ -291,8 +295,10 @@ def test_the_report_says_which_accountant_answered_for_a_replacement_and_why(tmp
 
 COMPUTES = {"PldCurve", "PrvCurve", "RdpCurve", "solve_group", "answer_by", "get_epsilon", "get_epsilon_for_delta"}
 APART = {
+    "budget/calibrate.py": "a second accountant's answer, to warn where it differs",
     "audit/optimistic_epsilon.py": "a lower estimate that a plan's epsilon is compared with",
     "audit/confidence.py": "what an attack has shown",
+    "studies/pure/mixed_ledger.py": "Laplace noise and choices, which no run releases",
     "tuning/selection.py": "a theorem about Renyi divergences, not a composition",
 }
 

@@ -46,9 +46,10 @@ from lipdp_lightning.audit.optimistic_epsilon import accounting_finding, claimed
 from lipdp_lightning.audit.sampling_checks import Sampler, plan_sampler, sampling_finding
 from lipdp_lightning.audit.subject import Subject
 from lipdp_lightning.layers import KeyedDropout, MaxMin, ScaledLinear, scale_cotangent
-from lipdp_lightning.mechanism import choice
+from lipdp_lightning.mechanism import radii
 from lipdp_lightning.mechanism import step as mechanism_module
-from lipdp_lightning.mechanism.noise import Place, Reduce, StepNoise, Sum
+from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum
+from lipdp_lightning.mechanism.reductions import Reduce
 from lipdp_lightning.mechanism.scaling import StepNumbers
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.plan import PrivacyPlan
@@ -409,7 +410,7 @@ GALLERY: dict[str, Broken] = {
     ),
     "joint factor without squares": Broken(
         "neighbours", lambda: neighbours_of(scaling="joint"),
-        under(lambda: patched((choice, "Joint", SumsWithoutSquares)), lambda: neighbours_of(scaling="joint")),
+        under(lambda: patched((radii, "Joint", SumsWithoutSquares)), lambda: neighbours_of(scaling="joint")),
     ),
     "the layer's norm without its bias": Broken(
         "neighbours", layerwise,

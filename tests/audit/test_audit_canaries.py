@@ -12,11 +12,11 @@ import torch
 from gallery import ALPHA, HalfTheSensitivity, subject_of
 from torch import Tensor, nn
 
-from lipdp_lightning.accounting.calibrate import privacy_bound
 from lipdp_lightning.audit.canaries import gradient_canary, run_finding, run_scores, step_finding, step_scores
 from lipdp_lightning.audit.neighbours import search_neighbours
 from lipdp_lightning.audit.one_run import CanaryStrategy, OneRun, canary_run, one_run_finding
 from lipdp_lightning.audit.sampling_checks import plan_sampler
+from lipdp_lightning.budget.calibrate import privacy_bound
 from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.mechanism.scaling import StepNumbers
 from lipdp_lightning.mechanism.step import Mechanism

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lipdp_lightning.accounting.calibrate import privacy_bound
 from lipdp_lightning.audit.confidence import (
     ErrorBounds,
     best_guesses,
@@ -26,6 +25,7 @@ from lipdp_lightning.audit.confidence import (
 )
 from lipdp_lightning.audit.noise_checks import direction_p_value, variance_p_value
 from lipdp_lightning.audit.sampling_checks import dispersion_p_value, overlap_p_value
+from lipdp_lightning.budget.calibrate import privacy_bound
 
 
 def test_clopper_pearson_covers_in_every_case_of_thirty_trials() -> None:

@@ -16,8 +16,7 @@ from lipdp_lightning.audit import AttackReport, attack, rule_ratios
 from lipdp_lightning.bounds import backward, certify
 from lipdp_lightning.bounds.certificate import GroupBound
 from lipdp_lightning.bounds.losses import CrossEntropy, Huber
-from lipdp_lightning.bounds.registry import _RULES
-from lipdp_lightning.bounds.values import Bound, NormSource, Operation, Value
+from lipdp_lightning.bounds.registry import _RULES, Bound, NormSource, Operation, Value
 from lipdp_lightning.layers import ScaledLinear, make_private
 from lipdp_lightning.layers.nonlinearities import floored_normalization
 from lipdp_lightning.norms import conv, dense

@@ -15,8 +15,8 @@ from lipdp_lightning.audit import attack
 from lipdp_lightning.bounds import Certificate, CertificationError, Certifier, certify
 from lipdp_lightning.bounds.graph import trace
 from lipdp_lightning.bounds.losses import Huber
+from lipdp_lightning.bounds.registry import NormSource
 from lipdp_lightning.bounds.rounding import OPERATION_MARGIN, RoundedNorms
-from lipdp_lightning.bounds.values import NormSource
 from lipdp_lightning.layers import CotangentClip, Residual, make_private
 from lipdp_lightning.norms import Dense, dense_norm
 

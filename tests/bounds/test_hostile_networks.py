@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from lipdp_lightning.bounds.certifier import CertificationError, Certifier, certify
 from lipdp_lightning.bounds.identity import TrustedHook
-from lipdp_lightning.bounds.values import Unbounded
+from lipdp_lightning.bounds.registry import Unbounded
 
 CALLS = [0]
 STEPS = itertools.count()

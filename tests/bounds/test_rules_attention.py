@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lipdp_lightning.audit import attack
 from lipdp_lightning.audit.attack import AttackReport
 from lipdp_lightning.bounds import CertificationError, Certifier, certify, registry
+from lipdp_lightning.bounds.registry import Bound, Constant, Operation, Unbounded, Value
 from lipdp_lightning.bounds.rules.attention import attention
-from lipdp_lightning.bounds.values import Bound, Constant, Operation, Unbounded, Value
 from lipdp_lightning.layers import make_private
 from lipdp_lightning.models.transformer import Attention
 from lipdp_lightning.norms.operators import NormSource

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from small_runs import fit, make_module, make_plan, make_trainer
 
-from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.accounting.accountants import Spending
 from lipdp_lightning.callbacks import PrivacyAccountant, PrivateProgressBar
 
 

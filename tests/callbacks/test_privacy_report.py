@@ -10,7 +10,7 @@ import pytest
 from lightning.pytorch.callbacks import EarlyStopping
 from small_runs import BlobsWithValidation, fit, make_module, make_plan
 
-from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.accounting.accountants import Spending
 from lipdp_lightning.callbacks import GradientNoiseMonitor, PrivacyAccountant, PrivacyReport, ResumeCheckpoint
 from lipdp_lightning.callbacks.privacy_report import summary_of
 

@@ -12,7 +12,7 @@ import torch
 from small_runs import SECRET, Blobs, BlobsWithValidation, fit, make_module, make_plan
 from test_calibration_metrics import NoHeldOut, Numbers, regression_module
 
-from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.accounting.accountants import Spending
 from lipdp_lightning.bounds.losses import CrossEntropy
 from lipdp_lightning.calibration import fit_temperature
 from lipdp_lightning.callbacks import CalibrationMetrics, ParameterAveraging, PrivacyReport, TemperatureScaling

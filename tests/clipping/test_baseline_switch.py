@@ -20,7 +20,7 @@ from private_step import (
 from small_runs import fit
 from small_runs import make_plan as small_plan
 
-from lipdp_lightning.mechanism.choice import scaling_of
+from lipdp_lightning.mechanism.radii import scaling_of
 from lipdp_lightning.mechanism.scaling import StepNumbers
 from lipdp_lightning.mechanism.step import Mechanism
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from command_runs import QUICKSTART, ROOT, environment
 
-from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.accounting.accountants import Spending
 from lipdp_lightning.commands.status import describe
 from lipdp_lightning.privacy.plan import PrivacyPlan
 

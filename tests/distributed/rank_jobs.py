@@ -31,8 +31,8 @@ from lipdp_lightning.callbacks import (
 )
 from lipdp_lightning.layers import MaxMin
 from lipdp_lightning.layers.contribution import Contribution
-from lipdp_lightning.mechanism import overlap as overlap_module
-from lipdp_lightning.mechanism.overlap import Overlap
+from lipdp_lightning.mechanism import reductions as overlap_module
+from lipdp_lightning.mechanism.reductions import Overlap
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.privacy.digests import PendingDigest
 from lipdp_lightning.privacy.sampling import poisson_sample

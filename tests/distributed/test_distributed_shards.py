@@ -9,7 +9,8 @@ import pytest
 import torch
 from worlds import Worlds
 
-from lipdp_lightning.mechanism.noise import StepNoise, Sum, owners_of, release_
+from lipdp_lightning.mechanism.noise import StepNoise, Sum
+from lipdp_lightning.mechanism.reductions import owners_of, release_
 
 OPTIMIZERS = {"SGD": 0, "Adam": 2}  # numbers of state per parameter
 

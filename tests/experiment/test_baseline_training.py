@@ -238,7 +238,7 @@ def test_run_once_writes_nothing_and_can_be_repeated(tmp_path: Path, monkeypatch
 
 
 def test_run_once_calibrates_a_budget_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lipdp_lightning.accounting import calibrate
+    from lipdp_lightning.budget import calibrate
 
     calls = []
     own = calibrate.calibrate_noise

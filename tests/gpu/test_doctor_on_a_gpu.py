@@ -13,7 +13,7 @@ from pretend import DEVICE, pretended_gpu
 
 from lipdp_lightning.doctor import device as on_device
 from lipdp_lightning.doctor.finding import Finding, examine
-from lipdp_lightning.mechanism import noise
+from lipdp_lightning.mechanism import reductions
 from lipdp_lightning.mechanism.step import Mechanism
 
 
@@ -74,7 +74,7 @@ def one_long_sum(patch: pytest.MonkeyPatch) -> None:
 def atomic_sums(patch: pytest.MonkeyPatch) -> None:
     """Bits that change from one release to the next."""
     count = iter(range(10_000))
-    release = noise.release_
+    release = reductions.release_
 
     def released(sums: Any, *given: Any, **more: Any) -> None:
         factor = 1 + 2e-7 * next(count)

@@ -21,7 +21,7 @@ from steps import SameNoise, take_exact_norms
 from torch import Tensor
 
 from lipdp_lightning.augmentations import HorizontalFlip
-from lipdp_lightning.kernels import pairs
+from lipdp_lightning.kernels import rows
 from lipdp_lightning.layers import scaled
 from lipdp_lightning.mechanism.noise import Place
 from lipdp_lightning.mechanism.scaling import Joint
@@ -154,7 +154,7 @@ def views_numbered_on_the_host(patch: pytest.MonkeyPatch) -> None:
 
 def loops_read_the_device(patch: pytest.MonkeyPatch) -> None:
     """A loop would read an address of the device: here it is refused by what hands tensors to it."""
-    patch.setattr(pairs, "usable", lambda *tensors: True)
+    patch.setattr(rows, "usable", lambda *tensors: True)
 
 
 def no_noise(patch: pytest.MonkeyPatch) -> None:

@@ -25,13 +25,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from triton.backends.compiler import GPUTarget
 
-from lipdp_lightning.kernels.pairs import ordered_by_torch, swapped_by_torch
 from lipdp_lightning.kernels.rows import (
     clipped_by_torch,
     floored_by_torch,
+    ordered_by_torch,
     patch_norms_by_torch,
     pulled_back_by_torch,
     row_norms_by_torch,
+    swapped_by_torch,
     weighed_by_torch,
 )
 from lipdp_lightning.layers.input import bounded_by_torch

@@ -17,7 +17,8 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from lipdp_lightning.kernels import gpu
 from lipdp_lightning.kernels import normals as normals_module
 from lipdp_lightning.kernels.multilinear import key_table
-from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum, release_
+from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum
+from lipdp_lightning.mechanism.reductions import release_
 
 SECRET, DIGEST = bytes(range(16)), b"d" * 32
 DEVIATION, SHARE, DIVISOR = 1.7, 1 / 3, 409.6

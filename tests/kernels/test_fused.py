@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipdp_lightning.kernels import pairs, rows
+from lipdp_lightning.kernels import rows
 from lipdp_lightning.kernels.loops import Fused
 
 
@@ -100,15 +100,14 @@ def test_the_layers_use_what_is_compiled_and_keep_their_values_and_gradients(
             self._compiled = self._definition
             return super().__call__(on_gpu(x), *more)
 
-    for module, names in ((pairs, ("_ordered", "_exchanged")), (rows, ("_floored", "_pulled_back"))):
-        for name in names:
-            monkeypatch.setattr(module, name, Noted(getattr(module, name)._definition))
-        monkeypatch.setattr(module, "usable", lambda *_: False)
+    for name in ("_ordered", "_exchanged", "_floored", "_pulled_back"):
+        monkeypatch.setattr(rows, name, Noted(getattr(rows, name)._definition))
+    monkeypatch.setattr(rows, "usable", lambda *_: False)
     monkeypatch.setattr(rows, "is_traced", lambda: False)
     torch.manual_seed(0)
     x, direction = torch.randn(3, 4, 6), torch.randn(3, 4, 6)
     for function, plain in (
-        (pairs.larger_first, lambda t: pairs.ordered_by_torch(t)[0]),
+        (rows.larger_first, lambda t: rows.ordered_by_torch(t)[0]),
         (lambda t: rows._Floored.apply(t, 0.1, False), lambda t: rows.floored_by_torch(t, 0.1)),
     ):
         own, other = x.clone().requires_grad_(), x.clone().requires_grad_()

@@ -273,7 +273,7 @@ def test_a_cpu_never_imports_triton_for_noise() -> None:
     code = (
         "import sys, torch; from lipdp_lightning.kernels import loops;"
         "from lipdp_lightning.mechanism import noise as n;"
-        "s = n.StepNoise.of(bytes(16), 0, n.Place(), bytes(32)); n.release_([n.Sum(torch.zeros(9), 1.0)], s);"
+        "s = n.StepNoise.of(bytes(16), 0, n.Place(), bytes(32)); n.complete_({0: n.Sum(torch.zeros(9), 1.0)}, s);"
         "assert loops.gpu_kernels(torch.device('cpu')) is None;"
         "print([m for m in sys.modules if m.split('.')[0] == 'triton' or m.endswith('kernels.gpu')])"
     )

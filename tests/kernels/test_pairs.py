@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipdp_lightning.kernels.pairs import larger_first
+from lipdp_lightning.kernels.rows import larger_first
 
 SHAPES = [(5, 6), (0, 6), (3, 4, 7), (3, 4, 5, 6), (2, 2, 1), (2, 4, 0), (300, 128), (16, 32, 14, 14), (2, 4, 1, 1)]
 

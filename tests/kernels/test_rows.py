@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from lipdp_lightning.kernels.loops import usable
-from lipdp_lightning.kernels.pairs import larger_first
-from lipdp_lightning.kernels.rows import patch_norms, patch_norms_by_torch, row_norms
+from lipdp_lightning.kernels.rows import larger_first, patch_norms, patch_norms_by_torch, row_norms
 from lipdp_lightning.layers import BoundedInput, scale_cotangent
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lipdp_lightning.kernels import normals as normals_module
 from lipdp_lightning.kernels.normals import PIECE, normals
-from lipdp_lightning.mechanism.noise import Mode, Place, StepNoise, Sum, release_
+from lipdp_lightning.mechanism.noise import Mode, Place, StepNoise, Sum
+from lipdp_lightning.mechanism.reductions import release_
 from lipdp_lightning.privacy.digests import state_digest
 from lipdp_lightning.privacy.grid import grid_shift
 

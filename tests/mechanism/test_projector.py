@@ -9,8 +9,10 @@ import torch
 from private_step import Harness, Tied, make_network, make_plan, mlp, random_batch
 from torch import nn
 
+from lipdp_lightning import norm_balls
 from lipdp_lightning.mechanism.step import Mechanism
 from lipdp_lightning.norms import conv_norm, dense_norm
+from lipdp_lightning.norms.operators import Operator
 
 
 def harness_of(network: str = "convnet", **plan: Any) -> Harness:
@@ -44,6 +46,29 @@ def test_every_layer_is_within_its_radius_after_steps_of_noise(kind: str) -> Non
             assert certified(network[index], size) <= 0.9 * kappas.get(index, 1.0) * (1 + 1e-6)
         norms = harness.mechanism.boundary()
         assert set(norms) == {"0", "2", "5"} and all(limit == 0.9 for _, limit in norms.values())
+    harness.mechanism.close()
+
+
+class Errs(norm_balls.Fixed):
+    """Leaves another weight than it should, and returns a norm that is too small."""
+
+    @torch.no_grad()
+    def apply_(self, weight: torch.Tensor, operator: Operator) -> float:
+        weight.mul_(1.01).add_(0.01)
+        return 1e-3
+
+
+def test_bounds_do_not_rely_on_a_projection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm_balls, "KINDS", {**norm_balls.KINDS, "fixed": Errs})
+    harness = harness_of(projection="fixed", max_norm=0.9)
+    network = harness.module.network
+    for _ in range(3):
+        harness.mechanism.project_()
+        certificate = harness.mechanism.refresh_certificate()
+        lipschitz = {use.module: use.lipschitz for group in certificate.groups for use in group.uses}
+        for index, size in ((0, (8, 8)), (2, (4, 4)), (5, None)):
+            norm, _ = harness.mechanism.boundary()[str(index)]
+            assert min(norm, lipschitz[f"{index}"]) >= certified(network[index], size) * (1 - 1e-9) > 0.9
     harness.mechanism.close()
 
 
@@ -84,6 +109,9 @@ def test_free_layers_and_radii_by_pattern() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, free.module.parameters(), strict=True))
     with pytest.raises(ValueError, match="matches no layer"):
         harness_of("mlp", max_norm=[["convolution*", 0.5], ["*", 1.0]])
+    for max_norm in (None, 1.0, [["*", 1.0]]):
+        with pytest.raises(ValueError, match=r"'head' matches no layer.\nHINT: the layers are \['1', '3', '5'\]"):
+            harness_of("mlp", max_norm=max_norm, free_layers=["head"])
 
 
 def test_frozen_layers_are_left_alone() -> None:

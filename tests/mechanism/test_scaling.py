@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from lipdp_lightning.layers import ScaledLinear
 from lipdp_lightning.mechanism.allocation import NoiseBudget
-from lipdp_lightning.mechanism.choice import BatchMax
-from lipdp_lightning.mechanism.radii import Radii, Radius, quantile_step
+from lipdp_lightning.mechanism.radii import BatchMax, Radii, Radius, quantile_step
 from lipdp_lightning.mechanism.scaling import Joint, Layerwise, Scaling
 
 BUDGET = NoiseBudget(0.8, "global", 20)

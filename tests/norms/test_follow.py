@@ -422,13 +422,13 @@ def test_a_limit_that_is_no_radius_is_refused() -> None:
             Follower(slack)
 
 
-def test_a_settled_norm_is_taken_over() -> None:
+def test_a_norm_that_was_renewed_serves_the_next_walk() -> None:
     weight, operator, follower = noise(20, 20), Counting(), Follower()
     asked(follower, weight, operator)
     weight.copy_(torch.eye(20))
-    follower.settle("w", 1.5)
-    assert follower.bound("w") == 1.5 and asked(follower, weight, operator) == pytest.approx(1.5)
-    assert operator.calls == 1
+    follower.renew(["w"])
+    assert follower.bound("w") == pytest.approx(1.0) and asked(follower, weight, operator) == pytest.approx(1.0)
+    assert operator.calls == 2
 
 
 class Named:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lipdp_lightning.norms import strips
 from lipdp_lightning.norms.operators import frobenius_norm
-from lipdp_lightning.norms.strips import STRIP, Reference, changes
+from lipdp_lightning.norms.strips import STRIP, Bounds, Reference, changes
 
 SHAPES = [(1, 1), (STRIP, 512), (STRIP - 1, 513), (STRIP + 1, 511), (40, 3), (64, 1100), (129, 31), (17, 4, 3, 3)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -23,7 +23,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 
 def reference(values: Tensor, factor: float = 1.0) -> Reference:
-    return Reference(values, frobenius_norm(values), factor)
+    return Reference(values, Bounds({}, {}, frobenius_norm(values)), factor)
 
 
 def differences(shape: tuple[int, ...]) -> list[Tensor]:
@@ -96,7 +96,7 @@ def test_rounding_is_covered_for_one_strip(factor: float, shift: float) -> None:
 def test_not_above_the_frobenius_norm_by_more_than_what_the_root_costs() -> None:
     for weight, earlier in cases():
         change, frobenius = changes([(weight, earlier)])[0][0], float(exact(weight, earlier).norm())
-        rounding = 1e-5 * (1 + earlier.frobenius)
+        rounding = 1e-5 * (1 + earlier.bounds.frobenius)
         assert frobenius <= change.frobenius <= frobenius * (1 + 1e-3) + rounding
         assert change.spectral <= frobenius * STRIP ** (1 / 32) * (1 + 1e-3) + rounding
 
@@ -132,7 +132,7 @@ def test_the_scaled_reference_without_its_rounding_fails_the_same_check(monkeypa
     genuine = strips._bounds
 
     def forgetful(top: float, trace: float, weight: Tensor, earlier: Reference, *others: Any) -> strips.Change:
-        return genuine(top, trace, weight, Reference(earlier.values, 0.0, earlier.factor), *others)
+        return genuine(top, trace, weight, Reference(earlier.values, Bounds({}, {}, 0.0), earlier.factor), *others)
 
     monkeypatch.setattr(strips, "_bounds", forgetful)
     assert scalar_violations(0.1, 1e-6) >= 10

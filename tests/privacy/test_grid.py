@@ -12,8 +12,10 @@ import torch
 from private_step import drawn_otherwise
 from torch import Tensor
 
-from lipdp_lightning.mechanism.noise import Mode, Place, StepNoise, Sum, release_
-from lipdp_lightning.privacy.grid import FINENESS_BITS, grid_shift, grid_step, round_to_grid_
+from lipdp_lightning.mechanism.noise import Mode, Place, StepNoise, Sum
+from lipdp_lightning.mechanism.reductions import release_
+from lipdp_lightning.privacy.grid import FINENESS_BITS, grid_shift, grid_step
+from lipdp_lightning.privacy.statistics import round_to_grid_
 
 SECRET = bytes(range(16))
 COUNT = 640

@@ -53,3 +53,24 @@ def test_every_part_of_a_tensor_beyond_a_parts_size_counts(entries: int, monkeyp
     exchanged = torch.cat([values[4096:8192], values[:4096], values[8192:]])
     seen += [digest.of({"w": exchanged}), digest.of({"w": values[:-1]})]
     assert all(a != b for a, b in itertools.combinations(seen, 2))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_every_bit_of_a_state_of_several_dtypes_counts(grad: bool) -> None:
+    """Short tensors are put together, those of one dtype, with large ones between them."""
+    state = {
+        "weight": torch.randn(3, 2, requires_grad=grad), "large": torch.randn(70, 90), "steps": torch.tensor([3, 4]),
+        "bias": torch.randn(2), "mask": torch.tensor([True, False]), "half": torch.randn(4).bfloat16(),
+        "wide": torch.randn(2, dtype=torch.float64), "also wide": torch.randn(1, dtype=torch.float64),
+        "none": torch.zeros(0), "alone": torch.zeros(()),
+    }  # fmt: skip
+    digest = KeyedDigest(KEY)
+    seen = [digest.of(state), digest.of({name: state[name] for name in reversed(state)})]
+    for tensor in state.values():
+        for entry in range(min(3, tensor.numel())):
+            bits = tensor.detach().view(-1).view(torch.uint8)
+            bits[entry * tensor.element_size()] ^= 1
+            seen.append(digest.of(state))
+    weight, bias = state["weight"], state["bias"]
+    seen.append(digest.of(state | {"weight": weight.detach()[:2], "bias": torch.cat([weight.detach()[2], bias])}))
+    assert len(set(seen)) == len(seen) == 3 + 3 + 3 + 2 + 2 + 2 + 3 + 2 + 1 + 1

@@ -14,8 +14,7 @@ import torch
 from scipy import optimize, stats
 from torch import Tensor
 
-from lipdp_lightning.accounting.accountants import epsilon_of
-from lipdp_lightning.accounting.spending import Spending
+from lipdp_lightning.accounting.accountants import Spending, epsilon_of
 from lipdp_lightning.privacy import statistics
 from lipdp_lightning.privacy.keys import derive_key
 from lipdp_lightning.privacy.plan import PrivacyPlan

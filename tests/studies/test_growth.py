@@ -15,7 +15,8 @@ from lipdp_lightning.bench.step_counts import (
     count_certificate,
     memory_lines,
 )
-from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum, release_
+from lipdp_lightning.mechanism.noise import Place, StepNoise, Sum
+from lipdp_lightning.mechanism.reductions import release_
 from lipdp_lightning.studies.gpu_estimate import Assumed, Launches, Passes, Step, count_passes, estimate
 from lipdp_lightning.studies.growth import SERIES, fit, laws_of
 

@@ -15,8 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..registry import Target, module_rule_of, rule
-from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value, full_precision, public_number
+from ..registry import (
+    Bound,
+    Constant,
+    Operation,
+    ParameterUse,
+    Target,
+    Unbounded,
+    Value,
+    full_precision,
+    module_rule_of,
+    public_number,
+    rule,
+)
 from .structure import real
 
 SELU = 1.758100

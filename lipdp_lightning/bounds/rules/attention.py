@@ -7,8 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ..registry import rule
-from ..values import Bound, Constant, Operation, Unbounded, Value, public_number
+from ..registry import Bound, Constant, Operation, Unbounded, Value, public_number, rule
 
 # fused kernels approximate exponentials to 20 units in the last place, and subtract numbers that were made from them
 KERNEL_MARGIN = 1 + 2.0**-15

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from ...norms.conv import Convolution, convolution_axes
 from ...norms.dense import Dense
 from ...norms.operators import Operator
-from ..registry import rule
-from ..values import Bound, Constant, Operation, ParameterUse, Unbounded, Value
+from ..registry import Bound, Constant, Operation, ParameterUse, Unbounded, Value, rule
 
 Weight = Tensor | nn.Parameter
 

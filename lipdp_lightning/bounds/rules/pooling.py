@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..registry import module_rule_of, rule
-from ..values import Bound, Operation, Unbounded, Value, public_number
+from ..registry import Bound, Operation, Unbounded, Value, module_rule_of, public_number, rule
 from .structure import LARGEST_MATRIX, MARGIN, rounded_sum
 
 Size = int | Sequence[int] | None

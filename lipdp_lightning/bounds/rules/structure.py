@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..registry import module_rule_of, rule
-from ..values import (
+from ..registry import (
     BatchNumber,
     Bound,
     Constant,
@@ -24,7 +23,9 @@ from ..values import (
     Value,
     counts_examples,
     full_precision,
+    module_rule_of,
     public_number,
+    rule,
 )
 
 MARGIN = 1 + 1e-9  # covers the rounding of a float64 SVD

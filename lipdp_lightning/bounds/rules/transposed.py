@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...norms.conv import Convolution
-from ..registry import rule
-from ..values import Bound, Operation, Unbounded, Value
+from ..registry import Bound, Operation, Unbounded, Value, rule
 from .linear import _affine, _tensor
 
 

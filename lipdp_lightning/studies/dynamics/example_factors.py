@@ -18,8 +18,7 @@ from ...bounds.certifier import Certifier
 from ...bounds.losses import Loss
 from ...clipping.factors import clip_factors
 from ...layers.scaled import ScaledLayer
-from ...mechanism.choice import scaling_of
-from ...mechanism.radii import Exact, ExactLayerwise
+from ...mechanism.radii import Exact, ExactLayerwise, scaling_of
 from ...privacy.plan import PrivacyPlan
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lipdp_lightning.accounting.events import CHOICE, LedgerEntry
 from lipdp_lightning.curves.discrete_noise import NoiseSource, bernoulli_exp, permute_and_flip, uniform_below
 from lipdp_lightning.key_streams import CounterStream
+from lipdp_lightning.studies.pure.mixed_ledger import CHOICE, PureEntry
 
 Choice = Callable[[CounterStream, Sequence[int], int, float], int]
 _UNIT = 1 << 16  # the integer that a sensitivity of one becomes
@@ -53,9 +53,9 @@ def choose(
     return mechanism(source.stream(), whole, _UNIT + 1, epsilon)
 
 
-def choice_entry(epsilon: float, count: int = 1, label: str = "choice") -> LedgerEntry:
+def choice_entry(epsilon: float, count: int = 1, label: str = "choice") -> PureEntry:
     """Returns the ledger's entry of choices that are epsilon-DP for adding or removing one example."""
-    return LedgerEntry(CHOICE, 1 / epsilon, 1.0, count, label)
+    return PureEntry(CHOICE, 1 / epsilon, 1.0, count, label)
 
 
 def frank_wolfe(

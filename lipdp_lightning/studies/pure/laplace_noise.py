@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lipdp_lightning.accounting.accountants import epsilon_of
-from lipdp_lightning.accounting.events import LAPLACE, SUBSAMPLED_LAPLACE, LedgerEntry
 from lipdp_lightning.curves.discrete_noise import NoiseSource, discrete_laplace, exact_scale
 from lipdp_lightning.studies.pure.absolute_sums import AbsoluteBound
+from lipdp_lightning.studies.pure.mixed_ledger import LAPLACE, SUBSAMPLED_LAPLACE, PureEntry, mixed_epsilon
 
 _ROUNDING = 2.0**-10  # the share of a sensitivity that rounding sums to the grid may add
 
@@ -70,10 +69,10 @@ def _released(sums: Tensor, step: float, scale: Fraction, source: NoiseSource) -
     return torch.from_numpy(noisy * step).reshape(sums.shape)
 
 
-def laplace_entry(multiplier: float, sample_rate: float, steps: int, label: str = "Laplace noise") -> LedgerEntry:
+def laplace_entry(multiplier: float, sample_rate: float, steps: int, label: str = "Laplace noise") -> PureEntry:
     """Returns the ledger's entry of releases with scales of `laplace_scales`."""
     name = LAPLACE if sample_rate == 1 else SUBSAMPLED_LAPLACE
-    return LedgerEntry(name, multiplier, sample_rate, steps, label)
+    return PureEntry(name, multiplier, sample_rate, steps, label)
 
 
 def laplace_multiplier(epsilon: float, delta: float, count: int = 1, sample_rate: float = 1.0) -> float:
@@ -86,7 +85,7 @@ def laplace_multiplier(epsilon: float, delta: float, count: int = 1, sample_rate
     name = LAPLACE if sample_rate == 1 else SUBSAMPLED_LAPLACE
 
     def met(multiplier: float) -> bool:
-        return epsilon_of("pld", [LedgerEntry(name, multiplier, sample_rate, count)], delta).epsilon <= epsilon
+        return mixed_epsilon([PureEntry(name, multiplier, sample_rate, count)], delta) <= epsilon
 
     high = 1.0
     while not met(high):

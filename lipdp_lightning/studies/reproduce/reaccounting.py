@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lipdp_lightning.accounting.accountants import ADD_REMOVE, PrivacyBound, epsilon_of, warn_of_disagreement
-from lipdp_lightning.accounting.calibrate import TOLERANCE, Search, check_target, privacy_bound
+from lipdp_lightning.accounting.accountants import ADD_REMOVE, PrivacyBound, epsilon_of
 from lipdp_lightning.accounting.events import MOST_STEPS, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.budget.calibrate import TOLERANCE, Search, check_target, privacy_bound, warn_of_disagreement
 
 LAYERS = 2
 # ends and middle of the search spaces of 000, table 3

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from lipdp_lightning.accounting.accountants import epsilon_of
 from lipdp_lightning.curves.discrete_noise import NoiseSource, permute_and_flip
 from lipdp_lightning.studies.pure.absolute_sums import AbsoluteBound, Sizes
 from lipdp_lightning.studies.pure.choices import choice_entry, choose, exponential_mechanism, frank_wolfe
@@ -20,6 +19,7 @@ from lipdp_lightning.studies.pure.laplace_noise import (
     laplace_release,
     laplace_scales,
 )
+from lipdp_lightning.studies.pure.mixed_ledger import mixed_epsilon
 
 BOUNDS = [AbsoluteBound("first", 2, Sizes(3.0, 1.0)), AbsoluteBound("second", 1, Sizes(0.5, 0.5))]
 
@@ -129,8 +129,8 @@ def test_frank_wolfe_finds_the_few_coordinates_that_matter_and_stays_in_the_ball
     assert float(weights.abs().sum()) <= 6 + 1e-9
     assert weights[3] > 1 and weights[7] < -1
     ledger = [choice_entry(0.2, 12), laplace_entry(10.0, 1.0, 1)]
-    assert epsilon_of("pld", ledger, 1e-12).epsilon == pytest.approx(12 * 0.2 + 0.1, rel=1e-3)
-    assert epsilon_of("pld", ledger, 1e-3).epsilon < 2.2
+    assert mixed_epsilon(ledger, 1e-12) == pytest.approx(12 * 0.2 + 0.1, rel=1e-3)
+    assert mixed_epsilon(ledger, 1e-3) < 2.2
     with pytest.raises(ValueError, match="HINT"):
         choose([1.0], 0.0, 1.0, source(6))
 
@@ -140,5 +140,5 @@ def test_the_multiplier_meets_its_epsilon() -> None:
     assert laplace_multiplier(0.5, 0.0, 4) == 8.0
     for delta, count, rate in ((1e-5, 100, 1.0), (1e-5, 100, 0.1)):
         found = laplace_multiplier(1.0, delta, count, rate)
-        assert epsilon_of("pld", [laplace_entry(found, rate, count)], delta).epsilon <= 1.0
-        assert epsilon_of("pld", [laplace_entry(found * 0.99, rate, count)], delta).epsilon > 1.0
+        assert mixed_epsilon([laplace_entry(found, rate, count)], delta) <= 1.0
+        assert mixed_epsilon([laplace_entry(found * 0.99, rate, count)], delta) > 1.0

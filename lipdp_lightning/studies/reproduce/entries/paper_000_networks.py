@@ -73,7 +73,7 @@ def configuration(network: str, groups: int, arm: str, seed: int, epochs: float)
 
 
 def _multiplier(epochs: float) -> float:
-    from lipdp_lightning.accounting.calibrate import calibrate_noise, steps_for_epochs
+    from lipdp_lightning.budget.calibrate import calibrate_noise, steps_for_epochs
 
     rate = BATCH / 60_000
     return calibrate_noise(EPSILON, DELTA, rate, steps_for_epochs(epochs, 60_000, BATCH))[0]

@@ -33,7 +33,7 @@ def run(cell: Cell) -> Row:
     import torch
 
     from lipdp_lightning.accounting.accountants import epsilon_of
-    from lipdp_lightning.accounting.calibrate import calibrate_noise
+    from lipdp_lightning.budget.calibrate import calibrate_noise
     from lipdp_lightning.studies import convex_baselines as baselines
 
     seed, method = int(number(cell["seed"])), str(cell["method"])

@@ -61,12 +61,14 @@ def run(cell: Cell) -> Row:
 def _multiplier(method: str, steps: int) -> tuple[float, float]:
     """Returns the noise multiplier, or the inverse epsilon of one choice, and the epsilon of all steps at DELTA."""
     from lipdp_lightning.accounting.accountants import epsilon_of
-    from lipdp_lightning.accounting.events import CHOICE, GAUSSIAN, LAPLACE, LedgerEntry
-
-    name = {"Gaussian": GAUSSIAN, "Laplace": LAPLACE}.get(method, CHOICE)
+    from lipdp_lightning.accounting.events import GAUSSIAN, LedgerEntry
+    from lipdp_lightning.studies.pure.mixed_ledger import CHOICE, LAPLACE, PureEntry, mixed_epsilon
 
     def spent(multiplier: float) -> float:
-        return epsilon_of("pld", [LedgerEntry(name, multiplier, 1.0, steps)], DELTA).epsilon
+        if method == "Gaussian":
+            return epsilon_of("pld", [LedgerEntry(GAUSSIAN, multiplier, 1.0, steps)], DELTA).epsilon
+        name = LAPLACE if method == "Laplace" else CHOICE
+        return mixed_epsilon([PureEntry(name, multiplier, 1.0, steps)], DELTA)
 
     low, high = 0.1, 1.0
     while spent(high) > EPSILON:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipdp_lightning.mechanism.projection import (
+from lipdp_lightning.norm_balls import (
     KINDS,
     Bjorck,
     Clip,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lipdp_lightning.bounds.certifier import certify
 from lipdp_lightning.callbacks import ParameterAveraging
 from lipdp_lightning.layers import MaxMin
-from lipdp_lightning.mechanism.projection import KINDS, standardize
+from lipdp_lightning.norm_balls import KINDS, standardize
 
 
 class Pictures(Blobs):

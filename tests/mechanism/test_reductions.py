@@ -1,4 +1,4 @@
-"""The release of sums while a backward pass runs: lipdp_lightning/mechanism/overlap.py."""
+"""The release of sums while a backward pass runs: lipdp_lightning/mechanism/reductions.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipdp_lightning.mechanism import overlap as module
-from lipdp_lightning.mechanism.noise import StepNoise, Sum, release_
-from lipdp_lightning.mechanism.overlap import Overlap, buckets_of
+from lipdp_lightning.mechanism import reductions as module
+from lipdp_lightning.mechanism.noise import StepNoise, Sum
+from lipdp_lightning.mechanism.reductions import Overlap, buckets_of, release_
 
 NOISE = StepNoise(bytes(range(32)), share=0.5)
 DEVIATIONS = (1.0, 2.0, 0.5, 3.0)

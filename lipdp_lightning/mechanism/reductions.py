@@ -1,4 +1,4 @@
-"""Adds a step's noisy sums up over processes while the backward pass that forms them still runs."""
+"""Adds a step's noisy sums up over processes, after the backward pass that forms them or while it still runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,88 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .noise import StepNoise, Sum, complete_, joined, write_back
+from .noise import StepNoise, Sum, check_deviations, complete_
+
+Reduce = Callable[..., None]
+"""Sums a float64 tensor over all processes, in place; a rank as second argument is the only one that needs the sum."""
 
 BeginSum = Callable[[Tensor], Callable[[], object]]
 """Begins to sum a float64 tensor over all processes, in place, and returns what waits for the sum."""
 
 BUCKET = 25 << 20  # bytes of float64 from which on a bucket is summed
+
+
+def owners_of(sizes: Sequence[int], world_size: int) -> tuple[int, ...]:
+    """Returns the rank that owns each parameter: the largest first, each to the rank that has least so far."""
+    loads, owners = [0] * world_size, [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        owners[index] = min(range(world_size), key=lambda rank: (loads[rank], rank))
+        loads[owners[index]] += sizes[index]
+    return tuple(owners)
+
+
+def release_(
+    sums: Sequence[Sum],
+    noise: StepNoise,
+    reduce: Reduce | None = None,
+    replicated: bool = False,
+    owners: Sequence[int] = (),
+    rank: int = 0,
+) -> None:
+    """Replaces each sum by its release, grid(sum over processes + noise) / divisor, in place.
+
+    What a process hands over is on the grid already, so that the sum over processes is exact, on the grid, and the same
+    in any order.
+
+    Args:
+        sums: The sums of a step; each is replaced by its release.
+        noise: The noise of this process in this step.
+        reduce: Sums a tensor over processes; None if there is one process.
+        replicated: Whether the noise is added to the reduced sum rather than to each process's part of it.
+        owners: The ranks that receive the releases of the first sums; all ranks receive those of the others. A rank
+            leaves a sum that it does not own as it was.
+        rank: The rank of this process.
+
+    Raises:
+        ValueError: if a deviation is not finite and at least 0.
+    """
+    numbered = dict(enumerate(sums))
+    if reduce is None:
+        complete_(numbered, noise)
+        return
+    check_deviations(sums)  # on every process, before anything is sent
+    for owner in sorted(set(owners)):
+        own = {number: numbered.pop(number) for number, of in enumerate(owners) if of == owner}
+        _release_together(own, noise, lambda whole, to=owner: reduce(whole, to), replicated, owner == rank)
+    _release_together(numbered, noise, reduce, replicated)
+
+
+def _release_together(
+    sums: Mapping[int, Sum], noise: StepNoise, reduce: Reduce, replicated: bool, is_mine: bool = True
+) -> None:
+    """Releases the sums of these numbers by one reduction; who does not need them only takes part in it."""
+    whole, noisy = joined(sums)
+    if not replicated:
+        complete_(noisy, noise)
+    reduce(whole)
+    if not is_mine:
+        return
+    if replicated:
+        complete_(noisy, noise)
+    write_back(sums, noisy)
+
+
+def joined(sums: Mapping[int, Sum]) -> tuple[Tensor, dict[int, Sum]]:
+    """Returns the totals of these sums as one vector in float64, and each part of it as a sum of the same number."""
+    whole = torch.cat([one.total() for one in sums.values()])
+    segments = whole.split_with_sizes([one.values.numel() for one in sums.values()])
+    return whole, {number: Sum(part, sums[number].deviation) for number, part in zip(sums, segments, strict=True)}
+
+
+def write_back(sums: Mapping[int, Sum], noisy: Mapping[int, Sum]) -> None:
+    """Writes the noisy sums over all processes, divided, over the values of the sums."""
+    for number, one in sums.items():
+        one.values.copy_((noisy[number].values * (1.0 / one.divisor)).view(one.values.shape))
 
 
 class Overlap:

@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 from lipdp_lightning.accounting.accountants import epsilon_of
-from lipdp_lightning.accounting.events import CHOICE, LAPLACE, SUBSAMPLED_GAUSSIAN, SUBSAMPLED_LAPLACE, LedgerEntry
-from lipdp_lightning.accounting.privacy_curves import MixedCurve, collect
+from lipdp_lightning.accounting.events import SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.accounting.privacy_curves import collect
+from lipdp_lightning.studies.pure.mixed_ledger import (
+    CHOICE,
+    LAPLACE,
+    SUBSAMPLED_LAPLACE,
+    MixedCurve,
+    PureEntry,
+    mixed_epsilon,
+)
 
 
 def density(points: np.ndarray, shift: float, scale: float) -> np.ndarray:
@@ -29,17 +37,17 @@ def in_the_plane(shift: tuple[float, float], scale: float, rate: float, epsilon:
     )
 
 
-def entry(scale: float, rate: float = 1.0, count: int = 1) -> LedgerEntry:
-    return LedgerEntry(LAPLACE if rate == 1 else SUBSAMPLED_LAPLACE, scale, rate, count)
+def entry(scale: float, rate: float = 1.0, count: int = 1) -> PureEntry:
+    return PureEntry(LAPLACE if rate == 1 else SUBSAMPLED_LAPLACE, scale, rate, count)
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
 def test_one_release_has_the_closed_form(scale: float) -> None:
     for epsilon in (0.1 / scale, 0.5 / scale, 0.9 / scale):
         delta = -math.expm1((epsilon - 1 / scale) / 2)
-        stated = epsilon_of("pld", [entry(scale)], delta).epsilon
+        stated = mixed_epsilon([entry(scale)], delta)
         assert epsilon * (1 - 1e-9) <= stated <= epsilon * 1.001
-    assert epsilon_of("pld", [entry(scale)], 1e-9).epsilon == pytest.approx(1 / scale, rel=1e-3)
+    assert mixed_epsilon([entry(scale)], 1e-9) == pytest.approx(1 / scale, rel=1e-3)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.3])
@@ -63,8 +71,8 @@ def test_queries_on_one_sample_join_by_inverses_and_not_by_their_squares() -> No
 
 
 def test_choices_add_up_and_are_no_more_than_their_sum() -> None:
-    assert epsilon_of("pld", [LedgerEntry(CHOICE, 2.0, 1.0, 3)], 1e-12).epsilon == pytest.approx(1.5, rel=1e-3)
-    many = epsilon_of("pld", [LedgerEntry(CHOICE, 20.0, 1.0, 400)], 1e-5).epsilon
+    assert mixed_epsilon([PureEntry(CHOICE, 2.0, 1.0, 3)], 1e-12) == pytest.approx(1.5, rel=1e-3)
+    many = mixed_epsilon([PureEntry(CHOICE, 20.0, 1.0, 400)], 1e-5)
     assert 400 * (math.exp(0.05) - 1) / (math.exp(0.05) + 1) * 0.05 < many < 400 * 0.05
     # randomised response of 400 rounds, exactly: the loss is 0.05 (400 - 2 K) for binomial K
     from scipy.stats import binom
@@ -77,22 +85,30 @@ def test_choices_add_up_and_are_no_more_than_their_sum() -> None:
 
 def test_a_mixed_ledger_costs_more_than_either_part_and_less_than_both() -> None:
     steps, extra = LedgerEntry(SUBSAMPLED_GAUSSIAN, 2.0, 0.01, 1000), entry(20.0)
-    alone, joined = (epsilon_of("pld", ledger, 1e-5).epsilon for ledger in ([steps], [steps, extra]))
+    alone, joined = epsilon_of("pld", [steps], 1e-5).epsilon, mixed_epsilon([steps, extra], 1e-5)
     assert alone < joined < alone + 0.05
     assert MixedCurve([steps], False).delta_at(alone) == pytest.approx(1e-5, rel=0.02)
 
 
-def test_every_accountant_answers_and_a_replacement_costs_twice() -> None:
-    for name in ("pld", "rdp", "prv"):
-        assert epsilon_of(name, [entry(1.0)], 1e-9).epsilon == pytest.approx(1.0, rel=1e-3)
-    assert epsilon_of("pld", [entry(1.0)], 1e-9, "replace_one").epsilon == pytest.approx(2.0, rel=1e-3)
-    choice = LedgerEntry(CHOICE, 1.0, 1.0, 1)
-    assert epsilon_of("pld", [choice], 1e-9, "replace_one").epsilon == pytest.approx(2.0, rel=1e-3)
+def test_a_replacement_costs_twice() -> None:
+    assert mixed_epsilon([entry(1.0)], 1e-9, "replace_one") == pytest.approx(2.0, rel=1e-3)
+    choice = PureEntry(CHOICE, 1.0, 1.0, 1)
+    assert mixed_epsilon([choice], 1e-9, "replace_one") == pytest.approx(2.0, rel=1e-3)
     with pytest.raises(ValueError, match="HINT"):
-        epsilon_of("pld", [entry(1.0, 0.1)], 1e-9, "replace_one")
+        mixed_epsilon([entry(1.0, 0.1)], 1e-9, "replace_one")
+    for wrong in ((0.0, "add_remove"), (1e-6, "replace_two")):
+        with pytest.raises(ValueError, match="HINT"):
+            mixed_epsilon([choice], *wrong)
 
 
-def test_laplace_entries_are_never_counted_as_gaussian_ones() -> None:
-    with pytest.raises(AssertionError, match="not Gaussian"):
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "prv"])
+def test_laplace_entries_are_never_counted_as_gaussian_ones(accountant: str) -> None:
+    with pytest.raises(ValueError, match="not Gaussian"):
         collect([entry(1.0)])
-    assert epsilon_of("pld", [entry(0.0)], 1e-5).epsilon == math.inf
+    with pytest.raises(ValueError, match="not Gaussian"):
+        epsilon_of(accountant, [LedgerEntry(SUBSAMPLED_GAUSSIAN, 2.0, 0.01, 1000), entry(1.0)], 1e-5)
+    with pytest.raises(ValueError, match="mechanism"):
+        LedgerEntry(LAPLACE, 1.0, 1.0, 1)
+    with pytest.raises(ValueError, match="every example"):
+        PureEntry(CHOICE, 1.0, 0.5, 1)
+    assert mixed_epsilon([entry(0.0)], 1e-5) == math.inf and mixed_epsilon([], 1e-5) == 0.0

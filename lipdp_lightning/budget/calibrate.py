@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from lipdp_lightning.accounting.accountants import (
     ADD_REMOVE,
     AccountantFallbackWarning,
     PrivacyBound,
+    answer_by,
     epsilon_of,
-    warn_of_disagreement,
 )
 from lipdp_lightning.accounting.events import SMALLEST_EPSILON, SUBSAMPLED_GAUSSIAN, LedgerEntry
+from lipdp_lightning.accounting.privacy_curves import collect
 from lipdp_lightning.bound_text import upper_text
 
 TOLERANCE = 1e-3
 SMALLEST_NOISE = 0.05
 LARGEST_NOISE = 1e6
+NOTICEABLE = 0.01  # the largest relative difference of two accountants' epsilons that causes no warning
+
+
+class AccountantDisagreementWarning(UserWarning):
+    """Warns that two accountants' epsilons for the same releases differ by more than a hundredth."""
 
 
 def steps_for_epochs(epochs: float, dataset_size: int, expected_batch_size: float) -> int:
@@ -188,3 +194,51 @@ def check_target(epsilon: float, tolerance: float, delta: float, sample_rate: fl
         problems.append(f"tolerance {tolerance} is not in (0, 1).")
     if problems:
         raise ValueError("\n".join([*problems, "HINT: use for example epsilon=3, delta below 1/N, sample_rate=0.004."]))
+
+
+# ---- a second accountant's answer, which shows the error of one library
+
+
+def warn_of_disagreement(
+    bound: PrivacyBound,
+    entries: Iterable[LedgerEntry],
+    delta: float,
+    adjacency: str = ADD_REMOVE,
+    max_examples_per_unit: int = 1,
+) -> None:
+    """Asks another accountant for the same epsilon, and warns with both numbers if they differ by over 1 %.
+
+    PLD checks PRV and RDP. PRV checks PLD if both account for the relation exactly; a bracket that contains the other
+    number agrees with it. Otherwise RDP checks PLD: its bound is looser by nature, so it disagrees only if it is the
+    smaller one.
+    """
+    if not 0 < bound.epsilon < math.inf:
+        return
+    releases = collect(entries)
+    exact = adjacency == ADD_REMOVE and max_examples_per_unit == 1
+    for name in ("pld", "prv", "rdp"):
+        if name == bound.accountant or (name == "prv" and not exact):
+            continue
+        other = answer_by(name, releases, delta, adjacency, max_examples_per_unit)
+        if other is not None:
+            if _apart(bound, other):
+                warnings.warn(_disagreement(bound, other), AccountantDisagreementWarning, stacklevel=3)
+            return
+
+
+def _apart(bound: PrivacyBound, other: PrivacyBound) -> bool:
+    if other.accountant == "rdp" and other.epsilon >= bound.epsilon:
+        return False
+    low, high = (other.lower, other.upper) if other.lower > 0 else (other.epsilon, other.epsilon)
+    gap = max(low - bound.epsilon, bound.epsilon - high)
+    return gap > NOTICEABLE * min(bound.epsilon, other.epsilon)
+
+
+def _disagreement(bound: PrivacyBound, other: PrivacyBound) -> str:
+    text = (
+        f"epsilon is {upper_text(bound.epsilon)} by {bound.accountant} and {upper_text(other.epsilon)} by "
+        f"{other.accountant}, for the same releases; the first is what is stated."
+    )
+    if bound.epsilon < other.epsilon:
+        return f"{text}\nHINT: one of them errs; publish the larger one, and report these settings to the project."
+    return f"{text}\nHINT: use accountant {other.accountant}"

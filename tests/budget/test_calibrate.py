@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lipdp_lightning.accounting.accountants import AccountantFallbackWarning
-from lipdp_lightning.accounting.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
+from lipdp_lightning.budget.calibrate import calibrate_noise, privacy_bound, steps_for_epochs
 from lipdp_lightning.studies.reproduce.reaccounting import steps_for
 
 
