@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..kernels.normals import SECURE_SAMPLES
 from ..kernels.normals import release_ as release_one_
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key
 from .step_errors import Mode, check_request, deviations_without_bound
 
-SECURE_SAMPLES = 4  # a square, so that the scale 1/sqrt(4) is exact
 _SHARED, _OWNERS = b"every rank", b"the owner of each parameter"
 
 

@@ -228,7 +228,7 @@ class Mechanism:
             if seal is not None:
                 self._agreed = seal(digest_of(self.digest, *contribution) if self._sealed else self.digest)
             self._release(sums, self._noise_of(step), reduce)
-        self.scaling.learn(numbers, sums[-1].values)
+        self._learn(numbers, sums[-1].values)
         for parameter, owner in self.owners.items():
             if owner != self.place.rank:  # its sum was not released here, and its owner updates it
                 parameter.grad = None
@@ -312,6 +312,9 @@ class Mechanism:
         parts = {f"sum {number}": one.values for number, one in enumerate(sums)}
         parts |= {f"apart {number}": one.apart for number, one in enumerate(sums) if one.apart is not None}
         return self._contributed.begin(parts)
+
+    def _learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
+        self.scaling.learn(numbers, noisy_votes)
 
     def _noise_of(self, step: int) -> StepNoise:
         return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure, self._grid)
