@@ -57,8 +57,8 @@ class PrivacyAccountant(Callback):
             self._in_bar = self.epsilon
             # in float64, since rounding to float32 could give less than the bound
             module.log("epsilon", torch.tensor(self.epsilon, dtype=torch.float64), prog_bar=True, logger=False)
-        every = self._every or trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if trainer.global_step % every == 0 or steps == planned:
+        every = self._every or trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 where nothing is to be logged
+        if (every and trainer.global_step % every == 0) or steps == planned:
             for logger in trainer.loggers:
                 logger.log_metrics({"privacy/epsilon": self.epsilon}, step=trainer.global_step)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 import lightning
@@ -12,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from lipdp_lightning.bound_text import ShownBound
-from lipdp_lightning.report.formats import clean_text
+from lipdp_lightning.report.formats import clean_text, format_duration
+from lipdp_lightning.training.progress_note import Pace
 
 LINES_PER_RUN = 20
 
@@ -37,7 +37,7 @@ class PrivateProgressBar(ProgressBar):
         self._enabled = True
         self._bar: Progress | None = None
         self._written = -1
-        self._began = (0.0, 0)
+        self._pace = Pace(0)
         self._last: dict[str, float] = {}
 
     def disable(self) -> None:
@@ -58,7 +58,7 @@ class PrivateProgressBar(ProgressBar):
         return metrics
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        self._last, self._written, self._began = {}, -1, (time.monotonic(), trainer.global_step)
+        self._last, self._written, self._pace = {}, -1, Pace(trainer.global_step)
         if not (self._enabled and trainer.is_global_zero and sys.stdout.isatty()):
             return
         columns = (MofNCompleteColumn(), TextColumn("{task.description}", markup=False), _Rate())
@@ -99,14 +99,12 @@ class PrivateProgressBar(ProgressBar):
             self._bar.update(self._bar.task_ids[0], completed=trainer.global_step, description=shown)
         elif trainer.global_step != self._written:
             self._written = trainer.global_step
-            sys.stdout.write(f"step {trainer.global_step}/{trainer.max_steps}  {shown}{self._pace(trainer)}\n")
+            sys.stdout.write(f"step {trainer.global_step}/{trainer.max_steps}  {shown}{self._written_pace(trainer)}\n")
             sys.stdout.flush()
 
-    def _pace(self, trainer: lightning.Trainer) -> str:
+    def _written_pace(self, trainer: lightning.Trainer) -> str:
         """Returns the rate since the run was started or continued, and the time that the other steps take at it."""
-        began, first = self._began
-        seconds, steps = time.monotonic() - began, trainer.global_step - first
-        if steps < 1 or seconds <= 0:
+        rate = self._pace.rate(trainer.global_step)
+        if rate is None:
             return ""
-        left = round((trainer.max_steps - trainer.global_step) * seconds / steps)
-        return f"  {steps / seconds:.3g} steps/s  {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+        return f"  {rate:.3g} steps/s  {format_duration((trainer.max_steps - trainer.global_step) / rate)} left"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import lightning
@@ -17,10 +17,10 @@ from lipdp_lightning.forecast.forecasts import signal_columns
 from lipdp_lightning.report.show import show
 from lipdp_lightning.report.tables import certificate_table, norm_caution, plan_table
 from lipdp_lightning.training.module import PrivateModule
+from lipdp_lightning.training.progress_note import ProgressNote
 from lipdp_lightning.training.public_numbers import group_rows
 from lipdp_lightning.training.run_directory import RunDirectory
 
-SIGN_OF_LIFE = 10.0  # seconds between two notes of the progress
 NO_METRIC = "none: no row is held out (data.init_args.validation_fraction, or a validation loader)"
 """The words in the table before the first step if nothing will tell how good the model is."""
 
@@ -29,11 +29,16 @@ class RunFiles(Callback):
     """Claims the run directory, prints numbers derived from the plan, and keeps run.json and progress.json up to date.
 
     The run is finished when the plan's steps are spent. If it stops earlier, it can be continued.
+
+    Args:
+        directory: the run directory.
+        config: the resolved configuration.
+        held_out: the names of metrics of held-out rows, beside those that begin with validation/.
     """
 
-    def __init__(self, directory: RunDirectory, config: str = "") -> None:
-        self.directory, self.config = directory, config
-        self._noted: tuple[float, float | None] = (-math.inf, None)
+    def __init__(self, directory: RunDirectory, config: str = "", held_out: Sequence[str] = ()) -> None:
+        self.directory, self.config, self.held_out = directory, config, tuple(held_out)
+        self._note: ProgressNote | None = None
         self._began: float | None = None
         self.forecast: Forecast | None = None
         self.verdict = ""
@@ -62,6 +67,8 @@ class RunFiles(Callback):
         if plan.certified:
             facts["epsilon"] = strategy.spending.guarantee().epsilon + planned_beside_training(trainer)
         shown = {k: v for k, v in facts.items() if v not in (None, (), [], False, "") or k == "certified"}
+        reason = shown.pop("scaling_reason", "")  # by itself, since a long value makes the table wide
+        why = f"why this scaling: {reason}\n\n" if reason else ""
         if strategy.where_rows_are:
             shown["training rows"] = strategy.where_rows_are
         if not getattr(trainer.datamodule, "holds_rows_out", True):  # type: ignore[attr-defined]
@@ -69,33 +76,31 @@ class RunFiles(Callback):
         rows = [row | signal_columns(self.forecast, row["name"]) for row in group_rows(mechanism)]
         verdict = f"forecast: {self.verdict}\n\n" if self.verdict else ""
         caution = f"{caution}\n\n" if (caution := norm_caution(rows)) else ""
-        show(f"{plan_table(shown)}\n\n{certificate_table(rows)}\n\n{caution}{verdict}")
+        show(f"{plan_table(shown)}\n\n{why}{certificate_table(rows)}\n\n{caution}{verdict}")
         hyperparameters = {"privacy_plan": facts, **(yaml.safe_load(self.config) or {})}
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         self._began = time.monotonic()
+        self._note = (
+            ProgressNote(self.directory, _strategy(trainer), trainer.global_step) if trainer.is_global_zero else None
+        )
 
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Notes the epsilon before the step that spends it, so that the note is an upper bound at any moment."""
-        if not trainer.is_global_zero:
-            return
-        strategy, epsilon, guarantee = _strategy(trainer), None, None
-        assert strategy.plan is not None
-        if strategy.plan.certified:
-            beside = planned_beside_training(trainer)
-            guarantee = strategy.spending.guarantee().epsilon + beside
-            epsilon = strategy.spending.shown(strategy.branches.spent(trainer.global_step + 1)) + beside
-        now = time.monotonic()
-        if epsilon == self._noted[1] and now - self._noted[0] < SIGN_OF_LIFE:
-            return
-        self._noted = (now, epsilon)
-        held_out = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("validation/")}
-        metrics = {k: v for k, v in held_out.items() if math.isfinite(v)}
-        self.directory.note_progress({"epsilon_taken": epsilon, "epsilon": guarantee, "metrics": metrics})
+        """Notes the progress."""
+        if self._note is not None:
+            self._note.before_step(
+                trainer.global_step, lambda: self._metrics(trainer), lambda: planned_beside_training(trainer)
+            )
+
+    def _metrics(self, trainer: lightning.Trainer) -> dict[str, float]:
+        """Returns the metrics of held-out rows under the names that they have in a report."""
+        found = {k: float(v) for k, v in trainer.callback_metrics.items()}
+        own = {f"validation/{name}": found[name] for name in self.held_out if name in found}
+        return {k: v for k, v in found.items() if k.startswith("validation/")} | own
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         finished = trainer.global_step >= _strategy(trainer).branches.limit()

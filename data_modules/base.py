@@ -69,6 +69,7 @@ class PrivateDataModule(lightning.LightningDataModule):
     task: str
     declared_size: int
     num_classes: int | None = None
+    class_names: tuple[str, ...] | None = None  # in the order of the labels, if they have names
     target_bound: float | None = None
     # a bound on a row's norm that follows from the declarations; the user may clip to a smaller one
     input_bound: float | None = None
@@ -344,6 +345,10 @@ class PrivateDataModule(lightning.LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Batch]:
         """Returns the rows of `test_dataloader`."""
         return self.test_dataloader()
+
+    def in_units(self, targets: Tensor) -> Tensor:
+        """Returns targets or predictions of a regression in the units in which the label was declared."""
+        return targets
 
     def transform_batch(self, x: Tensor) -> Tensor:
         """Returns `x * scale + offset` for bytes, with public constants; floats are returned unchanged."""

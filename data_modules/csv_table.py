@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from lipdp_lightning.data_modules.base import GroupedRows, Rows
 from lipdp_lightning.data_modules.declaration import Declaration
 from lipdp_lightning.data_modules.declared_rows import DeclaredRows, GivenRows
-from lipdp_lightning.data_modules.encoding import RawTable, encode, group_names, match_columns
+from lipdp_lightning.data_modules.encoding import RawTable, encode, encode_features, group_names, match_columns
 from lipdp_lightning.data_modules.found_files import kind_of, read_text, refusal
+from lipdp_lightning.data_modules.frames import column_names, read_columns
 from lipdp_lightning.data_modules.poisson import OnDevice
 from lipdp_lightning.data_modules.schema import ClassLabel, TableSchema
 from lipdp_lightning.data_modules.splits import Split
@@ -20,7 +23,7 @@ from lipdp_lightning.data_modules.table_cells import stripped
 from lipdp_lightning.extras import imported
 
 
-def read_csv(path: Path, schema: TableSchema) -> RawTable:
+def read_csv(path: Path, schema: TableSchema, labelled: bool = True) -> RawTable:
     """Returns the file's columns as text. Blank and comment lines hold no record; a ragged row is an error."""
     lines: Iterator[str] = io.StringIO(read_text(path, schema.encoding), newline="")
     if schema.comment is not None:
@@ -43,8 +46,10 @@ def read_csv(path: Path, schema: TableSchema) -> RawTable:
     first = [name.strip() for name in numbered[0][1]] if numbered else []
     if numbered and (header is None or first == list(header)):  # some copies of a file have a header, others do not
         header, numbered = first, numbered[1:]
+    elif header is not None and not labelled and len(first) == len(header) - 1:
+        header = [name for name in header if name != schema.label.name]
     # a file of another kind is recognised by its first line, so this comes before the lack of rows
-    names = [] if header is None else match_columns(path, list(header), schema)
+    names = [] if header is None else match_columns(path, list(header), schema, labelled)
     if not numbered:
         raise refusal(f"{path} has no rows", "the download or export was cut off: fetch it again")
     ragged = [(line, len(row)) for line, row in numbered if len(row) != len(names)]
@@ -61,7 +66,7 @@ def read_csv(path: Path, schema: TableSchema) -> RawTable:
     return RawTable(path, columns, [line for line, _ in numbered])
 
 
-def read_parquet(path: Path, schema: TableSchema) -> RawTable:
+def read_parquet(path: Path, schema: TableSchema, labelled: bool = True) -> RawTable:
     """Returns the columns of a Parquet file, if pyarrow is installed; rows are numbered from 1."""
     if not path.is_file():
         raise refusal(f"there is no file {path}", "check the path")
@@ -79,14 +84,27 @@ def read_parquet(path: Path, schema: TableSchema) -> RawTable:
         table = parquet.read_table(path)
     except (ValueError, OSError, NotImplementedError):  # pyarrow's own errors derive from these
         raise refusal(f"{path} is a damaged Parquet file", "write it again") from None
-    names = match_columns(path, list(table.column_names), schema)
+    names = match_columns(path, list(table.column_names), schema, labelled)
     columns = dict(zip(names, map(stripped, (column.to_pylist() for column in table.columns)), strict=True))
     return RawTable(path, columns, range(1, table.num_rows + 1))
 
 
-def read_table(path: Path, schema: TableSchema) -> RawTable:
-    """Reads a file named `.parquet` as Parquet and any other as CSV."""
-    return read_parquet(path, schema) if path.suffix == ".parquet" else read_csv(path, schema)
+def read_table(path: Path, schema: TableSchema, labelled: bool = True) -> RawTable:
+    """Reads a file named `.parquet` as Parquet and any other as CSV.
+
+    Args:
+        path: the file.
+        schema: the declaration.
+        labelled: whether the file must hold the label and the group; otherwise it may.
+    """
+    return (read_parquet if path.suffix == ".parquet" else read_csv)(path, schema, labelled)
+
+
+def table_in_memory(frame: Any, name: str, schema: TableSchema, labelled: bool = True) -> RawTable:
+    """Returns the cells of a DataFrame; errors name a row by its position and show no cell."""
+    names = match_columns(name, column_names(frame), schema, labelled)
+    columns = dict(zip(names, read_columns(frame), strict=True))
+    return RawTable(name, columns, range(len(next(iter(columns.values())))), shows_values=False)
 
 
 class SchemaTable(DeclaredRows):
@@ -107,6 +125,17 @@ class SchemaTable(DeclaredRows):
     def load_test(self) -> Rows | None:
         table = self.table("test")
         return None if table is None else encode(table, self.schema)
+
+    def features_of(self, table: Any) -> tuple[Tensor, list[int]]:
+        """Returns the encoded rows of a table without labels, and their places in it.
+
+        Args:
+            table: the path of a CSV or Parquet file, or a DataFrame, with the declared columns. A label is not read.
+        """
+        if isinstance(table, str | Path):
+            return encode_features(read_table(Path(table), self.schema, labelled=False), self.schema)
+        name = f"{type(table).__name__}, rows to predict"
+        return encode_features(table_in_memory(table, name, self.schema, labelled=False), self.schema)
 
     def declarations(self) -> list[str]:
         label = self.schema.label

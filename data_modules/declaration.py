@@ -31,6 +31,8 @@ _KINDS = """\
 #   left out    move its name to `ignore`; `kind` goes once one of these is chosen
 # Text with a mark in it needs quotes: "# pills". For numbers such as 1.234,5 add the line
 #   numbers: {decimal: ",", thousands: "."}
+# and where cells are empty or hold a mark such as NA, which are refused otherwise, the line
+#   missing: {markers: ["NA"], policy: bucket}
 """
 _ROWS = (
     "# N of the plan: the announced number of rows, or of groups where groups are drawn. The file may differ by 5 %\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from lipdp_lightning.data_modules.array_schema import ArraySchema
 from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.data_modules.declaration import Declaration
@@ -23,8 +25,15 @@ class DeclaredRows(PrivateDataModule):
         if isinstance(schema.label, ClassLabel):
             self.num_classes = len(schema.label.values)
             self.task = "binary" if self.num_classes == 2 else "classification"
+            names = tuple(spellings[0] for spellings in schema.label.values)
+            self.class_names = None if names == tuple(map(str, range(len(names)))) else names
         else:
             self.task, self.target_bound = "regression", 1.0
+
+    def in_units(self, targets: Tensor) -> Tensor:
+        """Returns numbers in [-1, 1] in the declared range of the label."""
+        label = self.schema.label
+        return targets if isinstance(label, ClassLabel) else label.low + (targets + 1) / 2 * (label.high - label.low)
 
 
 class GivenRows(DeclaredRows):

@@ -41,13 +41,22 @@ def header_problems(names: Sequence[str], declared: Sequence[str], ignored: Sequ
     return problems + [f"column {name!r} is not declared" for name in dict.fromkeys(names) if name not in known]
 
 
-def match_columns(path: Path | str, names: list[str], schema: TableSchema) -> list[str]:
-    """Returns the declared name of each column of the file; all disagreements are reported at once."""
+def match_columns(path: Path | str, names: list[str], schema: TableSchema, labelled: bool = True) -> list[str]:
+    """Returns the declared name of each column of the file; all disagreements are reported at once.
+
+    Args:
+        path: the file, or what the table is called in errors.
+        names: the names of the columns, in their order.
+        schema: the declaration.
+        labelled: whether the label and the group must be there; otherwise they may be.
+    """
     names = [schema.aliases.get(name, name) for name in names]
-    declared = [column.name for column in schema.columns] + [schema.label.name]
-    if schema.grouping is not None and schema.grouping.column not in declared:
-        declared.append(schema.grouping.column)
-    if problems := header_problems(names, declared, schema.ignore):
+    declared = [column.name for column in schema.columns]
+    beside = [schema.label.name]
+    if schema.grouping is not None and schema.grouping.column not in (*declared, *beside):
+        beside.append(schema.grouping.column)
+    needed, ignored = ([*declared, *beside], schema.ignore) if labelled else (declared, (*beside, *schema.ignore))
+    if problems := header_problems(names, needed, ignored):
         raise refusal(
             f"{path}, header: "
             + "; ".join(problems[:8])
@@ -63,11 +72,18 @@ def _missing(table: RawTable, schema: TableSchema, name: str) -> np.ndarray:
     return np.array([is_missing(cell, markers) for cell in table.columns[name]], dtype=bool)
 
 
-def _drop(table: RawTable, schema: TableSchema) -> RawTable:
-    """Leaves out the rows with a missing value; the content of a row alone decides, so that no row affects another."""
-    used = [column.name for column in schema.columns] + [schema.label.name]
+def _kept(table: RawTable, schema: TableSchema, labelled: bool = True) -> list[int]:
+    """Returns which rows are not left out as missing; the content of a row alone decides, so no row affects another."""
+    if schema.missing_policy != "drop":
+        return list(range(len(table.lines)))
+    used = [column.name for column in schema.columns] + [schema.label.name] * labelled
     gone = np.logical_or.reduce([_missing(table, schema, name) for name in used])
-    kept = np.flatnonzero(~gone).tolist()
+    return [int(index) for index in np.flatnonzero(~gone)]
+
+
+def _of_rows(table: RawTable, kept: list[int]) -> RawTable:
+    if len(kept) == len(table.lines):
+        return table
     return RawTable(
         table.path,
         {name: [values[index] for index in kept] for name, values in table.columns.items()},
@@ -85,8 +101,21 @@ def encode(table: RawTable, schema: TableSchema) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: names the file and, for every offending column, its first offending row.
     """
-    if schema.missing_policy == "drop":
-        table = _drop(table, schema)
+    x, y = _encoded(_of_rows(table, _kept(table, schema)), schema, labelled=True)
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def encode_features(table: RawTable, schema: TableSchema) -> tuple[Tensor, list[int]]:
+    """Encodes the features of a table, whose label is not read, for predictions.
+
+    Returns:
+        `(x, kept)`: x as in `encode`, and the places in the table of the rows that were not dropped as missing.
+    """
+    kept = _kept(table, schema, labelled=False)
+    return torch.from_numpy(_encoded(_of_rows(table, kept), schema, labelled=False)[0]), kept
+
+
+def _encoded(table: RawTable, schema: TableSchema, labelled: bool) -> tuple[np.ndarray, np.ndarray]:
     if not table.lines:
         raise refusal(f"{table.path} has no rows", "the export was cut off, or every row was dropped as missing")
     x = np.empty((len(table.lines), schema.width), dtype=np.float32)
@@ -114,8 +143,9 @@ def encode(table: RawTable, schema: TableSchema) -> tuple[Tensor, Tensor]:
         block = attempt(column.name, lambda index=index: feature(index))  # type: ignore[misc]
         if block is not None:
             x[:, spans[column.name]] = block
-    label = attempt(schema.label.name, lambda: schema.label.encode(table.columns[schema.label.name]))
-    y = y if label is None else label
+    if labelled:
+        label = attempt(schema.label.name, lambda: schema.label.encode(table.columns[schema.label.name]))
+        y = y if label is None else label
     if problems:
         raise refusal(
             "; ".join(problems),
@@ -123,7 +153,7 @@ def encode(table: RawTable, schema: TableSchema) -> tuple[Tensor, Tensor]:
             "none, `numbers` a decimal comma",
         )
     _add_crosses(x, schema)
-    return torch.from_numpy(x), torch.from_numpy(y)
+    return x, y
 
 
 def _add_crosses(x: np.ndarray, schema: TableSchema) -> None:
@@ -141,8 +171,7 @@ def group_names(table: RawTable, schema: TableSchema) -> list[str]:
     """Returns the group of every row that `encode` keeps; a missing group is an error, not a group of its own."""
     assert schema.grouping is not None
     column = schema.grouping.column
-    if schema.missing_policy == "drop":
-        table = _drop(table, schema)
+    table = _of_rows(table, _kept(table, schema))
     gone = _missing(table, schema, column)
     try:
         if gone.any():

@@ -72,7 +72,7 @@ class Features(PrivateDataModule):
             raise refusal(f"Features: {'; '.join(problems)}", "see the arguments of data_modules.Features")
         super().__init__(data.validation_fraction, data.split, eval_batch_size, on_device)
         self.task, self.num_classes, self.target_bound = data.task, data.num_classes, data.target_bound
-        self.declared_size, self.grouping = data.declared_size, data.grouping
+        self.declared_size, self.grouping, self.class_names = data.declared_size, data.grouping, data.class_names
         self.test_fraction = data.test_fraction
         self.factors = [math.sqrt(share / sum(shares)) for share in shares]
         sizes = [math.prod(block.feature_shape) for block in self.blocks]
@@ -87,6 +87,9 @@ class Features(PrivateDataModule):
     @property
     def dataset_size(self) -> int:
         return self.data.dataset_size
+
+    def in_units(self, targets: Tensor) -> Tensor:
+        return self.data.in_units(targets)
 
     def declarations(self) -> list[str]:
         lines = [f"features of {type(self.data).__name__}: {', '.join(map(repr, self.blocks))}; each of norm 1"]

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lipdp_lightning.data_modules.csv_table import GivenTable
+from lipdp_lightning.data_modules.csv_table import GivenTable, table_in_memory
 from lipdp_lightning.data_modules.declaration import Declaration
 from lipdp_lightning.data_modules.encoding import RawTable, match_columns
-from lipdp_lightning.data_modules.frames import column_names, read_columns
+from lipdp_lightning.data_modules.frames import column_names
 from lipdp_lightning.data_modules.schema import TableSchema
-
-
-def table_in_memory(frame: Any, name: str, schema: TableSchema) -> RawTable:
-    """Returns the cells of a DataFrame; errors name a row by its position and show no cell."""
-    names = match_columns(name, column_names(frame), schema)
-    columns = dict(zip(names, read_columns(frame), strict=True))
-    return RawTable(name, columns, range(len(next(iter(columns.values())))), shows_values=False)
 
 
 class FrameTable(GivenTable):

@@ -62,7 +62,7 @@ class ImageFolder(PrivateDataModule):
                 "give size: [height, width], and at least two distinct class names",
             )
         self.path, self.classes = Path(path), tuple(map(str, classes))
-        self.declared_size, self.num_classes = declared_size, len(classes)
+        self.declared_size, self.num_classes, self.class_names = declared_size, len(classes), self.classes
         self.mode, self.resize = mode, resize
         self.input_shape = (_CHANNELS[mode], size[0], size[1])
         self.input_bound = box_norm(self.input_shape, -1.0, 1.0)

@@ -22,6 +22,8 @@ OWNER_ONLY = 0o600
 EVERYONE = 0o666  # minus the user's umask
 LARGEST_TEXT = 1 << 26  # bytes; every text file that this project writes is far smaller
 
+AGAIN = "then run the same command again"
+
 _LEFT_OVER = re.compile(r"^\..+\.\d+\.[0-9a-f]{8,12}\.(tmp|part)$")
 _HINTS = {
     errno.ENOSPC: "make room on its file system",
@@ -57,8 +59,13 @@ def not_written(path: str | Path, error: OSError, safe: str) -> FileNotWritten:
     """Returns the error that names ``path`` and says what is still intact, for one of the operating system."""
     reason = os.strerror(error.errno) if error.errno is not None else str(error)
     fix = _HINTS.get(error.errno or 0, "look at the place it is to be written to")
-    message = f"{path} cannot be written: {reason}. {safe} HINT: {fix}, then run the same command again."
+    message = f"{path} cannot be written: {reason}. {safe} HINT: {fix}, {AGAIN}."
     return FileNotWritten(error.errno, message)
+
+
+def is_of_a_write(error: OSError) -> bool:
+    """Returns whether the operating system refused to write, for want of room or permission."""
+    return error.errno in _HINTS
 
 
 def temporary_name(path: Path) -> Path:

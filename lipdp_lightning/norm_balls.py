@@ -211,13 +211,13 @@ def _first_match(name: str, patterns: Sequence[str]) -> str | None:
 
 
 def resolve_projection(
-    names: Sequence[str], kind: str, max_norm: float | Mapping[str, float | None], free: Sequence[str] = ()
+    names: Sequence[str], kind: str, max_norm: float | Mapping[str, float | None] | None, free: Sequence[str] = ()
 ) -> dict[str, Projection | None]:
     """Returns the projection of every layer, None for those left free.
 
     A layer may be left free because its own norm does not enter its own bound.
     ``max_norm`` is one radius or a mapping from fnmatch patterns to radii, of which the first that matches
-    counts; a radius of None frees the layer, and so does a match in ``free``, which comes first. ValueError,
+    counts; a radius of None frees the layers, and so does a match in ``free``, which comes first. ValueError,
     with all problems at once, for a pattern that matches nothing, a layer that nothing matches, an unknown
     kind, a bad radius.
     """

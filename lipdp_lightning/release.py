@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +80,35 @@ class Release:
         module.output_temperature = float(self.temperature)
         return module.eval()
 
+    def data(self, options: Sequence[str] = (), *, trust_config: bool = False) -> Any:
+        """Returns the data module of the stored configuration; no row is read yet.
+
+        Args:
+            options: Options that override keys of the configuration, as on a command line.
+            trust_config: As in :meth:`module`.
+        """
+        from .experiment.experiment import parse_experiment
+        from .experiment.foreign_code import known_code_only, refuse_projects
+
+        refuse_projects(self.config, self.path)
+        with known_code_only(self.config, self.path, trusted=trust_config):
+            data = parse_experiment(["--config", self.config, *options], None, "off").datamodule
+        if self.statistics:
+            data.use_statistics(dict(self.statistics))
+        return data
+
+    def predict(self, table: Any, *, trust_config: bool = False) -> dict[str, Any]:
+        """Returns predictions for new rows as columns by name, like a file of `lipdp predict --table`.
+
+        Args:
+            table: The path of a CSV or Parquet file, or a DataFrame, with the columns of the schema that the model was
+                trained on. No label is needed, or read.
+            trust_config: As in :meth:`module`.
+        """
+        from .experiment.predicted_rows import predicted_table
+
+        return predicted_table(self.module(trust_config=trust_config), self.data(trust_config=trust_config), table)
+
 
 def described(tensors: Mapping[str, Any], weights: str, report: Mapping[str, Any]) -> str:
     """Returns a line about a release: how many tensors, what they are an average of, and the guarantee."""
@@ -98,6 +127,7 @@ def load_release(path: str | Path) -> Release:
         release = lipdp_lightning.load_release("model.pt")
         model = release.module()
         model(torch.zeros(1, 1, 8, 8))
+        release.predict("new.csv")  # of a model for tables
 
     Raises:
         ValueError: If it is another file, or holds anything but plain values.

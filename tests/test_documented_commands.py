@@ -101,6 +101,7 @@ def prepared(folder: Path) -> Path:
             writer = csv.writer(file)
             writer.writerow(table)
             writer.writerows(zip(*table.values(), strict=True))
+    (folder / "bank.csv").write_text("age,y\n30,no\n")  # of which the names alone are read
     shutil.copy(opacus_script.__file__, folder / "my_training.py")
     return folder
 

@@ -25,7 +25,10 @@ OWN_WAY = {
     "lipdp_lightning/studies/reproduce/store.py", "lipdp_lightning/features/cache.py", "data_modules/downloads.py",
     "data_modules/cifar.py",
 }  # fmt: skip
-METHODS = {"write_text", "write_bytes", "tofile", "to_csv", "savetxt", "savez", "savez_compressed", "memmap"}
+METHODS = {
+    "write_text", "write_bytes", "tofile", "to_csv", "savetxt", "savez", "savez_compressed", "memmap",
+    "copyfile", "copy2", "copytree", "copyfileobj",
+}  # fmt: skip
 
 
 def writers(source: str) -> Iterator[str]:
@@ -56,7 +59,15 @@ def test_every_file_is_written_by_the_shared_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["open(p, 'w')", "path.open('ab')", "os.fdopen(h); open(p, mode='x')", "p.write_text(t)", "np.save(p, a)"]
+    "source",
+    [
+        "open(p, 'w')",
+        "path.open('ab')",
+        "os.fdopen(h); open(p, mode='x')",
+        "p.write_text(t)",
+        "np.save(p, a)",
+        "shutil.copyfile(a, b)",
+    ],
 )
 def test_a_writer_would_be_noticed(source: str) -> None:
     assert list(writers(source))

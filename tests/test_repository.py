@@ -165,6 +165,7 @@ KNOWS = {
     "bound_text": "",
     "extras": "",
     "files": "",
+    "hints": "",
     "kernels": "",
     "norms": "",
     "own_folders": "",
@@ -187,7 +188,7 @@ KNOWS = {
     "clipping": "bounds layers privacy",
     "data_modules": "extras features files privacy",
     "training": (
-        "accounting alive augmentations bounds clipping files kernels layers mechanism norms own_folders privacy "
+        "accounting alive augmentations bounds clipping files hints kernels layers mechanism norms own_folders privacy "
         "run_names slurm"
     ),
     "curves": "bound_text files key_streams privacy report",
@@ -201,7 +202,9 @@ KNOWS = {
         "accounting bound_text bounds budget clipping data_modules extras layers mechanism norms privacy report "
         "training"
     ),
-    "experiment": "accounting bounds callbacks data_modules extras files privacy report schedules training",
+    "experiment": (
+        "accounting bounds calibration callbacks data_modules extras files hints privacy report schedules training"
+    ),
     "adoption": "accounting bounds budget callbacks data_modules experiment layers privacy training",
     "release": "bound_text experiment files training",
     "tuning": "accounting bound_text experiment extras files key_streams privacy report training",
@@ -213,9 +216,8 @@ KNOWS = {
     ),
     "doctor": "bounds kernels layers mechanism norms privacy",
     "commands": (
-        "accounting alive audit bench bound_text bounds budget calibration callbacks curves data_modules doctor "
-        "experiment extras files forecast mechanism norms privacy release report run_names slurm studies training "
-        "tuning"
+        "accounting alive audit bench bound_text bounds budget callbacks curves data_modules doctor experiment "
+        "extras files forecast mechanism norms privacy release report run_names slurm studies training tuning"
     ),
     "cli": "commands experiment own_folders report",
 }

@@ -142,6 +142,8 @@ def _target(step: RecordedStep, call: LossCall | None, x: Key) -> Key:
     if call is not None:
         goal = call.arguments["target"]
         found = [key for key, tensor in others.items() if isinstance(goal, Tensor) and same_values(tensor, goal)]
+        if not found and isinstance(goal, Tensor) and same_values(step.batch[x], goal):
+            return x  # an autoencoder
         if len(found) == 1:
             return found[0]
         raise ValueError(
@@ -170,7 +172,7 @@ def _standalone(project: lightning.LightningModule, step: RecordedStep, call: Ca
     kind = type(f"{type(project).__name__}Network", (nn.Module,), own | {"__module__": type(project).__module__})
     network: nn.Module = kind()
     number = step.calls.index(call)
-    used = {one.path.split(".")[0] for one in step.calls if one is not None and _is_within(step, one, number)}
+    used = {path.split(".")[0] for path, within in step.places if _is_within(step, within, number)}
     strange = vars(lightning.LightningModule()).keys()
     for name, value in vars(project).items():
         if name not in strange and name not in ("log", "log_dict", "forward"):
@@ -187,10 +189,7 @@ def _standalone(project: lightning.LightningModule, step: RecordedStep, call: Ca
     return network
 
 
-def _is_within(step: RecordedStep, call: Call, number: int) -> bool:
-    while call.within not in (-1, number):
-        outer = step.calls[call.within]
-        if outer is None:
-            return False
-        call = outer
-    return call.within == number
+def _is_within(step: RecordedStep, within: int, number: int) -> bool:
+    while within not in (-1, number):
+        within = step.places[within][1]
+    return within == number

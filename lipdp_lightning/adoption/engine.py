@@ -25,6 +25,7 @@ from ..training.claim import claim_run
 from ..training.module import PrivateModule
 from ..training.private_steps import PrivateSteps
 from ..training.processes import Ranks
+from ..training.progress_note import ProgressNote
 from ..training.run_directory import RunDirectory
 from ..training.set_up import check_loop, refuse, require_exact_products
 from ..training.step_record import StepRecord
@@ -125,6 +126,7 @@ class Engine(PrivateSteps):
         self._batches: Iterator[Any] = iter(())
         self._steps_done, self._is_pending, self._saved_at = 0, False, -1
         self._failed = False
+        self._note: ProgressNote | None = None
         self._save_every = save_every_n_steps
         self.max_steps = plan.steps
         refuse(_problems(precision, noise_mode))
@@ -233,6 +235,8 @@ class Engine(PrivateSteps):
             raise StopIteration
         if self._directory is not None and self._steps_done % self._save_every == 0:
             self.save()
+        if self._note is not None:
+            self._note.before_step(self._steps_done)
         try:
             self._take_step()
             assert self.current.is_released(self._steps_done), "the body would find gradients without noise"
@@ -327,6 +331,7 @@ class Engine(PrivateSteps):
         self._prepare_steps(self, self.module, self.data)
         if self._directory is not None:
             self.save()  # before the first step, so that the secret survives a crash at any moment
+            self._note = ProgressNote(self._directory, self, self._steps_done) if self.is_global_zero else None
 
     def save(self) -> None:
         """Writes the checkpoint of the run directory, from which a run with this folder continues."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..bounds.losses import Loss
 from .certified_path import CertifiedPath, find_path
+from .kept_state import own_state, read_in_training
 from .recorded_step import LossCall, RecordedStep, record, recording, tensors_of
 from .torch_losses import certified_loss
 
@@ -36,12 +37,14 @@ class Understood:
         loss: The certified loss of each example.
         logged: The names that ``training_step`` logs.
         summed: Whether the project sums its loss over the batch in place of taking the mean.
+        kept: The attributes that ``training_step`` changes, such as lists of outputs and metrics.
     """
 
     path: CertifiedPath
     loss: Loss
     logged: tuple[str, ...]
     summed: bool
+    kept: tuple[str, ...] = ()
 
 
 def understand(project: lightning.LightningModule, make_up: MakeUp, told: Loss | None) -> Understood:
@@ -57,7 +60,12 @@ def understand(project: lightning.LightningModule, make_up: MakeUp, told: Loss |
     """
     tried = independent_copy(project)  # its metrics and lists will hold what made-up rows have left
     with torch.random.fork_rng(devices=[]), _without_chance(tried):
+        before = own_state(tried)
         step = _recorded(tried, make_up(ROWS[0], torch.Generator().manual_seed(0), 2))
+        after = own_state(tried)
+        kept = tuple(name for name in after if after[name] != before.get(name))
+        if problems := read_in_training(project, kept):
+            raise ValueError("\n".join(problems))
         call = _last_loss(step, told)
         path = find_path(tried, step, call)
         loss = certified_loss(call) if told is None and call is not None else told
@@ -66,7 +74,7 @@ def understand(project: lightning.LightningModule, make_up: MakeUp, told: Loss |
         for batch in _batches(make_up, path):
             _compare(tried, batch, path, None if told is not None else loss)
     network = copy.deepcopy(path.network, _counterparts(tried, project))
-    return Understood(replace(path, network=network), loss, step.logged, summed)
+    return Understood(replace(path, network=network), loss, step.logged, summed, kept)
 
 
 def _counterparts(tried: nn.Module, project: nn.Module) -> dict[int, Any]:
@@ -98,6 +106,13 @@ def _recorded(project: lightning.LightningModule, batch: Any) -> RecordedStep:
 
 def _last_loss(step: RecordedStep, told: Loss | None) -> LossCall | None:
     if told is not None:
+        if any(call.arguments["input"] is not step.losses[-1].arguments["input"] for call in step.losses):
+            names = ", ".join(call.name for call in step.losses)
+            raise ValueError(
+                f"training_step calls several loss functions, each on outputs of its own ({names}), and loss=... is "
+                "the loss of one tensor of outputs. HINT: let forward return all outputs in one tensor, and give a "
+                "subclass of lipdp_lightning.bounds.losses.Loss that takes them apart."
+            )
         return step.losses[-1] if step.losses else None
     if not step.losses:
         raise ValueError(
@@ -128,6 +143,10 @@ def _batches(make_up: MakeUp, path: CertifiedPath) -> Iterator[Any]:
         yield make_up(rows, generator, classes)
         batch = make_up(rows, generator, classes)
         changed = tensors_of(batch)
+        if path.y == path.x:  # an autoencoder, whose loss may need targets in [0, 1]
+            changed[path.x].mul_(0.1)
+            yield batch
+            continue
         if changed[path.x].is_floating_point():
             changed[path.x].mul_(20).sub_(10)
         changed[path.y].copy_(changed[path.y][:1].expand_as(changed[path.y]) if seed else changed[path.y].amax())
@@ -149,7 +168,7 @@ def _compare(project: lightning.LightningModule, batch: Any, path: CertifiedPath
         raise ValueError(f"training_step returns no loss for some batches. {_HINTS}")
     theirs = torch.autograd.grad(step.returned, parameters, allow_unused=True)
     x, y = tensors[path.x], tensors[path.y]
-    losses = loss.per_example(path.network(x.float() if not x.is_floating_point() else x), y)
+    losses = loss.per_example(_outputs(path.network, x), y)
     total = losses.sum() if _sums(step) else losses.mean()
     ours = torch.autograd.grad(total, parameters, allow_unused=True)
     found = [n for n, p in project.named_parameters() if p.requires_grad]
@@ -162,6 +181,19 @@ def _compare(project: lightning.LightningModule, batch: Any, path: CertifiedPath
             f"{'sum' if _sums(step) else 'mean'} of the certified loss is {float(total):.4g}{where}: it trains "
             "something besides this loss of this network, or it decides by the values of the batch. " + _HINTS
         )
+
+
+def _outputs(network: nn.Module, x: Tensor) -> Tensor:
+    """Returns the outputs of the network that was found, which holds the parts that training_step has called."""
+    try:
+        outputs: Tensor = network(x if x.is_floating_point() else x.float())
+    except Exception as error:
+        message = " ".join(str(error).split())[:200].rstrip(".")
+        raise ValueError(
+            f"the parts that training_step calls do not make a network by themselves: {type(error).__name__}: "
+            f"{message}. HINT: let forward(x) call every part that it uses, as in self.part(x), and read no other."
+        ) from None
+    return outputs
 
 
 def _sums(step: RecordedStep) -> bool:

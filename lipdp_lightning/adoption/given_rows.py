@@ -25,6 +25,7 @@ from ..bounds.losses import Loss
 from ..data_modules.base import PrivateDataModule
 from ..data_modules.poisson import InMemoryRows
 from ..data_modules.row_checks import check_declared_size
+from ..training.withheld import withholding
 from .recorded_step import Key, tensors_of
 
 LARGEST_ENTRY = 10.0
@@ -120,7 +121,8 @@ class GivenRows:
         """Returns a batch of one row, for its structure, shapes and types; its values are not to be used."""
         if len(self.rows) < 1:  # type: ignore[arg-type]
             raise ValueError("the training data holds no row. HINT: fill it before privatize() is called.")
-        template = default_collate([self.rows[0]])
+        with withholding():
+            template = default_collate([self.rows[0]])
         if not tensors_of(template):
             raise ValueError(
                 f"an item of the data set is a {type(self.rows[0]).__name__} without tensors. "
@@ -146,10 +148,11 @@ class GivenRows:
             return fields[int(x)], fields[int(y)]
         parts: list[dict[Key, Tensor]] = []
         count = len(self.rows)  # type: ignore[arg-type]
-        for start in range(0, count, _AT_ONCE):
-            batch = default_collate([self.rows[i] for i in range(start, min(start + _AT_ONCE, count))])
-            parts.append(tensors_of(batch))
-        return torch.cat([part[x] for part in parts]), torch.cat([part[y] for part in parts])
+        with withholding():
+            for start in range(0, count, _AT_ONCE):
+                batch = default_collate([self.rows[i] for i in range(start, min(start + _AT_ONCE, count))])
+                parts.append(tensors_of(batch))
+            return torch.cat([part[x] for part in parts]), torch.cat([part[y] for part in parts])
 
 
 def classes_of(outputs: Tensor) -> int:

@@ -27,6 +27,7 @@ from ..training.step_record import StepRecord
 from ..training.strategy import PrivateStrategy
 from .adopted_module import AdoptedModule
 from .given_rows import AdoptedRows
+from .project_strategy import ProjectStrategy
 
 Logged = tuple[tuple[str, ...], tuple[str, ...] | None]
 """The names that a project logs for training rows, and for held-out rows if they are known."""
@@ -55,7 +56,7 @@ class Ledger:
 
     def strategy(self) -> PrivateStrategy:
         """Returns a Strategy that takes steps of the plan."""
-        folder, settings, strategy = self.directory, self._settings, PrivateStrategy()
+        folder, settings, strategy = self.directory, self._settings, ProjectStrategy()
         strategy.configure(
             self.plan, settings.physical_batch_size, settings.noise_mode,
             branches=self._branches if folder is None else Branches(folder.ledger),
@@ -67,7 +68,7 @@ class Ledger:
 
 
 class PrivateTrainer(lightning.Trainer):
-    """A Trainer with every option of Lightning's, which takes the steps of one plan with PrivateStrategy.
+    """A Trainer with every option of Lightning's, which takes the steps of one plan with ProjectStrategy.
 
     ``max_epochs`` and ``max_steps`` may ask for fewer steps than the plan has, and never for more. If a run directory
     is given, an unfinished run in it is continued.
@@ -103,8 +104,8 @@ class PrivateTrainer(lightning.Trainer):
     def fit(self, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None, datamodule: Any = None,
             ckpt_path: Any = None, weights_only: bool | None = None) -> None:  # fmt: skip
         """Trains; arguments are those of Lightning, and the training rows those that privatize() was given."""
+        refuse(_not_private(model, train_dataloaders if datamodule is None else datamodule))
         data = self._data(train_dataloaders, val_dataloaders, datamodule)
-        refuse(_not_private(model, data))
         refuse(_problems(self, model, data, self._logged))
         for note in self._notes:
             rank_zero_info(note)
@@ -145,7 +146,7 @@ class PrivateTrainer(lightning.Trainer):
             PrivacyAccountant(),
             resume,
             PrivacyReport(path, title=self._title, config=self._config()),
-            RunFiles(self._directory, self._config()),
+            RunFiles(self._directory, self._config(), self._logged[1] or ()),
         ]
 
     def _config(self) -> str:

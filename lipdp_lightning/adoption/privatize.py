@@ -217,18 +217,21 @@ def _notes(
     """Returns what is different from the project as it was, one sentence each."""
     name = type(project).__name__
     loss = repr(understood.loss)
+    unit = "row" if plan.unit == "example" else plan.unit
     notes = [
         f"{name}.training_step is not run on private rows: the private step computes {loss}"
         + (", which was given," if told else ", which training_step calls,")
         + f" of each example, and releases its gradients' sum divided by {plan.expected_batch_size:g}",
-        f"batches are Poisson samples of the {plan.dataset_size} declared rows, of {plan.expected_batch_size:g} rows "
-        "on average, in place of the loader's shuffled batches",
+        f"batches are Poisson samples of the {plan.dataset_size} declared {unit}s, of {plan.expected_batch_size:g} "
+        f"{unit}s on average, in place of the loader's shuffled batches",
         f"rows of a norm above {bound:.6g} are scaled down to it in training",
     ]
     if understood.logged:
         what = ", ".join(understood.logged)
         kept = "; the training loss is logged as nonprivate/loss" if log_nonprivate else ""
         notes.append(f"what training_step logs is not logged, since it tells of private rows: {what}{kept}")
+    if understood.kept:
+        notes.append(f"what training_step keeps stays as it is, since it does not run: {', '.join(understood.kept)}")
     if understood.summed:
         notes.append("the loss was summed over the batch, and its gradients are divided by the declared batch size now")
     return tuple(notes)

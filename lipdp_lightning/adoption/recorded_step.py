@@ -77,7 +77,9 @@ class RecordedStep:
 
     Attributes:
         batch: The tensors of the batch by their place, as they were given.
-        calls: The calls of parts, in the order in which they began.
+        calls: The calls of parts, in the order in which they began; None for a call on several tensors, or for
+            several results.
+        places: For each of the calls, the part's path and the number of the call during which it was made.
         losses: The calls of loss functions, in order.
         returned: The tensor that is returned as the loss; None if nothing is.
         logged: The names that were logged.
@@ -85,6 +87,7 @@ class RecordedStep:
 
     batch: Mapping[Key, Tensor]
     calls: tuple[Call | None, ...]
+    places: tuple[tuple[str, int], ...]
     losses: tuple[LossCall, ...]
     returned: Tensor | None
     logged: tuple[str, ...]
@@ -93,19 +96,20 @@ class RecordedStep:
 @dataclass
 class _Recorder:
     calls: list[Call | None] = field(default_factory=list)
+    places: list[tuple[str, int]] = field(default_factory=list)
     losses: list[LossCall] = field(default_factory=list)
     logged: list[str] = field(default_factory=list)
     open: list[tuple[int, Any]] = field(default_factory=list)
 
-    def begin(self, part: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def begin(self, path: str, part: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.places.append((path, self.open[-1][0] if self.open else -1))
         self.open.append((len(self.calls), _only_tensor(arguments, keywords)))
         self.calls.append(None)
 
     def end(self, path: str, part: nn.Module, returned: Any) -> None:
         number, given = self.open.pop()
         if given is not None and isinstance(returned, Tensor):
-            within = self.open[-1][0] if self.open else -1
-            self.calls[number] = Call(path, part, given, returned, within)
+            self.calls[number] = Call(path, part, given, returned, self.places[number][1])
 
     def log(self, name: str, *_: Any, **__: Any) -> None:
         self.logged.append(name)
@@ -150,12 +154,12 @@ def recording(project: lightning.LightningModule) -> Iterator[_Recorder]:
     for path, part in project.named_modules():
         if part is project:
             continue
-        handles.append(part.register_forward_pre_hook(recorder.begin, with_kwargs=True))
+        handles.append(part.register_forward_pre_hook(partial(recorder.begin, path), with_kwargs=True))
         handles.append(part.register_forward_hook(partial(_end, recorder, path)))
     forward = project.forward
 
     def recorded_forward(*arguments: Any, **keywords: Any) -> Any:  # also where forward is called without __call__
-        recorder.begin(project, arguments, keywords)
+        recorder.begin("", project, arguments, keywords)
         returned = forward(*arguments, **keywords)
         recorder.end("", project, returned)
         return returned
@@ -198,8 +202,8 @@ def record(project: lightning.LightningModule, batch: Any) -> RecordedStep:
         )
     returned = result.get("loss") if isinstance(result, Mapping) else result
     return RecordedStep(
-        before, tuple(recorder.calls), tuple(recorder.losses), returned if isinstance(returned, Tensor) else None,
-        tuple(dict.fromkeys(recorder.logged)),
+        before, tuple(recorder.calls), tuple(recorder.places), tuple(recorder.losses),
+        returned if isinstance(returned, Tensor) else None, tuple(dict.fromkeys(recorder.logged)),
     )  # fmt: skip
 
 

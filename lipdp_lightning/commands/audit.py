@@ -8,24 +8,20 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..report.show import show
+from .option_parser import OptionParser
 
 _USE = "lipdp audit --config FILE [--suite quick|full] [--out DIR] [--json] [--GROUP.KEY VALUE ...]"
 MOST_RECORDS = 4000
 SHADOW_MODELS = 8
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}. HINT: {_USE}")
-
-
 def split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Splits the options of the command itself from those of the experiment."""
-    parser = _Parser(
-        prog="lipdp audit", allow_abbrev=False,
+    parser = OptionParser(
+        prog="lipdp audit", hint=_USE,
         description="Attack what a configuration claims. Other options override its keys, as in lipdp fit. Exit code 1 "
         "if a check is violated, 2 for bad input.",
     )  # fmt: skip

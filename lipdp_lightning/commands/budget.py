@@ -10,7 +10,7 @@ import json
 import sys
 import warnings
 
-from ..experiment.one_line import shown
+from ..report.show import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,29 +39,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the table or the JSON; returns 0 if the question was answered, and 2 with the reason on stderr
-    otherwise.
-    """
+    """Prints the table or the JSON, and returns 0; raises ValueError for a question without an answer."""
     from lipdp_lightning.commands.budget_question import compute_budget, format_table
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        try:
-            rows = compute_budget(
-                dataset_size=args.dataset_size,
-                batch_size=args.batch_size,
-                delta=args.delta,
-                epochs=args.epochs,
-                steps=args.steps,
-                epsilons=args.epsilon,
-                noise_multipliers=args.noise_multiplier,
-                accountant=args.accountant,
-                adjacency=args.adjacency,
-                statistics=args.statistics,
-            )
-        except ValueError as error:
-            print(f"lipdp budget: {shown('budget', error)}", file=sys.stderr)
-            return 2
+        rows = compute_budget(
+            dataset_size=args.dataset_size,
+            batch_size=args.batch_size,
+            delta=args.delta,
+            epochs=args.epochs,
+            steps=args.steps,
+            epsilons=args.epsilon,
+            noise_multipliers=args.noise_multiplier,
+            accountant=args.accountant,
+            adjacency=args.adjacency,
+            statistics=args.statistics,
+        )
     messages = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     if args.delta >= 1 / args.dataset_size:
         messages.append(
@@ -69,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
             "HINT: use a delta well below 1/N"
         )
     for message in dict.fromkeys(messages):
-        print(f"warning: {message}", file=sys.stderr)
+        show(f"warning: {message}\n", sys.stderr)
     if args.json:
         content = [dataclasses.asdict(row) for row in rows]
-        print(json.dumps(content[0] if len(content) == 1 else content, indent=2, allow_nan=False))
+        show(json.dumps(content[0] if len(content) == 1 else content, indent=2, allow_nan=False) + "\n")
     else:
-        print(format_table(rows))
+        show(f"{format_table(rows)}\n")
     return 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..files import write_bytes_atomically
 from ..report.show import show
 
 PACKAGED = (Path(__file__).resolve().parents[1] / "configs").resolve()
@@ -62,9 +62,8 @@ def copied(names: Sequence[str], folder: Path) -> list[Path]:
         raise ValueError(
             f"{'; '.join(problems)}. HINT: `lipdp configs` lists the names, and --to names another folder."
         )
-    folder.mkdir(parents=True, exist_ok=True)
     for source, target in found:
-        shutil.copyfile(source, target)
+        write_bytes_atomically(target, source.read_bytes())
     return [target for _, target in found]
 
 

@@ -6,10 +6,11 @@ import argparse
 import json
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..bound_text import upper_text
 from ..report.show import show
+from .option_parser import OptionParser
 
 if TYPE_CHECKING:
     from ..curves import CurveRelease, Grid, NoiseSource
@@ -20,13 +21,8 @@ if TYPE_CHECKING:
 MOST_CONFIDENCE = 0.9999
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}. HINT: `{self.prog} --help` lists the options.")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", required=True, parser_class=_Parser)
+    kinds = parser.add_subparsers(dest="kind", required=True, parser_class=OptionParser)
     ecdf = kinds.add_parser("ecdf", help="release a distribution function, with quantiles and a confidence band")
     roc = kinds.add_parser(
         "roc", help="release an ROC curve and the area under it; larger scores mean the positive class"

@@ -11,21 +11,22 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ..bound_text import upper_text
 from ..experiment.held_out import held_out_metrics
+from ..files import AGAIN, FileNotWritten, is_of_a_write, not_written
 from ..report.majority import Majority
 from ..report.show import show
 from ..slurm import environment as slurm
 from ..slurm.signals import ignore, listen
+from .option_parser import OptionParser
 
 if TYPE_CHECKING:
     from ..experiment.experiment import Experiment
 
 _OWN = "lipdp fit --config FILE [--run_dir DIR] [--wandb auto|online|offline|off] [--GROUP.KEY VALUE ...]"
 _LAST = "_last_weights"
-LOST = 1  # the exit code where another process of the run ended
 _LAUNCHED = "LIPDP_RUN_DIR"  # tells the ranks that Lightning launches the run directory of the first
 
 _HELP = f"""usage: {_OWN}
@@ -40,14 +41,9 @@ Options of the experiment: groups privacy, model, data, optimizer, lr_scheduler 
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}. HINT: {_OWN}")
-
-
 def split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Splits the options of the command itself from those of the experiment."""
-    parser = _Parser(prog="lipdp fit", add_help=False, allow_abbrev=False)
+    parser = OptionParser(prog="lipdp fit", add_help=False, hint=_OWN)
     parser.add_argument("--run_dir", "--run-dir", default=None, help="a new or empty directory, or one to continue")
     parser.add_argument("--wandb", choices=("auto", "online", "offline", "off"), default="auto", help="mode of wandb")
     return parser.parse_known_args(list(arguments))
@@ -118,6 +114,7 @@ def train(experiment: Experiment, run_dir: Path) -> int:
             processes ended.
     """
     from ..callbacks import Preempted, ResumeCheckpoint
+    from ..training.launcher import LOST
     from ..training.processes import lost_process
 
     checkpoint = experiment.claim()
@@ -135,6 +132,8 @@ def train(experiment: Experiment, run_dir: Path) -> int:
         if trainer.is_global_zero:
             _finish(experiment, metrics, run_dir)
         return 0
+    except OSError as error:
+        raise _of_the_run(error, run_dir) from error
     except Preempted as stopped:
         if trainer.is_global_zero and slurm.job_id() is None:
             show(hint, sys.stderr)
@@ -157,6 +156,19 @@ def train(experiment: Experiment, run_dir: Path) -> int:
     finally:
         _close(experiment)
         experiment.release()
+
+
+def _of_the_run(error: OSError, run_dir: Path) -> OSError:
+    """Returns the error of a write with what is safe, and with what to do next if the training is finished."""
+    from ..training.run_directory import RunDirectory
+
+    if not isinstance(error, FileNotWritten) and is_of_a_write(error):  # a logger's, which may not name its file
+        name = error.filename or f"a file of the run in {run_dir}"
+        error = not_written(name, error, "Everything up to the last checkpoint is kept.")
+    if isinstance(error, FileNotWritten) and (RunDirectory(run_dir).record() or {}).get("status") == "finished":
+        instead = f"then write it by `lipdp report --run_dir {run_dir}`, since the training is finished"
+        return FileNotWritten(error.errno, str(error).replace(AGAIN, instead))
+    return error
 
 
 def _leave_group(world_size: int) -> None:

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     entries |= {} if header.delimiter == "," else {"delimiter": header.delimiter}
     entries |= {} if args.encoding == "utf-8" else {"encoding": args.encoding}
     declaration = declaration.declare(**entries)
-    text = configuration(table, schema, config, declaration.content.get("label"), args.rows)
+    text = configuration(table, schema, config, declaration.content.get("label"), args.rows, args.group or "row")
     left = len(declaration.missing()) + len(unfilled(yaml.safe_load(text), str(config)))
     write_all_atomically(config.parent, {schema.name: declaration.text(), config.name: text})
     show(
@@ -116,8 +116,8 @@ def _loss(label: Any) -> str:
     return "huber" if "low" in label else FILL_IN
 
 
-def configuration(table: Path, schema: Path, config: Path, label: Any, rows: int | None) -> str:
-    """Returns a commented configuration of a linear model on the table."""
+def configuration(table: Path, schema: Path, config: Path, label: Any, rows: int | None, unit: str = "row") -> str:
+    """Returns a commented configuration of a linear model on the table; `unit` is what is protected, in words."""
     from ..data_modules.declaration import flow
     from ..data_modules.placeholders import FILL_IN
 
@@ -136,11 +136,11 @@ data:
   init_args: {{path: {flow(str(table))}, schema: {flow(str(schema))}}}
 
 privacy:
-  # how much may be learnt about one row: 1 is strong, 3 common, 8 weak
+  # how much may be learnt about one {unit}: 1 is strong, 3 common, 8 weak
   epsilon: {FILL_IN}
-  # the probability that this fails: far below 1 / rows
+  # the probability that this fails: far below 1 / {unit}s
   delta: {FILL_IN}
-  # expected passes over the rows, and expected rows of a step: about a tenth of all is a good start
+  # expected passes over the {unit}s, and expected {unit}s of a step: about a tenth of all is a good start
   epochs: 20
   batch_size: {FILL_IN if rows is None else max(1, rows // 10)}
   max_norm: null

@@ -1,4 +1,4 @@
-"""Implements ``lipdp predict``: writes a model's outputs for the rows of a data module to a CSV or NPZ file."""
+"""Implements ``lipdp predict``: writes a model's predictions to a CSV or NPZ file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ SUFFIXES = (".csv", ".npz")
 def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = OptionParser(
         prog="lipdp predict",
-        description="Write the outputs of a run's last checkpoint, or of a file of lipdp export, for test rows or "
-        "validation rows. Averaged weights and a temperature are used as in lipdp test. Other options override keys of "
-        "the stored configuration: --data and --data.init_args name other rows, such as "
-        "--data.init_args.heldout_path new.csv for a table with the columns of the schema, the label among them.",
+        description="Write the predictions of a run's last checkpoint, or of a file of lipdp export, for new rows in a "
+        "table, or for test rows or validation rows. Classes are written as numbers, with the declared names beside. "
+        "Averaged weights and a temperature are used as in lipdp test. Other options override keys of the stored "
+        "configuration: --data and --data.init_args name other rows.",
     )
     parser.add_argument("--run_dir", "--run-dir", help="directory of a run")
     parser.add_argument("--release", help="file that lipdp export has written")
     parser.add_argument("--output", required=True, help="file to write, .csv or .npz; must not exist")
-    parser.add_argument("--rows", choices=("test", "validation"), default="test", help="rows (default: test)")
+    parser.add_argument(
+        "--table", help="CSV or Parquet file of new rows with the columns of the schema; no label is needed, or read"
+    )
+    parser.add_argument("--rows", choices=("test", "validation"), help="rows, if no --table is given (default: test)")
     parser.add_argument(
         "--trust_config",
         "--trust-config",
@@ -43,6 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     problems = []
     if (own.run_dir is None) == (own.release is None):
         problems.append("give either --run_dir or --release. HINT: lipdp predict --run_dir runs/mine --output out.csv")
+    if own.table is not None and own.rows is not None:
+        problems.append("--table and --rows name different rows. HINT: give one of the two.")
     if target.suffix not in SUFFIXES:
         problems.append(f"--output {target} is neither .csv nor .npz. HINT: use --output predictions.csv")
     elif target.exists():
@@ -57,8 +62,10 @@ def main(arguments: Sequence[str]) -> int:
         columns = _from_release(own, rest) if own.run_dir is None else _from_run(own, rest)
     content = _csv(columns) if target.suffix == ".csv" else _npz(columns)
     write_bytes_atomically(target, content)
-    show(f"{target}: {len(columns['row'])} {own.rows} rows, {', '.join(columns)}\n")
-    show(f"{'computed on':<22}{SOURCES['validation']}\n")
+    what = f"rows of {own.table}" if own.table is not None else f"{own.rows or 'test'} rows"
+    show(f"{target}: {len(columns['row'])} {what}, {', '.join(columns)}\n")
+    if own.table is None:
+        show(f"{'computed on':<22}{SOURCES['validation']}\n")
     return 0
 
 
@@ -67,39 +74,25 @@ def _from_run(own: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
 
     directory, experiment = stored_experiment(own.run_dir, own.trust_config, rest)
     prepared(experiment, directory)
-    return _columns(experiment.model, experiment.datamodule, own.rows)
+    return _columns(experiment.model, experiment.datamodule, own)
 
 
 def _from_release(own: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
-    from ..experiment.experiment import parse_experiment
-    from ..experiment.foreign_code import known_code_only, refuse_projects
     from ..release import load_release
 
     release = load_release(own.release)
-    refuse_projects(release.config, release.path)
-    with known_code_only(release.config, release.path, trusted=own.trust_config):
-        data = parse_experiment(["--config", release.config, *rest], None, "off").datamodule
-    if release.statistics:
-        data.use_statistics(dict(release.statistics))
-    return _columns(release.module(trust_config=own.trust_config), data, own.rows)
+    data = release.data(rest, trust_config=own.trust_config)
+    return _columns(release.module(trust_config=own.trust_config), data, own)
 
 
-def _columns(module: Any, data: Any, rows: str) -> dict[str, Any]:
-    """Returns the columns of the file, by name: numbers of rows, targets, predictions and each class's probability."""
-    from ..calibration.probabilities import log_probabilities
-    from ..training.predictions import class_scores, predict_rows
+def _columns(module: Any, data: Any, own: argparse.Namespace) -> dict[str, Any]:
+    from ..experiment.predicted_rows import predicted_rows, predicted_table
 
-    data.setup("test")
-    loader = data.test_dataloader() if rows == "test" else data.val_dataloader()
-    if not loader:
-        raise ValueError(f"{type(data).__name__} has no {rows} rows of their own. HINT: use --rows test")
-    outputs, targets, _ = predict_rows(module, data, loader)
-    columns: dict[str, Any] = {"row": range(len(targets)), "target": targets.reshape(-1).numpy()}
-    if module.task == "regression":
-        return columns | {"prediction": outputs.reshape(-1).numpy()}
-    shares = log_probabilities(class_scores(module, outputs), module.output_temperature).exp()
-    columns["prediction"] = shares.argmax(dim=1).numpy()
-    return columns | {f"probability_{index}": shares[:, index].numpy() for index in range(shares.shape[1])}
+    return (
+        predicted_rows(module, data, own.rows or "test")
+        if own.table is None
+        else predicted_table(module, data, own.table)
+    )
 
 
 def _csv(columns: dict[str, Any]) -> bytes:

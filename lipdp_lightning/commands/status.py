@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from ..alive import is_alive
 from ..bound_text import upper_text
 from ..files import read_bytes, read_json
-from ..report.formats import finite, is_number
+from ..report.formats import finite, format_duration, is_number
 from ..report.majority import Majority
 from ..report.show import show
 from ..run_names import FORMAT, LEDGER_FILE, PLAN_FILE, PROGRESS_FILE, REPORT_FILE, RUN_FILE, STEPS_FILE
@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from ..report.tables import render_table
 
-    headers = ("run", "state", "step", "planned", "epsilon", "so far", "delta", "metric", "value", "majority", "AUROC")
+    headers = ["run", "state", "step", "planned", "epsilon", "so far", "delta", "metric", "value", "majority", "AUROC"]
+    if any(row["steps/s"] is not None for row in rows):
+        headers[4:4] = ["steps/s", "left"]
     right = [header not in ("run", "state", "metric") for header in headers]
     cells = [tuple(_cell(row, header) for header in headers) for row in rows]
     show(render_table(headers, cells, right=right) + "\n")
@@ -53,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
 def _cell(row: dict[str, Any], header: str) -> Any:
     """Rounds the cost up, since an epsilon or a delta must not be printed smaller than it is."""
     value = row[header]
+    if header == "left":
+        return None if value is None else format_duration(value)
     return upper_text(value) if header in _COSTS and is_number(value) else value
 
 
@@ -79,12 +83,18 @@ def describe(directory: Path) -> dict[str, Any]:
     if state == "running":
         state, reached, facts = _condition(directory, record), _released(directory), progress or report
     name, value = _metric(facts)
+    step = record["steps"] if _is_count(record.get("steps")) else reached
+    planned = plan["steps"] if _is_count(plan.get("steps")) else None
+    rate = finite(facts.get("rate")) if state == "running" else None
+    rate = rate if rate is not None and rate > 0 else None
     majority = Majority.of(facts["metrics"], name) if name is not None else None
     return {
         "run": str(directory),
         "state": state,
-        "step": record["steps"] if _is_count(record.get("steps")) else reached,
-        "planned": plan["steps"] if _is_count(plan.get("steps")) else None,
+        "step": step,
+        "planned": planned,
+        "steps/s": rate,
+        "left": None if rate is None or step is None or planned is None else finite(max(0, planned - step) / rate),
         "epsilon": finite(facts.get("epsilon")),
         "so far": finite(facts.get("epsilon_taken")),
         "delta": finite(plan.get("delta")),
@@ -138,12 +148,12 @@ def _released(directory: Path) -> int | None:
 
 
 def _metric(report: dict[str, Any]) -> tuple[str | None, float | None]:
-    metrics = report.get("metrics")
+    from ..report.words import likeliest_metric, metric_names
+
+    metrics, declared = report.get("metrics"), report.get("primary_metric")
     if not isinstance(metrics, dict):
         return None, None
-    known = ("test/accuracy", "validation/accuracy", "test/mae", "validation/mae")
-    own = (name for name in metrics if "acc" in name)  # a project's own names
-    name = next((name for name in (*known, *own) if name in metrics), None)
+    name = declared if isinstance(declared, str) and declared in metrics else likeliest_metric(metric_names([metrics]))
     return name, None if name is None else finite(metrics[name])
 
 

@@ -13,11 +13,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..experiment.config_file import check_config_file
 from ..report.show import show
 from ..slurm.script import MOST_RUNS, Array, Job, render
+from .option_parser import OptionParser
 
 # option -> the variable that sbatch itself reads if the script does not set it
 _SITE_OPTIONS = {
@@ -38,15 +39,9 @@ _OVERRIDES = (
 _TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|infinite")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}. HINT: lipdp submit --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OptionParser(
         prog="lipdp submit",
-        allow_abbrev=False,
         description="Write the sbatch script of a training job, and submit it. What follows -- goes to lipdp fit.",
         epilog="Account, partition, constraint, qos and time come from the options, else from SBATCH_ACCOUNT, "
         "SBATCH_PARTITION, SBATCH_CONSTRAINT, SBATCH_QOS and SBATCH_TIMELIMIT, else from the site file.",

@@ -8,12 +8,13 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from ..bound_text import upper_text
 from ..report.show import show
+from .option_parser import OptionParser
 
 _OWN = (
     "lipdp tune --config FILE --out DIR [--space FILE] [--trials 20] [--sampler tpe|botorch|random] "
@@ -22,14 +23,9 @@ _OWN = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}. HINT: {_OWN}")
-
-
 def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = _Parser(
-        prog="lipdp tune", allow_abbrev=False,
+    parser = OptionParser(
+        prog="lipdp tune", hint=_OWN,
         description="Search settings; every trial is a private training. Started again with the same options, a search "
         "continues. Other options override keys of the configuration, as in lipdp fit.",
     )  # fmt: skip

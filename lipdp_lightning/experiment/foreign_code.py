@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -15,10 +14,13 @@ import yaml
 from .short_names import CHECK, full_name
 
 # the parts of installed packages that build networks, data, optimizers and metrics
-_KNOWN = (
-    "lipdp_lightning.", "torch.nn.", "torch.optim.", "lightning.pytorch.callbacks.",
+_KNOWN = ("lipdp_lightning.", "torch.nn.", "torch.optim.", "lightning.pytorch.callbacks.")
+# where what is named there may be defined: other rooms have functions that make what a text names
+_HOMES = (
+    *(f"lipdp_lightning.{room}." for room in (
+        "augmentations", "bounds.losses", "callbacks", "data_modules", "features", "layers", "models", "schedules",
+    )), *_KNOWN[1:],
 )  # fmt: skip
-_IMPORT_PATH = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
 
 
 def refuse_projects(text: str, place: object) -> None:
@@ -91,7 +93,7 @@ def _strings(value: Any) -> Iterator[str]:
 def _is_foreign(text: str) -> bool:
     """Returns whether a text is the import path of anything but known classes (a file's name may look like one)."""
     text = full_name(text)
-    if not _IMPORT_PATH.match(text):
+    if "." not in text or not all(name.isidentifier() for name in text.split(".")):
         return False
     if text.startswith(_KNOWN):
         return not _defined_in_known(text)
@@ -102,8 +104,8 @@ def _is_foreign(text: str) -> bool:
 
 
 def _defined_in_known(text: str) -> bool:
-    """Returns whether the target of a path below a known package is defined there; its modules import others, such as
-    os.
+    """Returns whether the target of a path below a known package is defined in one of its homes; modules there import
+    others, such as os.
     """
     names = text.split(".")
     found: Any = import_module(names[0])
@@ -113,8 +115,8 @@ def _defined_in_known(text: str) -> bool:
         if found is None:
             return True  # nothing of that name exists, so nothing is called
         home = f"{found.__name__ if isinstance(found, ModuleType) else getattr(found, '__module__', '')}."
-        on_the_way = isinstance(found, ModuleType) and any(known.startswith(home) for known in _KNOWN)
-        if not (home.startswith(_KNOWN) or on_the_way):
+        on_the_way = isinstance(found, ModuleType) and any(known.startswith(home) for known in _HOMES)
+        if not (home.startswith(_HOMES) or on_the_way):
             return False
     return not isinstance(found, ModuleType)
 

@@ -112,7 +112,7 @@ def _compute(
     extractor.check_frozen()
     shape = (source.rows, *extractor.feature_shape)
     if source.rows >= _LARGE:  # the message leaves out their number, which is private
-        sys.stderr.write(f"computing {type(extractor).__name__} features once, for {directory}\n")
+        sys.stderr.write(f"computing {type(extractor).__name__} features once, for {str(directory)!r}\n")
     for left in directory.glob(f".{name}.*.part"):  # left by a killed process; this process holds the lock
         left.unlink(missing_ok=True)
     temporary = directory / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.part"

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor
 
 from ..bounds.certificate import Certificate
-from ..norm_balls import Clip, Projection, resolve_projection, standardize, standardized_layers, together
+from ..norm_balls import Clip, resolve_projection, standardize, standardized_layers, together
 from ..norms.follow import Follower
 from ..privacy.plan import PrivacyPlan
 from ..privacy.plan_parts import Unsettled
@@ -29,13 +29,12 @@ class Projector:
         self._follower = follower
         trained = [name for group in certificate.groups for name in group.parameters]
         self._names = {n.rpartition(".")[0] or n: n for n in trained if follower.operators_of(n)}
-        self._rules: dict[str, Projection | None] = dict.fromkeys(self._names)
         constraint = plan.constraint
         balls = constraint.balls
         assert not isinstance(balls, Unsettled), "the plan's scaling is not settled"
-        if balls is not None:
-            limit = balls.max_norm if isinstance(balls.max_norm, int | float) else dict(balls.max_norm)
-            self._rules = resolve_projection(list(self._names), balls.projection, limit, constraint.free_layers)
+        kind, limit = ("clip", None) if balls is None else (balls.projection, balls.max_norm)
+        radii = dict(limit) if isinstance(limit, tuple) else limit
+        self._rules = resolve_projection(list(self._names), kind, radii, constraint.free_layers)
         ruled = {self._names[layer]: rule for layer, rule in self._rules.items() if rule is not None}
         self._clipped = {name: rule.max_norm for name, rule in ruled.items() if isinstance(rule, Clip)}
         self._changed = {name: rule for name, rule in ruled.items() if name not in self._clipped}

@@ -63,6 +63,12 @@ def format_bound(value: Any, digits: int = 4) -> str:
     return upper_text(plain_value(value), digits)
 
 
+def format_duration(seconds: float) -> str:
+    """Returns a time as hours, minutes and seconds."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
 def clean_text(value: Any) -> str:
     """Returns one line of printable text; control characters (line breaks, terminal escapes) become spaces."""
     return "".join(char if char.isprintable() or char in NO_BREAK_SPACES else " " for char in str(value))

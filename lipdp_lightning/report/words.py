@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lipdp_lightning.report.formats import format_bound, format_number, is_number, plain_value
@@ -21,8 +21,10 @@ __all__ = [
     "guarantee_sentence",
     "guess_bound",
     "is_doubtful",
+    "likeliest_metric",
     "majority",
     "metric_label",
+    "metric_names",
     "percent_at_most",
     "plan_facts",
     "source_words",
@@ -236,13 +238,15 @@ def plan_facts(facts: RunFacts) -> dict[str, Any]:
 
 
 def _metric_names(facts: RunFacts) -> list[str]:
-    names = [str(name) for name, value in facts.metrics.items() if is_number(value)]
-    for row in facts.history:
-        names += [str(key) for key, value in row.items() if is_number(value)]
-    ordered = list(dict.fromkeys(names))
+    return metric_names([facts.metrics, *facts.history])
+
+
+def metric_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns the names in rows of numbers that are names of metrics, in order and once each."""
+    names = (str(key) for row in rows for key, value in row.items() if is_number(value))
     return [
         name
-        for name in ordered
+        for name in dict.fromkeys(names)
         if not any(name.removeprefix(NONPRIVATE_PREFIX).lower().split("/")[-1].startswith(n) for n in NOT_METRICS)
         and not name.startswith("gradient_to_noise")
     ]
@@ -250,9 +254,11 @@ def _metric_names(facts: RunFacts) -> list[str]:
 
 def find_primary_metric(facts: RunFacts) -> str | None:
     """Returns the metric of the headline and of the first plot: the declared one, else the likeliest by name."""
-    if facts.primary_metric is not None:
-        return facts.primary_metric
-    names = _metric_names(facts)
+    return facts.primary_metric if facts.primary_metric is not None else likeliest_metric(_metric_names(facts))
+
+
+def likeliest_metric(names: Iterable[str]) -> str | None:
+    """Returns the name that reads most like that of the metric which a run is about; None if there are no names."""
 
     def rank(name: str) -> tuple[bool, int, bool]:
         kind = next((i for i, part in enumerate(METRIC_ORDER) if part in name.lower()), len(METRIC_ORDER))

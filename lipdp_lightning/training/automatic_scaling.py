@@ -21,6 +21,9 @@ from .module import PrivateModule
 from .set_up import matching_modules
 
 LARGEST_NORMS = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0)
+# the share of the bound on an example's gradient at the outputs to which it is clipped where one layer is trained: an
+# example that is nearly certain of a wrong class has all of it, and the noise is in proportion to the clip
+CLIPPED_TO = 0.5
 ROOM_FOR_BIASES = 1e3  # no projection limits them, and they enter the bounds of values
 _ROUNDING = 1e-3  # margins of the certificate, which no reason is made of
 
@@ -47,11 +50,19 @@ def settle(plan: PrivacyPlan, module: PrivateModule, data: Any) -> tuple[Privacy
     scaling, reason = choose_scaling(module.network, certificate)
     if scaling == "exact":
         return with_scaling(plan, "exact", largest_norm(plan, module, data)), reason
+    if len(certificate.groups) > 1:
+        return with_scaling(plan, "joint", 1.0), reason
+    clip = plan.loss_clip
+    if clip is None:
+        clip = float(f"{CLIPPED_TO * certificate.loss_lipschitz:.3g}")
+        reason += f"; each example's gradient at the outputs is clipped to {clip:g}, half of its bound (loss_clip)"
     # the norm of a layer enters the bounds of others, and not its own
-    return with_scaling(plan, "joint", None if len(certificate.groups) == 1 else 1.0), reason
+    return with_scaling(plan, "joint", None, clip), reason
 
 
-def with_scaling(plan: PrivacyPlan, scaling: Literal["joint", "exact"], max_norm: float | None) -> PrivacyPlan:
+def with_scaling(
+    plan: PrivacyPlan, scaling: Literal["joint", "exact"], max_norm: float | None, loss_clip: float | None = None
+) -> PrivacyPlan:
     """Returns the plan with a scaling in place of `auto`; noise, steps and epsilon are those of the plan.
 
     Args:
@@ -59,10 +70,12 @@ def with_scaling(plan: PrivacyPlan, scaling: Literal["joint", "exact"], max_norm
             for `joint`, which drops a radius.
         scaling: The scaling.
         max_norm: The largest norm of a layer, if the plan leaves it open.
+        loss_clip: The norm to which each example's gradient at the outputs is clipped, if the plan names none.
     """
     assert not plan.is_settled, f"the scaling is {plan.scaling} already"
     options, exact = plan.to_dict(), scaling == "exact"
     options |= {"scaling": scaling, "radius": (options["radius"] or 1.0) if exact else None}
+    options |= {"loss_clip": loss_clip if options["loss_clip"] is None else options["loss_clip"]}
     defaults = {"allocation": "global" if exact else "optimal", "max_norm": max_norm}
     options |= {name: value for name, value in defaults.items() if options[name] == "auto"}
     with warnings.catch_warnings():  # the plan has caused them already

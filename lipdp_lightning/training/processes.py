@@ -13,6 +13,8 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
+from .launcher import Launcher
+
 Result = TypeVar("Result")
 # messages of gloo, NCCL and the store of torch.distributed if the other side of a connection is gone
 _GONE = re.compile(
@@ -165,6 +167,8 @@ class ProcessStrategy(DDPStrategy):
         started_outside = environment is not None and environment.creates_processes_externally
         if started_outside or self.num_processes * self.num_nodes > 1:
             super()._configure_launcher()
+            if environment is not None and self._start_method == "popen":
+                self._launcher = Launcher(environment, self.num_processes, self.num_nodes)
 
     def setup_distributed(self) -> None:
         """Connects the processes; a single one needs no process group, with its port and threads."""

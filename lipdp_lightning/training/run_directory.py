@@ -38,6 +38,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | Path) -> None:
+        if not str(path):
+            raise ValueError("the run directory's name is empty. HINT: name a new directory, such as runs/first.")
         self.path = Path(path)
         self._lock: IO[str] | None = None
         self._fresh_id = secrets.token_hex(4)

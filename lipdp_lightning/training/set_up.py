@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -10,10 +9,17 @@ from typing import Any, get_args
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ThroughputMonitor,
+)
+from lightning.pytorch.callbacks.spike import SpikeDetection
 from torch import Tensor
 
 from ..bounds.certifier import CertificationError, Certifier
+from ..hints import with_hints_beside
 from ..kernels.numeric_environment import check_exact_arithmetic, require_exact_arithmetic, require_repeated_bits
 from ..mechanism.step import Mechanism
 from ..mechanism.step_errors import Mode
@@ -134,7 +140,7 @@ def _step_problems(trainer: Any, module: Any, strategy: Any, data: Any) -> list[
 def refuse(problems: Sequence[str]) -> None:
     """Raises one ValueError with all problems, if there are any."""
     if problems:
-        texts = [re.sub(r"\.?\s*\n\s*HINT:", ". HINT:", problem) for problem in problems]
+        texts = [with_hints_beside(problem) for problem in problems]
         problems = list(dict.fromkeys(line for text in texts for line in text.splitlines()))
         lines = "\n".join(f"  - {p}" for p in problems)
         raise ValueError(f"this set-up cannot be trained privately, {len(problems)} problem(s):\n{lines}")
@@ -268,6 +274,8 @@ def _loggers(trainer: lightning.Trainer) -> list[str]:
 _REFUSED_CALLBACKS: dict[type, str] = {
     LearningRateFinder: "searches on the private data with steps that no ledger counts. HINT: set the learning rate.",
     BatchSizeFinder: "runs steps that no ledger counts. HINT: set privacy.physical_batch_size.",
+    ThroughputMonitor: "logs the sizes of training batches, which are private. HINT: lipdp status shows the rate.",
+    SpikeDetection: "decides by the loss of training batches, which is private. HINT: leave it out.",
     GradientAccumulationScheduler: "changes how many micro-batches make a step. HINT: set privacy.physical_batch_size.",
 }
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -13,7 +16,10 @@ from ..own_folders import is_own
 from .processes import lost_process
 
 _DATA = (Path(__file__).resolve().parents[1] / "data_modules").resolve()
-_COLLECTIVES = f"{Path(torch.__file__).resolve().parent / 'distributed'}/"
+_TORCH = Path(torch.__file__).resolve().parent
+_COLLECTIVES = f"{_TORCH / 'distributed'}/"
+_LOADERS = _TORCH / "utils" / "data"
+_INSTALLED = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
 def withhold(error: BaseException) -> None:
@@ -38,6 +44,16 @@ def withhold(error: BaseException) -> None:
     error.args = (message,)
 
 
+@contextmanager
+def withholding() -> Iterator[None]:
+    """Withholds the messages of errors that are raised inside the block, where rows are read."""
+    try:
+        yield
+    except Exception as error:
+        withhold(error)
+        raise
+
+
 def _hint(error: Exception) -> str:
     if "OutOfMemory" in type(error).__name__ or isinstance(error, MemoryError):
         return "a smaller privacy.physical_batch_size."
@@ -52,14 +68,20 @@ def _empty(error: Exception) -> None:
         error.object, error.start, error.end = " ", 0, 0
     if isinstance(error, UnicodeError) and hasattr(error, "reason"):
         error.reason = "withheld"
+    if isinstance(error, OSError):
+        for name in ("errno", "strerror", "filename", "filename2"):
+            with suppress(AttributeError):
+                delattr(error, name)
 
 
 def _is_refusal(error: Exception) -> bool:
     """Returns whether a message tells nothing of rows: a refusal, a file, a Trainer's option or a lost process.
 
-    Errors of the operating system have a number; libraries that read images derive errors without one from OSError.
+    Errors of the operating system have a number; libraries that read images derive errors without one from OSError. The
+    name of a file that holds a row says that the row was drawn.
     """
-    if isinstance(error, MisconfigurationException) or (isinstance(error, OSError) and error.errno is not None):
+    of_file = isinstance(error, OSError) and error.errno is not None
+    if isinstance(error, MisconfigurationException) or (of_file and not _may_read_rows(error.__traceback__)):
         return True
     last = _last(error.__traceback__)
     if last is None:
@@ -75,6 +97,21 @@ def _is_refusal(error: Exception) -> bool:
 def _may_refuse(path: Path) -> bool:
     """Returns whether messages raised in a file tell nothing of rows; those of data modules may."""
     return is_own(path) and not path.is_relative_to(_DATA)
+
+
+def _may_read_rows(traceback: TracebackType | None) -> bool:
+    """Returns whether a data module, a loader of torch or code of a user's own has called what failed."""
+    files = []
+    while traceback is not None:
+        files.append(traceback.tb_frame.f_code.co_filename)
+        traceback = traceback.tb_next
+    return any(_is_code_of_rows(Path(file).resolve()) for file in files if not file.startswith("<"))
+
+
+def _is_code_of_rows(path: Path) -> bool:
+    if path.is_relative_to(_DATA) or path.is_relative_to(_LOADERS):
+        return True
+    return not is_own(path) and not any(path.is_relative_to(folder) for folder in _INSTALLED)
 
 
 def _last(traceback: TracebackType | None) -> TracebackType | None:

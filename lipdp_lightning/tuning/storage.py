@@ -6,13 +6,16 @@ import fcntl
 import hashlib
 import json
 import os
+import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..experiment.one_line import described
 from ..extras import imported
 
 NAME = "lipdp"
@@ -60,11 +63,13 @@ def open_study(path: Path, identity: Mapping[str, str], directions: Sequence[str
     existed = path.exists()
     hint = "HINT: use another --storage or --out, or the options that the search was started with."
     try:
-        storage = library.storages.RDBStorage(f"sqlite:///{path}")
+        # the path is no part of the address, in which ? and braces have a meaning, and not :memory:
+        creator = partial(sqlite3.connect, path.absolute(), check_same_thread=False)
+        storage = library.storages.RDBStorage("sqlite:///study", engine_kwargs={"creator": creator})
         names = library.get_all_study_names(storage)
     except Exception as error:  # SQLAlchemy and SQLite have their own errors
-        reason = str(error).splitlines()[0][:120]
-        raise ValueError(f"--storage {path} is not the file of a search ({reason}). {hint}") from error
+        reason = described(error).partition(" [SQL")[0]
+        raise ValueError(f"--storage {path} cannot be used as the file of a search ({reason}). {hint}") from error
     if existed and NAME not in names:
         found = f"the studies {', '.join(names)}" if names else "no search"
         raise ValueError(f"--storage {path} holds {found}, and none of lipdp tune. {hint}")

@@ -21,9 +21,10 @@ from small_runs import fit as fit_directly
 from torch import Tensor, nn
 
 import lipdp_lightning
+from lipdp_lightning.adoption import private_trainer
 from lipdp_lightning.adoption.adopted_module import AdoptedModule
 from lipdp_lightning.privacy.plan import PrivacyPlan
-from lipdp_lightning.training import PrivateModule
+from lipdp_lightning.training import PrivateModule, PrivateStrategy
 
 BOUND = 3.0
 PLANS: dict[str, dict[str, Any]] = {
@@ -121,12 +122,15 @@ class RunsTheStep(Callback):
         pl_module.project.training_step(batch[:2], batch_idx)
 
 
-def test_no_private_row_reaches_the_projects_own_step() -> None:
+def test_no_private_row_reaches_the_projects_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
     private = privatize(SeenRows())
     fit(private, held_out=held_out())
     seen = private.module.project.seen  # type: ignore[attr-defined]
     assert seen and private_rows_in(seen) == 0
     leaking = privatize(SeenRows())
+    with pytest.raises(ValueError, match=r"training batch is private"):
+        fit(leaking, RunsTheStep())
+    monkeypatch.setattr(private_trainer, "ProjectStrategy", PrivateStrategy)
     fit(leaking, RunsTheStep())
     assert private_rows_in(leaking.module.project.seen) > 0, "the check would not notice"  # type: ignore[attr-defined]
 
@@ -153,10 +157,14 @@ class LogsTheLoss(Callback):
 def test_the_training_loss_is_logged_under_a_name_that_says_so_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"'loss' is logged in on_train_batch_end.*HINT"):
         fit(privatize(), LogsTheLoss("loss"))
-    with pytest.raises(ValueError, match=r"'loss' is logged in on_train_batch_end.*HINT"):
+    with pytest.raises(ValueError, match=r"training loss is private.*HINT"):
         fit(privatize(), LogsTheLoss("loss", float))
     trainer = fit(privatize(log_nonprivate=True))
     assert "nonprivate/loss" in trainer.callback_metrics and "train_loss" not in trainer.callback_metrics
+    monkeypatch.setattr(private_trainer, "ProjectStrategy", PrivateStrategy)
+    for form in (Tensor.detach, float):
+        with pytest.raises(ValueError, match=r"'loss' is logged in on_train_batch_end.*HINT"):
+            fit(privatize(), LogsTheLoss("loss", form))
     monkeypatch.setattr(AdoptedModule, "log", PrivateModule.log)
     assert "loss" in fit(privatize(), LogsTheLoss("loss")).callback_metrics, "without the check it is released"
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from small_projects import Project, fit, held_out, privatize, rows
 from small_runs import SECRET, make_network, make_plan
 
 import lipdp_lightning
 from lipdp_lightning.adoption.engine import Engine
+from lipdp_lightning.alive import this_process
 from lipdp_lightning.cli import main
 from lipdp_lightning.commands.compare import read_settings
+from lipdp_lightning.training import progress_note
 
 
 @pytest.fixture
@@ -65,6 +70,60 @@ def test_commands_that_need_a_configuration_say_that_there_is_none(
 
 def test_a_loop_has_no_settings_to_compare(loop: Path) -> None:
     assert read_settings(loop) == {}
+
+
+def status(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["status", str(run_dir), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert main(["status", str(run_dir)]) == 0
+    return dict(row, table=capsys.readouterr().out)
+
+
+def test_a_loop_that_runs_shows_epsilon_rate_and_time_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_note, "SIGN_OF_LIFE", 0.0)
+    plan = make_plan(scaling="exact", radius=1.0, max_norm=None)
+    engine = Engine(make_network(), plan, rows(), loss="cross_entropy", run_dir=tmp_path / "loop")
+    found = []
+    with engine:
+        for step in engine:
+            found.append((step.epsilon, status(tmp_path / "loop", capsys)))
+    assert len(found) == 12
+    for number, (epsilon, row) in enumerate(found):
+        assert (row["state"], row["step"], row["planned"]) == ("running", number + 1, 12)
+        assert row["so far"] >= epsilon > 0 and row["epsilon"] == engine.epsilon
+        assert (row["steps/s"] is None) == (number == 0)
+        if number:
+            assert row["left"] == pytest.approx((11 - number) / row["steps/s"]) and "steps/s" in row["table"]
+    ended = status(tmp_path / "loop", capsys)
+    assert ended["state"] == "finished" and ended["steps/s"] is None and "steps/s" not in ended["table"]
+
+
+def test_a_project_that_runs_shows_its_own_metric(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_note, "SIGN_OF_LIFE", 0.0)
+    found = []
+
+    class Asks(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            found.append(status(tmp_path / "run", capsys))
+
+    private = privatize(run_dir=tmp_path / "run")
+    fit(private, Asks(), held_out=held_out())
+    assert all(row["state"] == "running" and 0 < row["so far"] <= private.epsilon for row in found)
+    assert found[-1]["metric"] == "validation/val_loss" and found[-1]["value"] > 0 and found[-1]["steps/s"] > 0
+
+
+@pytest.mark.parametrize("rate", ["5", True, -1.0, 0.0, 1e-320, float("nan"), None, []])
+def test_a_rate_that_cannot_be_is_left_out(rate: Any, loop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads((loop / "run.json").read_text()) | {"status": "running", "process": this_process()}
+    del record["steps"]
+    (loop / "run.json").write_text(json.dumps(record))
+    (loop / "progress.json").write_text(json.dumps({"rate": rate, "metrics": {}}))
+    assert status(loop, capsys)["left"] in (None, 0.0)
 
 
 def test_status_shows_a_metric_under_the_name_of_the_project(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

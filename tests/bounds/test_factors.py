@@ -69,6 +69,13 @@ def test_the_factor_of_rsub_is_on_its_first_operand() -> None:
     assert bounds_of(Forward(lambda m, x: torch.rsub(x, x, alpha=3)), (4,), 1.0)[0] == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("form", ["torch.add", "torch.sub", "add", "sub"])
+def test_a_positive_factor_of_an_addition_is_on_its_second_operand(form: str) -> None:
+    of_number = bounds_of(Forward(lambda m, x: FORMS[form](m, x, 1.0, 3)), (4,), 1.5)
+    assert of_number == pytest.approx((1.0, 7.5))
+    assert bounds_of(Forward(lambda m, x: FORMS[form](m, x, x, 3)), (4,), 1.0)[0] == pytest.approx(4.0)
+
+
 @pytest.mark.parametrize("name", ["torch.rsub", "torch.add", "sub", "add_"])
 def test_trained_parameters_get_their_own_factor(name: str) -> None:
     """rsub leaves the parameter alone; the others multiply it."""

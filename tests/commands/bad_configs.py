@@ -88,6 +88,10 @@ NUMBERS = {
     **{("--privacy.scaling", "radius", "--privacy.radius", v): "radius" for v in ("1e-320", "1e300", ".nan", "0")},
     **{("--privacy.method", "dpsgd_flat", "--privacy.clip_norm", v): "clip_norm" for v in ("1e-320", "1e300", ".nan")},
     **{("--optimizer.lr", v): "lr" if v == ".inf" else "optimizer" for v in (".nan", ".inf", "-1", "x")},
+    **{
+        ("--privacy.max_norm", v, "--privacy.free_layers", "[x]"): "the pattern 'x' matches no layer"
+        for v in ("null", "1.0")
+    },
     ("--seed_everything", "-1"): "seed_everything",
 }
 
@@ -233,6 +237,9 @@ KEYS = {
     ("--config", "/"): "it is not a file",
     ("--json",): "json",
     ("--wandb", "sometimes"): "sometimes",
+    ("--run_dir", ""): "argument --run_dir/--run-dir: the value is empty",
+    ("--run_dir", "x" * 3000): "File name too long",
+    ("--run_dir", "a\nb\n" + "x" * 300): "a b xxx",
 }
 
 _BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -358,6 +365,17 @@ COMMANDS: list[tuple[str, ...]] = [
     *(("curves", *ECDF, "--confidence", v) for v in ("0", "1", "nan", "0.9999999999")),
     *(("curves", *ECDF, f"--range={v}") for v in ("1,0", "nan,1", "-1e308,1e308", "0,1e-320", "x")),
     ("curves", *ECDF, "--column", "nothing"),
+    ("curves", *ECDF, "--output", ""),
+    ("tune", *CONFIG, "--out", ""),
+    ("audit", *CONFIG, "--out", ""),
+    ("submit", *SUBMIT, "--run_dir", ""),
+    ("status", ""),
+    ("report", "--run_dir", ""),
+    ("report", "--run_dir", "x" * 5000),
+    ("report", "--run_dir", "first\nlipdp: second"),
+    ("submit", *SUBMIT, "--config", "a\nb"),
+    ("status", "a/" * 2500),
+    ("curves", *ECDF, "--data", "x" * 300),
     ("curves", *ECDF, "--data", "/nowhere"),
     ("curves", *ECDF, "--delimiter", ""),
     ("curves", *ECDF, "--quantiles", "2"),

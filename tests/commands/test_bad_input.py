@@ -116,28 +116,36 @@ def test_a_traceback_is_shown_to_those_who_ask_for_it(folder: Path, monkeypatch:
 
 # ---- memory
 
+# the words of a run, and what the guard against it says: another limit would not name the number
 LARGE = {
-    "steps": ["--privacy.steps", "1000000000000"],
-    "epochs": ["--privacy.steps", "null", "--privacy.epochs", "1e12"],
-    "a tiny batch": ["--privacy.steps", "null", "--privacy.epochs", "1", "--privacy.batch_size", "1e-9"],
-    "calibration": [
-        "--privacy.noise_multiplier", "null", "--privacy.epsilon", "3", "--privacy.steps", "1000000000000",
-    ],
-}  # fmt: skip
+    "steps": (["--privacy.steps", "1000000000000"], "steps 1000000000000 is more than any training takes"),
+    "epochs": (["--privacy.steps", "null", "--privacy.epochs", "1e12"], "steps 5617187500000 is more than any"),
+    "a tiny batch": (
+        ["--privacy.steps", "null", "--privacy.epochs", "1", "--privacy.batch_size", "1e-9"],
+        "expected_batch_size 1e-09 is so small that steps would draw nothing",
+    ),
+    "calibration": (
+        ["--privacy.noise_multiplier", "null", "--privacy.epsilon", "3", "--privacy.steps", "1000000000000"],
+        "steps 1000000000000 is more than any training takes",
+    ),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LARGE)
 def test_numbers_that_no_memory_holds(case: str, tmp_path: Path) -> None:
+    """The guard is `size_problems` of accounting/events.py."""
+    words, expected = LARGE[case]
+
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
         resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
 
     code = "import sys; from lipdp_lightning.cli import main; sys.exit(main())"
-    words = ["fit", "--run_dir", "run", "--wandb", "off", *SHORT, *LARGE[case]]
+    words = ["fit", "--run_dir", "run", "--wandb", "off", *SHORT, *words]
     done = subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path, preexec_fn=limit,
         env=environment() | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
-    check(Outcome(done.returncode, done.stdout, done.stderr))
+    check(Outcome(done.returncode, done.stdout, done.stderr), expected)
     assert left_behind(tmp_path) == []

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -354,3 +357,35 @@ def test_help_of_fit_and_the_complete_configuration() -> None:
 def test_an_unknown_command_and_none_at_all() -> None:
     assert lipdp("train").code == 2 and "HINT" in lipdp("train").err
     assert lipdp().code == 2 and "commands:" in lipdp().out
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_of_a_logger_that_cannot_be_written_ends_in_a_line_that_says_what_is_safe(tmp_path: Path) -> None:
+    """The file is smaller than the configuration, and is no file of ours."""
+    run_dir = tmp_path / "run"
+    with files_of_at_most(3200):
+        outcome = fit(run_dir, *SMALL)
+    assert not (run_dir / "steps.txt").read_text() and len((run_dir / "config.yaml").read_bytes()) < 3200
+    assert outcome.code == 2 and outcome.err.splitlines()[-1] == (
+        f"lipdp fit: a file of the run in {run_dir} cannot be written: File too large. Everything up to the last "
+        "checkpoint is kept. HINT: raise the limit of a file's size (ulimit -f), then run the same command again."
+    )
+    assert fit(run_dir, *SMALL).code == 0
+
+
+def test_a_report_that_cannot_be_written_is_written_by_the_command_that_is_named(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with files_of_at_most(20_000):
+        outcome = fit(run_dir, *SMALL)
+    assert outcome.code == 2 and "report.html cannot be written: File too large" in outcome.err
+    assert f"then write it by `lipdp report --run_dir {run_dir}`" in outcome.err and "same command" not in outcome.err
+    assert lipdp("report", "--run_dir", run_dir).code == 0 and (run_dir / "report.html").exists()

@@ -114,6 +114,12 @@ def test_a_copied_configuration_does_not_choose_code(run_dir: Path, tmp_path: Pa
         ("data_modules.Digits", False), ("callbacks.CalibrationMetrics", False),
         ("lightning.pytorch.callbacks.LambdaCallback", False), ("validation/accuracy", False), ("1.5", False),
         ("no_such_module_here.X", False), ("lipdp_lightning.nothing.here", False),
+        ("lipdp_lightning.experiment.stored_model.stored_model", True), ("lipdp_lightning.cli.main", True),
+        ("lipdp_lightning.load_release", True), ("lipdp_lightning.privatize", True), ("lipdp_lightning.release", True),
+        ("lipdp_lightning.audit.blackbox.user_script", True), ("lipdp_lightning.adoption.Engine", True),
+        ("lipdp_lightning.layers.convert.make_private", False), ("lipdp_lightning.schedules.WarmupCosine", False),
+        ("lipdp_lightning.augmentations.ShiftedCrop", False), ("lipdp_lightning.features.Scattering", False),
+        ("lipdp_lightning.bounds.losses.CrossEntropy", False), ("lipdp_lightning.bounds.certify", True),
     ],
 )  # fmt: skip
 def test_names_are_followed_to_where_they_are_defined(text: str, refused: bool) -> None:
@@ -156,6 +162,35 @@ def test_a_file_that_a_copied_configuration_names_does_not_choose_code(
     outcome = lipdp("test" if command == "test" else "predict", *source, *output)
     assert outcome.code == 2 and not marker.exists() and outcome.err.count("\n") == 1
     assert "names code outside this package: of_somebody.Thing" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["test", "release"])
+@pytest.mark.parametrize("way", ["nested", "évil", "_evil", "Évil_1"])
+def test_a_copied_configuration_does_not_choose_code_by_a_function_or_another_alphabet(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, way: str
+) -> None:
+    """A function of this package makes what another text names, and a module's name may begin with any letter."""
+    marker, name = tmp_path / "ran", "of_somebody" if way == "nested" else way
+    (tmp_path / f"{name}.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    named: Any = {"class_path": f"{name}.Thing"}
+    if way == "nested":
+        inner = yaml.safe_dump({"model": {"network": named, "loss": "cross_entropy", "input_bound": 1.0}})
+        named = {"class_path": "lipdp_lightning.experiment.stored_model.stored_model"}
+        named["init_args"] = {"config": inner, "place": "x"}
+    if command == "release":
+        assert lipdp("export", "--run_dir", run_dir, "--output", tmp_path / "release.pt").code == 0
+    config["model"]["network"] = named
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
+    words: tuple[Any, ...] = ("test", "--run_dir", run_dir)
+    if command == "release":
+        content = torch.load(tmp_path / "release.pt", weights_only=True)
+        torch.save(content | {"config": yaml.safe_dump(config)}, tmp_path / "release.pt")
+        words = ("predict", "--release", tmp_path / "release.pt", "--output", tmp_path / "out.csv")
+    outcome = lipdp(*words)
+    assert not marker.exists(), "code of somebody else ran"
+    assert outcome.code == 2 and "names code outside this package" in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_a_copied_configuration_of_known_classes_is_tested(run_dir: Path) -> None:

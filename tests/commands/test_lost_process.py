@@ -54,6 +54,23 @@ def test_the_survivor_says_in_one_line_what_happened(tmp_path: Path, victim: str
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "running"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["first", "second"])
+def test_a_death_before_the_processes_have_met_ends_the_other_too(tmp_path: Path, victim: str) -> None:
+    """No collective operation can fail yet; the other would wait for half an hour, or be killed without a word."""
+    process, end = start(tmp_path / "run"), time.monotonic() + 100
+    others: list[str] = []
+    while time.monotonic() < end and process.poll() is None and not others:
+        time.sleep(0.05)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        others = [child for child in children if b"lipdp" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    os.kill(process.pid if victim == "first" else int(others[0]), signal.SIGKILL)
+    _, err = process.communicate(timeout=100)
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert len(lines) == 1 and "another process of this run" in lines[0] and "HINT" in lines[0], err
+    assert process.returncode == (1 if victim == "second" else -signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -109,6 +109,9 @@ def test_free_layers_and_radii_by_pattern() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, free.module.parameters(), strict=True))
     with pytest.raises(ValueError, match="matches no layer"):
         harness_of("mlp", max_norm=[["convolution*", 0.5], ["*", 1.0]])
+    for max_norm in (None, 1.0, [["*", 1.0]]):
+        with pytest.raises(ValueError, match=r"'head' matches no layer.\nHINT: the layers are \['1', '3', '5'\]"):
+            harness_of("mlp", max_norm=max_norm, free_layers=["head"])
 
 
 def test_frozen_layers_are_left_alone() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -47,6 +48,17 @@ def test_every_cell_of_a_stacked_table_names_its_column() -> None:
         heads = [unescape(head) for head in re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", table)]
         rows = re.findall(r"<tr><th scope=row.*?</tr>", table)
         assert rows and all(list(map(unescape, re.findall(r'data-head="(.*?)"', row))) == heads for row in rows)
+
+
+def test_the_tables_of_a_report_that_are_not_folded_are_stacked() -> None:
+    page = render_html(healthy())
+    kinds = re.findall(r'aria-label="([^"]+)"><table class="([^"]*)"', page)
+    assert {"Metrics", "Layers", "Ledger"} <= {label for label, kind in kinds if "stacked" in kind}
+
+
+def test_the_bet_is_on_what_is_protected() -> None:
+    for unit, word in (("example", "record"), ("group", "group")):
+        assert f"Best possible bet on one {word}:" in render_html(replace(healthy(), unit=unit))
 
 
 def test_settings_that_only_some_runs_have_are_counted_and_not_listed() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from lipdp_lightning.bounds import Bound, Operation, ParameterUse, Value, rule
 from lipdp_lightning.bounds.certifier import Certifier
+from lipdp_lightning.bounds.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from lipdp_lightning.data_modules import Digits
 from lipdp_lightning.data_modules.base import PrivateDataModule
 from lipdp_lightning.experiment.short_training import prepare, train
@@ -110,6 +111,26 @@ def settled(network: nn.Module, **options: Any) -> tuple[PrivacyPlan, str]:
 def test_the_structure_decides(network: nn.Module, scaling: str, reason: str) -> None:
     plan, why = settled(network)
     assert plan.scaling == scaling and reason in why
+
+
+@pytest.mark.parametrize("loss", [CrossEntropy(), CrossEntropy(temperature=0.1), BinaryCrossEntropy(temperature=5.0)])
+def test_one_layer_is_clipped_to_half_of_the_bound_on_its_gradient(loss: Loss) -> None:
+    outputs = 1 if isinstance(loss, BinaryCrossEntropy) else 10
+    module = PrivateModule(Linear(SHAPE, outputs), loss, input_bound=1.0, input_mode="normalize")
+    plan, reason = settle(plan_of(), module, Declared())
+    assert plan.loss_clip == pytest.approx(loss.lipschitz((outputs,)) / 2, rel=5e-3)
+    assert f"clipped to {plan.loss_clip:g}, half of its bound" in reason
+    certificate = Certifier(module.network, SHAPE, 1.0, module.private_loss(plan.loss_clip)).certify()
+    open_ended = Certifier(module.network, SHAPE, 1.0, loss).certify()
+    assert certificate.groups[0].worst_case < 0.51 * open_ended.groups[0].worst_case
+    given, why = settle(plan_of(loss_clip=0.2), module, Declared())
+    assert given.loss_clip == 0.2 and "clipped" not in why
+    assert settle(plan_of(scaling="joint"), module, Declared())[0].loss_clip is None
+
+
+def test_several_layers_are_not_clipped_at_the_outputs() -> None:
+    assert settled(ConvNet(SHAPE, 10))[0].loss_clip is None
+    assert settled(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Gain()))[0].loss_clip is None
 
 
 def test_a_layer_of_its_own_kind_is_not_measured() -> None:

@@ -113,6 +113,12 @@ def test_a_file_that_cannot_be_written_is_named_and_the_run_can_begin_later(
     assert claim(tmp_path / "run") is False
 
 
+def test_an_empty_name_is_not_the_current_folder() -> None:
+    with pytest.raises(ValueError, match=r"name is empty.*HINT"):
+        RunDirectory("")
+    RunDirectory(".")
+
+
 def test_the_owner_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claim(tmp_path / "run")
     monkeypatch.setattr(os, "geteuid", lambda: 12345)

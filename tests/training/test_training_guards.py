@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import (
     EarlyStopping,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    ThroughputMonitor,
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -70,6 +71,7 @@ TRAINER_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "half precision of weights": ({"precision": "bf16-true"}, "precision='bf16-true' keeps gradients in fewer bits"),
     "anomaly detection": ({"detect_anomaly": True}, "detect_anomaly=True ends the run"),
     "fast_dev_run": ({"fast_dev_run": True, "max_steps": 12}, "fast_dev_run"),
+    "throughput": ({"callbacks_": (ThroughputMonitor(len),)}, "callback ThroughputMonitor"),
     "rate finder": ({"callbacks_": (LearningRateFinder(),)}, "callback LearningRateFinder"),
     "batch size finder": ({"callbacks_": (BatchSizeFinder(),)}, "callback BatchSizeFinder"),
     "accumulation schedule": ({"callbacks_": (GradientAccumulationScheduler({0: 2}),)}, "GradientAccumulationSch"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from small_runs import Blobs, fit, make_module, make_plan
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
+from lipdp_lightning.adoption.given_rows import GivenRows
 from lipdp_lightning.bounds.losses import Loss
+from lipdp_lightning.files import write_bytes_atomically
 from lipdp_lightning.training.withheld import withhold
 
 SECRETS = ("0.7310585", "4711")
@@ -97,14 +102,60 @@ def test_errors_of_callbacks_and_of_data_are_withheld_too() -> None:
             fit(make_plan(steps=2), *callbacks, **options)
 
 
+class Opens(Blobs):
+    def transform_batch(self, x: Tensor) -> Tensor:
+        if bool(x.any()):
+            os.replace("/nowhere/4711.png", "/nowhere/4711.jpg")
+        return x
+
+
+class Files(Dataset[Any]):
+    """A project's rows, of which the last, which a template does not need, cannot be read."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self.action = action
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        if row == 59:
+            self.action()
+        return torch.rand(4), row % 3
+
+
+@pytest.mark.parametrize("fails", [lambda: os.stat("/nowhere/4711.png"), lambda: {}["4711"], lambda: int("a4711")])
+def test_names_of_files_that_hold_rows_are_withheld(fails: Callable[[], Any]) -> None:
+    with pytest.raises(OSError, match=r"^(?!.*4711)FileNotFoundError in transform_batch.*withheld.*HINT"):
+        fit(make_plan(steps=2), data=Opens())
+    rows = GivenRows.of(Files(fails))
+    assert rows.template()[0].shape == (1, 4)
+    with pytest.raises((OSError, LookupError, ValueError), match=r"^(?!.*4711).* in .*withheld.*HINT"):
+        rows.tensors(0, 1)
+
+
 class Refuses(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         pl_module.network[0].weight.requires_grad_(False)
 
 
-def test_refusals_of_the_library_and_errors_of_files_stay_as_they_are() -> None:
+class Writes(Callback):
+    """Its file cannot be written, since its folder is a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        (self.folder / "file").touch()
+        write_bytes_atomically(self.folder / "file" / "nowhere", b"")
+
+
+def test_refusals_of_the_library_and_errors_of_files_stay_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"what is trained changed after set-up.*HINT"):
         fit(make_plan(steps=2), Refuses())
+    with pytest.raises(OSError, match=r"file/nowhere cannot be written: File exists\. .*HINT") as caught:
+        fit(make_plan(steps=2), Writes(tmp_path))
+    assert "withheld" not in str(caught.value)
     full = OSError(28, "No space left on device", "last.ckpt")
     withhold(full)
     assert str(full) == "[Errno 28] No space left on device: 'last.ckpt'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from lipdp_lightning.cli import main
 from lipdp_lightning.training import PrivateStrategy
 from lipdp_lightning.tuning.search import events_of
 from lipdp_lightning.tuning.space import flat_keys, read_space
+from lipdp_lightning.tuning.storage import make_sampler, open_study
 
 CONFIG: dict[str, Any] = {
     "model": {
@@ -276,7 +278,7 @@ def test_files_of_something_else(config: Path, tmp_path: Path, capsys: Any) -> N
     assert tune(config, tmp_path / "out", "--space", space, "--trials", 1) == 0
     capsys.readouterr()
     cases = [
-        (["--storage", other], "holds the studies mine"), (["--storage", text], "not the file of a search"),
+        (["--storage", other], "holds the studies mine"), (["--storage", text], "cannot be used"),
         (["--storage", tmp_path], "is a folder"), (["--objective", "accuracy,loss"], "another objective"),
         (["--privacy.steps", 3], "another configuration"),
     ]  # fmt: skip
@@ -284,6 +286,18 @@ def test_files_of_something_else(config: Path, tmp_path: Path, capsys: Any) -> N
         assert tune(config, tmp_path / "out", "--space", space, "--trials", 2, *options) == 2
         said = capsys.readouterr().err
         assert reason in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["a?b=c", "{a}", "{SCHEMA_VERSION}", "%3F", "a b'\"", "#x", ":memory:", "Müller\n"])
+def test_a_study_is_in_the_file_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The name is no address and no template."""
+    monkeypatch.chdir(tmp_path)
+    path = Path(name)
+    for _ in range(2):
+        study = open_study(path, {"space": "1"}, ["maximize"], make_sampler("random", 0, 1))
+        study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    assert len(study.trials) == 2 and os.listdir(tmp_path) == [name]
+    assert path.read_bytes().startswith(b"SQLite format 3")
 
 
 @pytest.mark.slow

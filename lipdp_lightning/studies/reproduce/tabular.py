@@ -135,6 +135,7 @@ METHODS = {
     "worst_case": "Lip-DP-SGD of paper 000, honestly composed",
     "layerwise": "Lip-DP-SGD of the thesis, in its sound form",
     "joint": "joint scaling, no clipping",
+    "joint_saturating": "joint scaling and a saturating loss, no clipping",
     "joint_clip": "joint scaling and loss_clip",
 }
 OURS = ("joint", "joint_clip")
@@ -165,15 +166,22 @@ def privacy(table: TabularSet, method: str, settings: Settings, dataset_size: in
     # a layer's norm does not enter its own bound, so the last layer is free
     scaling |= {"max_norm": settings["radius"], "free_layers": [_LAST_LAYER]} if hidden else {"max_norm": None}
     if method == "joint_clip":
-        scaling["loss_clip"] = settings["clip"] / settings["temperature"]
-        if linear(settings) and table.bias:  # the gradient d (x, 1) has the norm of d times the root of two
-            scaling["loss_clip"] /= math.sqrt(2)
+        scaling["loss_clip"] = at_logits(table, settings) / settings["temperature"]
     return common | scaling
+
+
+def at_logits(table: TabularSet, settings: Settings) -> float:
+    """Returns where ``joint_clip`` clips the gradient in the logits over the temperature, and a loss saturates.
+
+    With a bias, the gradient d (x, 1) of a linear model has the norm of d times the root of two.
+    """
+    clip: float = settings["clip"]
+    return clip / math.sqrt(2) if linear(settings) and table.bias else clip
 
 
 def linear(settings: Settings) -> bool:
     """Returns whether DP-SGD with flat clipping and ``joint_clip`` of these settings are one release, as inputs have
-    norm 1.
+    norm 1. With one output, it is that of ``joint_saturating``, too.
     """
     return not settings["hidden"]
 
@@ -197,7 +205,10 @@ def configuration(table: TabularSet, method: str, settings: Settings, seed: int,
         # a fixed norm cannot start at zero
         "zero_init": method != "fix_lip",
     }
-    loss = "CrossEntropy" if table.outputs > 1 else "BinaryCrossEntropy"
+    loss, of_loss = "CrossEntropy" if table.outputs > 1 else "BinaryCrossEntropy", dict[str, float]()
+    if method == "joint_saturating":
+        loss = "SaturatingCrossEntropy" if table.outputs > 1 else loss
+        of_loss["slope"] = at_logits(table, settings)
     trainer: dict[str, Any] = {"accelerator": "cpu", "devices": 1}
     if settings["averaging"]:
         averaging = {"class_path": "callbacks.ParameterAveraging", "init_args": {"kind": "weighted"}}
@@ -208,7 +219,7 @@ def configuration(table: TabularSet, method: str, settings: Settings, seed: int,
             "network": {"class_path": "lipdp_lightning.models.MLP", "init_args": network},
             "loss": {
                 "class_path": f"lipdp_lightning.bounds.losses.{loss}",
-                "init_args": {"temperature": settings["temperature"]},
+                "init_args": {"temperature": settings["temperature"]} | of_loss,
             },
             "input_bound": 1.0,
             "input_mode": "normalize",

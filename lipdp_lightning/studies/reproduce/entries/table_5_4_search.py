@@ -25,6 +25,7 @@ TRIALS = 16
 # layer-wise scaling takes the settings of joint scaling, since on one layer they are the same
 SEARCHED = tuple(method for method in METHODS if method != "layerwise")
 ONE_RELEASE = ("dpsgd", "joint_clip")  # these are one release for a linear model
+WITH_ONE_OUTPUT = (*ONE_RELEASE, "joint_saturating")  # and these if it has one output
 
 
 def drawn(table: TabularSet, trial: int) -> dict[str, Any]:
@@ -73,8 +74,9 @@ def scores(rows: Rows) -> list[float]:
 
 def _release(row: Row) -> tuple[str, str]:
     """Returns the key of a release: table, method and trial; for one release by two methods, table and trial."""
-    same = str(row["method"]) in ONE_RELEASE and linear(json.loads(str(row["settings"])))
-    return str(row["data"]), f"{' and '.join(ONE_RELEASE) if same else row['method']} {row['trial']}"
+    equal = ONE_RELEASE if SETS[str(row["data"])].outputs > 1 else WITH_ONE_OUTPUT
+    same = str(row["method"]) in equal and linear(json.loads(str(row["settings"])))
+    return str(row["data"]), f"{' and '.join(equal) if same else row['method']} {row['trial']}"
 
 
 def best(rows: Rows) -> dict[str, dict[str, Row]]:
@@ -110,7 +112,8 @@ def finish(rows: Rows, out: Output) -> str:
     return (
         f"{len(rows)} trials, the same random settings for every method, judged on a fifth of the training rows; where "
         f"these are few, by the mean over several choices of that fifth ({folds}). DP-SGD and joint scaling with "
-        "`loss_clip` release the same of a linear model: a trial of one is then judged by the mean over both. The test "
+        "`loss_clip`, or with a saturating loss of one output, release the same of a linear model: a trial of one is "
+        "then judged by the mean over all of them. The test "
         "rows of table 5.4 are not used. The best settings of each method are in "
         f"`{out.path('.yaml').name}`. Every trial is private by itself, with the epsilon of its row; the search as a "
         "whole is not accounted, here as in the papers: on private data it would cost more."
