@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.normals import SECURE_SAMPLES
-from ..kernels.normals import release_ as release_one_
+from ..kernels.normals import SECURE_SAMPLES, release_
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key
 from .step_errors import Mode, check_request, deviations_without_bound
@@ -131,7 +130,7 @@ def complete_(sums: Mapping[int, Sum], noise: StepNoise) -> None:
     deviations = [one.deviation * noise.share for one in sums.values()]
     shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]
     for one, own, shift, stream in zip(sums.values(), deviations, shifts, streams, strict=True):
-        release_one_(
+        release_(
             one.values, noise.key, own, stream=stream, apart=one.apart, samples=noise.samples, share=one.share,
             shift=shift, factor=1.0 / one.divisor,
         )  # fmt: skip

@@ -101,8 +101,7 @@ class Mechanism:
         self._attached = 0
         self._step: int | None = None
         self._sealed, self._weights = False, PendingDigest([b""])
-        # on a GPU, digest and versions after the projection
-        self._left: tuple[PendingDigest, list[tuple[int, int]]] | None = None
+        self._left: tuple[PendingDigest, list[tuple[int, int]]] | None = None  # on a GPU, after the projection
         self._tracked: dict[str, float] = {}
         self._agreed: bytes | None = None
         self._numbers: StepNumbers | None = None  # those of the step that is under way
