@@ -97,8 +97,7 @@ class Mechanism:
         """The rank that owns each parameter; empty if every rank updates all of them."""
         self._projector = Projector(self._follower, plan, self.certificate, named)
         self._certified_versions: list[tuple[int, int]] = []
-        # torch numbers all hooks on modules, tensors and nodes; this many were there at the certificate
-        self._attached = 0
+        self._attached = 0  # torch numbers all hooks on modules, tensors and nodes; those at the certificate
         self._step: int | None = None
         self._sealed, self._weights = False, PendingDigest([b""])
         self._left: tuple[PendingDigest, list[tuple[int, int]]] | None = None  # on a GPU, after the projection
