@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from torch.optim import Optimizer
 
 from lipdp_lightning.callbacks.accountant import _strategy
+from lipdp_lightning.report.formats import clean_text
 
 
 class GradientNoiseMonitor(Callback):
@@ -49,6 +50,6 @@ class GradientNoiseMonitor(Callback):
             signal, noise = signal + estimate**2, noise + expected_noise**2
         row["gradient_to_noise"] = math.sqrt(signal / noise) if noise > 0 else 0.0
         self.history.append(row)
-        logged = {f"gradient/{k}": v for k, v in row.items() if k != "step"}
+        logged = {clean_text(f"gradient/{k}"): v for k, v in row.items() if k != "step"}
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=trainer.global_step)

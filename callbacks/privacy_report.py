@@ -28,6 +28,7 @@ from lipdp_lightning.callbacks.temperature_scaling import (
     released_beside_training,
 )
 from lipdp_lightning.privacy.plan import PrivacyPlan
+from lipdp_lightning.report.formats import clean_text
 from lipdp_lightning.report.model import RunFacts
 from lipdp_lightning.report.plots import all_figures
 from lipdp_lightning.report.write import write_report
@@ -121,7 +122,8 @@ class PrivacyReport(Callback):
                     logger.log_image(key=f"report/{name}", images=[_picture(figure)])
             if hasattr(logger, "log_table") and self.facts.groups:
                 columns = list(self.facts.groups[0])
-                rows = [[group.get(column) for column in columns] for group in self.facts.groups]
+                cells = [[group.get(column) for column in columns] for group in self.facts.groups]
+                rows = [[clean_text(cell) if isinstance(cell, str) else cell for cell in row] for row in cells]
                 logger.log_table(key="report/layers", columns=columns, data=rows)
             summary = getattr(getattr(logger, "experiment", None), "summary", None)
             if summary is not None and hasattr(summary, "update"):
