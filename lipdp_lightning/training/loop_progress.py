@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def progress_after(loops: dict[str, Any], step: int, steps_per_epoch: int, chunks: int) -> None:
+def continue_after(loops: dict[str, Any], step: int, strategy: Any) -> None:
     """Changes the saved progress of Lightning's fit loop to that after a whole number of steps.
 
     Lightning saves how far the hooks of an epoch have come, and where ``max_steps`` is given, it takes an epoch that
@@ -16,14 +16,16 @@ def progress_after(loops: dict[str, Any], step: int, steps_per_epoch: int, chunk
     Args:
         loops: The saved progress, which is changed in place.
         step: The number of steps that were taken.
-        steps_per_epoch: The steps of an epoch.
-        chunks: The micro-batches of a step.
+        strategy: The Strategy that takes the steps.
     """
-    if step == 0:  # nothing has been counted yet
+    from .set_up import steps_per_epoch  # which knows the module, and the module knows checkpoints
+
+    if step == 0 or strategy.plan is None:  # nothing has been counted yet, or nothing is trained
         return
-    epochs, inside = divmod(step, steps_per_epoch)
+    of_epoch, chunks = steps_per_epoch(strategy.plan), strategy.chunks
+    epochs, inside = divmod(step, of_epoch)
     begun = epochs + (inside > 0)
-    batches = (inside or steps_per_epoch) * chunks
+    batches = (inside or of_epoch) * chunks
     # `completed` is one less: Lightning continues exactly from the state in which a batch has just ended
     loops["epoch_progress"] = {
         part: {"ready": begun, "started": begun, "processed": epochs, "completed": epochs}

@@ -22,10 +22,9 @@ from .averaging import WeightAverage, average_of
 from .checkpoint_files import OwnerOnlyCheckpointIO
 from .checkpoints import CheckpointStrategy, Restored, hyperparameters
 from .current_step import CurrentStep
-from .loop_progress import progress_after
 from .module import PrivateModule
 from .private_steps import PrivateSteps
-from .set_up import check_set_up, require_exact_products, steps_per_epoch
+from .set_up import check_set_up, require_exact_products
 from .step_record import StepRecord
 from .views import Views, views_of
 from .withheld import withhold
@@ -169,12 +168,6 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
         trainer.fit_loop.epoch_loop.max_steps = min(trainer.max_steps, self.branches.limit())
         self._reads_rows = True
 
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        # the loops have found their place; Lightning would leave schedules that follow a metric where they are at the
-        # end of an epoch that is continued
-        self.connected.trainer.fit_loop._restarting = False
-
     # ---- the step
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
@@ -248,15 +241,6 @@ class PrivateStrategy(CheckpointStrategy, PrivateSteps):
     def between_steps(self) -> bool:
         """Returns whether a checkpoint taken now holds whole steps."""
         return self._current is None or self._current.between_steps
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Reads a checkpoint, from which training continues with the step after those that it holds."""
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        if self.plan is not None and "loops" in checkpoint:
-            progress_after(
-                checkpoint["loops"]["fit_loop"], checkpoint["global_step"], steps_per_epoch(self.plan), self.chunks
-            )
-        return checkpoint
 
     def teardown(self) -> None:
         if self.mechanism is not None:
