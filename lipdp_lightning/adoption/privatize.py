@@ -123,7 +123,8 @@ def privatize(
     source = data if isinstance(data, PrivateDataModule) else AdoptedRows(
         given, understood.path.x, understood.path.y, plan.dataset_size, understood.loss,
         classes_of(understood.path.outputs), bound)  # fmt: skip
-    settled, reason = _attempt(problems, lambda: settle(plan, private, source)) or (plan, "")
+    open_norm = settings.leaves_norm_open
+    settled, reason = _attempt(problems, lambda: settle(plan, private, source, open_norm)) or (plan, "")
     refuse(problems)
     notes = _notes(plain.project, understood, settled, bound, told is not None, log_nonprivate)
     notes += (f"the scaling is {settled.scaling!r}: {reason}",) if reason else ()

@@ -297,7 +297,7 @@ def _check(job: Job, anyway: bool) -> None:
         _, rest = split(arguments)
         here = ("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=1")
         experiment = parse_experiment([*rest, *here], None, "off")
-        RunDirectory(directory).check(experiment.plan.digest().hex())
+        RunDirectory(directory).check(experiment.plan.digest().hex(), experiment.plan.to_dict())
         _show_forecast(experiment, anyway)
 
 

@@ -138,7 +138,7 @@ class Experiment(LightningCLI):
     def _settled(self, plan: PrivacyPlan) -> tuple[PrivacyPlan, str]:
         """Returns the plan with its scaling, and the reason; a network without a certificate is refused in set-up."""
         try:
-            return settle(plan, self.model, self.datamodule)
+            return settle(plan, self.model, self.datamodule, self.settings.leaves_norm_open)
         except ValueError:
             return plan, ""
 

@@ -22,6 +22,7 @@ On disk:
 * ``run_directory``, ``claim``: the files of a run, who may use them, and the checks before they are taken.
 * ``step_record``: digests of what each step was released from.
 * ``checkpoints``, ``checkpoint_files``: the state that a run continues from, and its files.
+* ``loop_progress``: where Lightning's loops are after a number of steps.
 
 Output of a run:
 

@@ -28,8 +28,8 @@ ROOM_FOR_BIASES = 1e3  # no projection limits them, and they enter the bounds of
 _ROUNDING = 1e-3  # margins of the certificate, which no reason is made of
 
 
-def settle(plan: PrivacyPlan, module: PrivateModule, data: Any) -> tuple[PrivacyPlan, str]:
-    """Returns the plan with a scaling in place of `auto`, and the reason, which is empty for a settled plan.
+def settle(plan: PrivacyPlan, module: PrivateModule, data: Any, norm_is_open: bool = False) -> tuple[PrivacyPlan, str]:
+    """Returns the plan with a scaling in place of `auto`, and the reason, which is empty for a scaling that is named.
 
     What decides is the structure of the network and no weight, so that all processes and every resume of a run decide
     alike.
@@ -38,11 +38,14 @@ def settle(plan: PrivacyPlan, module: PrivateModule, data: Any) -> tuple[Privacy
         plan: The plan.
         module: The module that is to be trained.
         data: The data module, of which only the declared shape of an example is used.
+        norm_is_open: Whether a plan whose scaling is named is to have the largest norm of layers that `auto` chooses.
 
     Raises:
         ValueError: If the network has no certificate.
     """
     if plan.is_settled:
+        if norm_is_open:
+            plan = _plan_of(plan.to_dict() | {"max_norm": largest_norm(plan, module, data)})
         return plan, ""
     certificate = _certifier(plan, module, data, _SameNorm(1.0)).certify()
     if len(certificate.groups) == 1:  # an operator behind the one layer now shows in the bound of its cotangents
@@ -78,6 +81,10 @@ def with_scaling(
     options |= {"loss_clip": loss_clip if options["loss_clip"] is None else options["loss_clip"]}
     defaults = {"allocation": "global" if exact else "optimal", "max_norm": max_norm}
     options |= {name: value for name, value in defaults.items() if options[name] == "auto"}
+    return _plan_of(options)
+
+
+def _plan_of(options: dict[str, Any]) -> PrivacyPlan:
     with warnings.catch_warnings():  # the plan has caused them already
         warnings.simplefilter("ignore")
         return PrivacyPlan.from_dict(options)

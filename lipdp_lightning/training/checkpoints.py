@@ -16,6 +16,7 @@ from ..privacy.branches import Branches, ResumeState
 from ..privacy.keys import new_secret
 from ..privacy.statistics import Statistics
 from .averaging import WeightAverage
+from .loop_progress import continue_after
 from .processes import ProcessStrategy
 from .step_record import RecordState, StepRecord
 
@@ -166,10 +167,18 @@ class CheckpointStrategy(ProcessStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Reads a checkpoint, and keeps the parts that the run restores."""
+        """Reads a checkpoint, keeps the parts that the run restores, and sets Lightning's loops after its steps."""
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        if "loops" in checkpoint:
+            continue_after(checkpoint["loops"]["fit_loop"], checkpoint["global_step"], self)
         self.restored = Restored.of(checkpoint)
         return checkpoint
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        # the loops have found their place; Lightning would leave schedules that follow a metric where they are at the
+        # end of an epoch that is continued
+        self.connected.trainer.fit_loop._restarting = False
 
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
         """Restores the weights; raises ValueError if they belong to another model."""

@@ -33,7 +33,7 @@ def claim_run(
     digest = plan.digest().hex()
     # rank 0 may be about to write it, so the others look at complete records only
     known = is_first or directory.record() is not None
-    unfinished = known and directory.check(digest)
+    unfinished = known and directory.check(digest, plan.to_dict())
     check()
     checkpoint = directory.checkpoint if unfinished and directory.checkpoint.exists() else None
     if checkpoint is not None:

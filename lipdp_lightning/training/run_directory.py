@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -162,8 +163,13 @@ class RunDirectory:
         """Returns whether the configuration in this directory was written here by this user, and not copied to it."""
         return (self.record() or {}).get("place") == place_of(self.path)
 
-    def check(self, plan_digest: str) -> bool:
-        """Returns whether to continue an unfinished run of the same plan; refuses what must not be continued."""
+    def check(self, plan_digest: str, plan: Mapping[str, Any]) -> bool:
+        """Returns whether to continue an unfinished run of the same plan; refuses what must not be continued.
+
+        Args:
+            plan_digest: The digest of the plan.
+            plan: Its options, to say in what they differ from the run's.
+        """
         if not os.path.lexists(self.path):
             return False
         if not self.path.is_dir():
@@ -187,10 +193,22 @@ class RunDirectory:
             )
         if record["plan"] != plan_digest:
             raise ValueError(
-                f"the run in {self.path} has another privacy plan, and a ledger belongs to one plan. "
-                "HINT: use a new --run_dir, or the options the run was started with (see its config.yaml)."
+                f"the run in {self.path} has another privacy plan, and a ledger belongs to one plan"
+                f"{self._changes(plan)}. HINT: use a new --run_dir, or the options the run was started with (see its "
+                "config.yaml). Where they leave one out, another version may have chosen it otherwise: name the "
+                f"scaling, and what has changed, as in {PLAN_FILE}."
             )
         return True
+
+    def _changes(self, plan: Mapping[str, Any]) -> str:
+        """Returns the options of a plan that are not those of the run, in words; they are empty if none is known."""
+        try:
+            before = read_json(self.path / PLAN_FILE)
+            changed = [name for name in plan if json.dumps(before.get(name)) != json.dumps(plan[name])]
+        except (OSError, ValueError, AttributeError):
+            return ""
+        told = (f"{name} was {json.dumps(before.get(name))} and is {json.dumps(plan[name])}" for name in changed)
+        return f": {text}" if (text := ", ".join(told)) else ""
 
     def claim(self, plan_digest: str, plan: dict[str, Any], config: str) -> bool:
         """Takes the directory after all other checks, and returns whether an unfinished run is continued.
@@ -206,12 +224,12 @@ class RunDirectory:
             ValueError: If the directory must not be used, or another process uses it.
         """
         if self._lock is None:
-            self.check(plan_digest)
+            self.check(plan_digest, plan)
             with naming(self.path, "Nothing was written."):
                 self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
         remove_left_overs(self.path)
-        continued = self.check(plan_digest)  # another process may have finished the run meanwhile
+        continued = self.check(plan_digest, plan)  # another process may have finished the run meanwhile
         if not continued:  # if the process dies in between, the next claim finds these files: see _begun
             write_bytes_atomically(self.config, config.encode("utf-8", "backslashreplace"))
             write_bytes_atomically(self.path / PLAN_FILE, json.dumps(plan, indent=1).encode())

@@ -30,8 +30,8 @@ class PrivacySettings:
             becomes 'exact', and 'optimal' elsewhere.
         group_weights: pattern -> share of the budget, for allocation 'custom'.
         projection: projection that limits the layers' norms.
-        max_norm: largest norm of a layer, or pattern -> norm; null leaves every layer free. 'auto' is 1; where an
-            automatic scaling becomes 'exact', it is the largest power of two that keeps the certificate finite.
+        max_norm: largest norm of a layer, or pattern -> norm; null leaves every layer free. 'auto' is 1; under
+            'exact' and 'exact_layerwise' it is the largest power of two, up to 64, that keeps the certificate finite.
         free_layers: patterns of layers that are not projected.
         standardize: after a step, subtract the mean from every kernel of a convolution, or also equalise norms.
         adjacency: relation of data sets that the guarantee protects: add_remove or replace_one.
@@ -112,6 +112,12 @@ class PrivacySettings:
         """The target to which noise is calibrated; None if the noise is given."""
         epsilon: float | None = self._chosen["epsilon"]
         return epsilon
+
+    @property
+    def leaves_norm_open(self) -> bool:
+        """Returns whether exact norms of gradients are named, and the largest norm of a layer is left out."""
+        named = self._chosen["scaling"] in ("exact", "exact_layerwise")
+        return named and self._chosen["max_norm"] == "auto" and self._chosen["projection"] == "clip"
 
     def budget(self) -> tuple[Any, ...]:
         """Returns all settings that decide the noise of a target, besides the size of the data set."""

@@ -70,13 +70,15 @@ def privatize(project: Any = None, data: Any = None, **options: Any) -> Privatiz
         )  # fmt: skip
 
 
-def fit(private: Privatized, *callbacks: Any, held_out: Any = None, **options: Any) -> PrivateTrainer:
+def fit(
+    private: Privatized, *callbacks: Any, held_out: Any = None, checkpoint: Any = None, **options: Any
+) -> PrivateTrainer:
     """Trains with a secret that is known, and returns the Trainer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = private.Trainer(callbacks=list(callbacks), **(WITHOUT_FILES | {"log_every_n_steps": 1} | options))
         trainer.strategy.fixed_secret = SECRET
-        trainer.fit(private.module, private.data, held_out)
+        trainer.fit(private.module, private.data, held_out, ckpt_path=checkpoint, weights_only=False)
     return trainer
 
 

@@ -383,6 +383,10 @@ def test_the_scaling_is_chosen_as_lipdp_fit_does_and_the_reason_is_told(tmp_path
     assert tight.plan.scaling == "joint" and any("whose bound is tight" in note for note in tight.notes)
     stated = privatize(**budget | {"run_dir": None}, scaling="layerwise", allocation="equal")
     assert stated.plan.scaling == "layerwise" and not any("the scaling is" in note for note in stated.notes)
+    budget |= {"run_dir": None}
+    norms = [privatize(**budget, **given).plan.to_dict()["max_norm"] for given in (
+        {}, {"scaling": "exact", "radius": 1.0}, {"scaling": "exact", "radius": 1.0, "max_norm": 1.0})]  # fmt: skip
+    assert norms == [64.0, 64.0, 1.0]
 
 
 # ---- run directories
@@ -411,6 +415,26 @@ def test_a_run_directory_is_continued_bit_for_bit_and_reported(tmp_path: Path) -
     assert facts["title"] == "Project, made private" and list(facts["metrics"]) == ["validation/val_loss"]
     with pytest.raises(ValueError, match=r"is finished.*HINT"):
         run("parts")
+
+
+def test_a_run_that_another_version_began_with_another_choice_says_what_it_was(tmp_path: Path) -> None:
+    class Linear(Project):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(6, 3)
+
+    budget = {"epsilon": 8.0, "delta": 1e-3, "steps": 12}
+    now = privatize(Linear(), **budget)
+    before = PrivacyPlan.from_dict(now.plan.to_dict() | {"loss_clip": None})  # as `auto` was before it clipped
+    with pytest.raises(InterruptedError):
+        fit(privatize(Linear(), plan=before, run_dir=tmp_path / "run"), Crash(7))
+    files = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    reason = rf"another privacy plan.*: loss_clip was null and is {now.plan.loss_clip}\. HINT.*plan.json"
+    with pytest.raises(ValueError, match=reason):
+        fit(privatize(Linear(), **budget, run_dir=tmp_path / "run"))
+    assert files == {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    named = {"scaling": "joint", "max_norm": None, "input_bound": before.input_bound}
+    assert fit(privatize(Linear(), **budget, **named, run_dir=tmp_path / "run")).global_step == 12
 
 
 def test_a_checkpoint_is_that_of_the_projects_own_class(tmp_path: Path) -> None:

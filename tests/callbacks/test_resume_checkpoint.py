@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from lightning.pytorch.callbacks import Callback
 from small_runs import fit, make_plan, weights
 
 from lipdp_lightning.callbacks import ResumeCheckpoint
-from lipdp_lightning.callbacks.resume_checkpoint import _own
 
 
 class Saves(Callback):
@@ -81,16 +79,3 @@ def test_a_directory_and_a_positive_interval_are_needed(tmp_path: Path) -> None:
         ResumeCheckpoint(tmp_path, every_n_steps=0)
     with pytest.raises(ValueError, match=r"no directory.*HINT"):
         fit(make_plan(), ResumeCheckpoint())
-
-
-def test_the_loops_state_is_a_copy_of_its_own() -> None:
-    state = {"a": OrderedDict(total={"ready": 3}, states=[1, {"b": 2.5}], none=None), "pair": (1, ["x"]), "set": {1}}
-    copied = _own(state)
-    assert copied == state
-    state["a"]["total"]["ready"] = 4
-    state["a"]["states"][1]["b"] = 0.0
-    state["pair"][1].append("y")
-    state["set"].add(2)
-    assert copied == {
-        "a": {"total": {"ready": 3}, "states": [1, {"b": 2.5}], "none": None}, "pair": (1, ["x"]), "set": {1}
-    }  # fmt: skip

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import rank_mutants
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from small_runs import SECRET, Blobs, Crash, fit, make_module, make_network, make_plan, weights
 from torch import Tensor, nn
 
@@ -699,3 +699,17 @@ def project_weights(
     assert isinstance(run, PrivateStrategy) and run.mechanism is not None
     return {"weights": all_weights(private.module).tolist(), "step": trainer.global_step, "world": run.world_size,
             "largest": max(run.mechanism.sensitivities().values())}  # fmt: skip
+
+
+def project_from_epochs_end(world: World, folder: str, step: int | None = None) -> dict[str, Any]:
+    """Weights of a project that saves at the end of each epoch, or continues from such a checkpoint after `step`."""
+    from small_projects import all_weights, fit, held_out, privatize
+
+    keeper = ModelCheckpoint(folder, "{step}", every_n_epochs=1, save_on_train_epoch_end=True, save_top_k=-1)
+    private = privatize(plan=make_plan(**SCALINGS["exact"], max_norm=None), physical_batch_size=5)
+    options = world.trainer_options() | {"enable_checkpointing": step is None}
+    trainer = fit(
+        private, *([keeper] if step is None else []), held_out=held_out(), **options,
+        checkpoint=None if step is None else Path(folder) / f"step={step}.ckpt",
+    )  # fmt: skip
+    return {"weights": all_weights(private.module).tolist(), "step": trainer.global_step}

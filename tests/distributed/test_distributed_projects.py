@@ -42,6 +42,13 @@ def test_an_interrupted_project_continues_bit_for_bit_on_two_processes(worlds: W
     assert 0 not in spent.codes and "is finished" in spent.logs[0]
 
 
+def test_two_processes_continue_from_the_end_of_an_epoch(worlds: Worlds, tmp_path: Path) -> None:
+    whole = worlds.run("project_from_epochs_end", 2, folder=str(tmp_path))
+    assert [run["step"] for run in whole] == [12, 12] and len(list(tmp_path.iterdir())) == 4
+    for step in (3, 9):
+        assert worlds.run("project_from_epochs_end", 2, folder=str(tmp_path), step=step) == whole
+
+
 def test_processes_that_differ_are_refused_on_both(worlds: Worlds) -> None:
     """A row that is missing on one process alone would give two mechanisms one plan."""
     outcome = worlds.attempt("project_weights", 2, missing_on=1)
