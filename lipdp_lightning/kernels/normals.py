@@ -19,6 +19,7 @@ from torch import Tensor
 from .loops import cpu_loops, gpu_kernels
 
 NORMALS_IN_A_BLOCK = 8  # a block of ChaCha20 has 64 bytes
+SECURE_SAMPLES = 4  # a square, so that the scale 1/sqrt(4) is exact
 PIECE = 1 << 14  # normals at a time: they stay in a processor's cache
 
 

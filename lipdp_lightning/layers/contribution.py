@@ -3,13 +3,13 @@
 One use of a layer adds g_i = sum_p d_ip (x_ip, 1)^T for example i, over output positions p, with patches x_ip and
 cotangents d_ip.
 
-The gradient of the weight is sum_i c_i g_i. It is computed as one product in which the rows of the cotangent are
-multiplied by c: no per-sample gradient exists at any time. Sums over many rows are formed in pieces, which are added in
-float64. Products of float32 are added in float32, so that every addition rounds by a share of the partial sum beneath
-it; over thousands of equal rows with hundreds of positions, these roundings move a sum by several percent of one
-example's bound. ``mechanism.allocation.sum_margin`` says what is left of that with pieces of ``TERMS_OF_A_PIECE``
-terms, and pays for it. Where a GPU may use its tensor cores, a kernel adds 64 terms in float32, and these sums in
-float64 (``kernels/gpu.py``).
+The gradient of the weight is sum_i c_i g_i. It is computed as one product in which the rows of the cotangent or of
+the input, whichever is smaller, are multiplied by c: no per-sample gradient exists at any time. Sums over many rows are
+formed in pieces, which are added in float64. Products of float32 are added in float32, so that every addition rounds by
+a share of the partial sum beneath it; over thousands of equal rows with hundreds of positions, these roundings move a
+sum by several percent of one example's bound. ``mechanism.allocation.sum_margin`` says what is left of that with pieces
+of ``TERMS_OF_A_PIECE`` terms, and pays for it. Where a GPU may use its tensor cores, a kernel adds 64 terms in
+float32, and these sums in float64 (``kernels/gpu.py``).
 
 The squared norm of g_i is computed in the way that takes fewer multiplications:
 
@@ -216,11 +216,10 @@ def weighted_gradients(
             the sum has to pay (``mechanism.allocation.sum_margin``).
     """
     kernels = gpu_kernels(inputs.device) if tensor_cores and (options is None or options[3] == 1) else None
-    left, right = cotangent, inputs
+    full, x = cotangent, inputs
     if kernels is None or factor is not None:  # the kernel reads factors of a product as they are
-        left, right = cotangent.to(weight.dtype), inputs.to(weight.dtype)
-    if factor is not None:
-        left = left * factor.to(left.dtype).reshape(-1, *(1,) * (left.dim() - 1))
+        full, x = cotangent.to(weight.dtype), inputs.to(weight.dtype)
+    left, right = _weigh(full, x, factor)
     grad_weight = grad_bias = None
     if trains[0] and kernels is not None:
         grad_weight = kernels.weight_gradient(left, right, weight.shape, options).to(weight.dtype)
@@ -228,9 +227,30 @@ def weighted_gradients(
         with products_on_tensor_cores(tensor_cores):
             grad_weight = _sum_of_pieces(left, right, weight, options)
     if trains[1]:
-        channel = left.dim() - 1 if options is None else 1
-        grad_bias = left.sum([d for d in range(left.dim()) if d != channel], dtype=weight.dtype)
+        grad_bias = _weighted_bias(full, left, factor, -1 if options is None else 1, weight.dtype)
     return grad_weight, grad_bias
+
+
+def _rows(factor: Tensor, like: Tensor) -> Tensor:
+    return factor.to(like.dtype).reshape(-1, *(1,) * (like.dim() - 1))
+
+
+def _weigh(cotangent: Tensor, inputs: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns cotangent and input; the smaller one of them is multiplied by the factor."""
+    if factor is None:
+        return cotangent, inputs
+    if cotangent.numel() <= inputs.numel():
+        return cotangent * _rows(factor, cotangent), inputs
+    return cotangent, inputs * _rows(factor, inputs)
+
+
+def _weighted_bias(full: Tensor, left: Tensor, factor: Tensor | None, channel: int, kind: torch.dtype) -> Tensor:
+    """Returns sum_i c_i sum_p d_ip of that dtype; if the cotangent was weighed, its rows are reused."""
+    others = [d for d in range(full.dim()) if d != channel % full.dim()]
+    if left is not full or factor is None:
+        return left.sum(others, dtype=kind)
+    per_example = full.sum(others[1:]) if len(others) > 1 else full
+    return factor.to(full.dtype) @ per_example
 
 
 def _sum_of_pieces(left: Tensor, right: Tensor, weight: Tensor, options: tuple[Any, ...] | None) -> Tensor:

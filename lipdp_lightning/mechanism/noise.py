@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.normals import release_ as release_one_
+from ..kernels.normals import SECURE_SAMPLES, release_
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key
 from .step_errors import Mode, check_request, deviations_without_bound
 
-SECURE_SAMPLES = 4  # a square, so that the scale 1/sqrt(4) is exact
 _SHARED, _OWNERS = b"every rank", b"the owner of each parameter"
 
 
@@ -131,7 +130,7 @@ def complete_(sums: Mapping[int, Sum], noise: StepNoise) -> None:
     deviations = [one.deviation * noise.share for one in sums.values()]
     shifts = [grid_shift(own) if noise.grid else 0.0 for own in deviations]
     for one, own, shift, stream in zip(sums.values(), deviations, shifts, streams, strict=True):
-        release_one_(
+        release_(
             one.values, noise.key, own, stream=stream, apart=one.apart, samples=noise.samples, share=one.share,
             shift=shift, factor=1.0 / one.divisor,
         )  # fmt: skip

@@ -49,7 +49,7 @@ class Projector:
             standardize(weight, self._with_variance)
         for name, rule in self._changed.items():
             rule.apply_(self._follower.weight_of(name), together(self._follower.operators_of(name)))
-        self._follower.renew(list(self._changed))
+        self._follower.renew(list(self._changed), cheap_too=True)
         self._follower.measure()
         self._follower.clip_(self._clipped)
 

@@ -97,12 +97,10 @@ class Mechanism:
         """The rank that owns each parameter; empty if every rank updates all of them."""
         self._projector = Projector(self._follower, plan, self.certificate, named)
         self._certified_versions: list[tuple[int, int]] = []
-        # torch numbers all hooks on modules, tensors and nodes; this many were there at the certificate
-        self._attached = 0
+        self._attached = 0  # torch numbers all hooks on modules, tensors and nodes; those at the certificate
         self._step: int | None = None
         self._sealed, self._weights = False, PendingDigest([b""])
-        # on a GPU, digest and versions after the projection
-        self._left: tuple[PendingDigest, list[tuple[int, int]]] | None = None
+        self._left: tuple[PendingDigest, list[tuple[int, int]]] | None = None  # on a GPU, after the projection
         self._tracked: dict[str, float] = {}
         self._agreed: bytes | None = None
         self._numbers: StepNumbers | None = None  # those of the step that is under way
@@ -228,7 +226,7 @@ class Mechanism:
             if seal is not None:
                 self._agreed = seal(digest_of(self.digest, *contribution) if self._sealed else self.digest)
             self._release(sums, self._noise_of(step), reduce)
-        self.scaling.learn(numbers, sums[-1].values)
+        self._learn(numbers, sums[-1].values)
         for parameter, owner in self.owners.items():
             if owner != self.place.rank:  # its sum was not released here, and its owner updates it
                 parameter.grad = None
@@ -312,6 +310,9 @@ class Mechanism:
         parts = {f"sum {number}": one.values for number, one in enumerate(sums)}
         parts |= {f"apart {number}": one.apart for number, one in enumerate(sums) if one.apart is not None}
         return self._contributed.begin(parts)
+
+    def _learn(self, numbers: StepNumbers, noisy_votes: Tensor) -> None:
+        self.scaling.learn(numbers, noisy_votes)
 
     def _noise_of(self, step: int) -> StepNoise:
         return StepNoise.of(self._secret, step, self.place, self.digest, self.plan.secure, self._grid)

@@ -112,8 +112,8 @@ class Follower(NormSource):
         if drifted:
             self.renew(drifted)
 
-    def renew(self, names: Sequence[str]) -> None:
-        """Evaluates the norms of weights, which become references unless their norms are cheap."""
+    def renew(self, names: Sequence[str], cheap_too: bool = False) -> None:
+        """Evaluates the norms of weights, which become references unless their norms are cheap, or with these too."""
         held = _on_host([self._weights[name] for name in names])
         sizes = [frobenius_norm(values) for values in held]
         for name, values, size in zip(names, held, sizes, strict=True):
@@ -129,7 +129,7 @@ class Follower(NormSource):
                 norms[operator] = norm
             self._bounds[name] = Bounds(norms, factors, size)
             self._references.pop(name, None)
-            if costly:  # a copy, which stays as it is
+            if costly or cheap_too:  # a copy, which stays as it is
                 now = self._weights[name].detach().clone(memory_format=torch.contiguous_format)
                 self._references[name] = Reference(now, self._bounds[name])
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lipdp_lightning.files import write_bytes_atomically
-from lipdp_lightning.kernels.normals import normals
+from lipdp_lightning.kernels.normals import SECURE_SAMPLES, release_
 from lipdp_lightning.privacy.grid import grid_shift
 from lipdp_lightning.privacy.keys import derive_key
 from lipdp_lightning.privacy.plan import PrivacyPlan
@@ -37,7 +37,6 @@ UNIT = 2.0**40  # sums are whole multiples of 1 / UNIT: exact, for up to 2^22 ro
 MOST_ROWS = 1 << 22
 # leaves room for rounding a row to the grid and the total to float64
 RADIUS = 1 - 2.0**-20
-_SECURE_SAMPLES = 4
 _PIECE = 1 << 17  # so many numbers at a time stay in the processor's cache
 _CONTENTS = "contents"
 _FORMAT = 1
@@ -94,18 +93,9 @@ def noisy_mean(terms: Terms, noise_multiplier: float, dataset_size: int, key: by
             f"a statistic with noise multiplier {noise_multiplier} is not private.\n"
             "HINT: use about 10, beside the noise of training."
         )
-    samples = _SECURE_SAMPLES if secure else 1
-    noise = torch.zeros(terms.dimension, dtype=torch.float64)
-    for sample in range(samples):
-        noise += normals(derive_key(derive_key(key, "sample", sample), "normals", 0), 0, 0, terms.dimension)
-    noise *= noise_multiplier / math.sqrt(samples)
-    return round_to_grid_(bounded_sum(terms) + noise, noise_multiplier) / dataset_size
-
-
-def round_to_grid_(values: Tensor, deviation: float) -> Tensor:
-    """Rounds a float64 tensor to the grid of a deviation, in place."""
-    shift = grid_shift(deviation)
-    return values.add_(shift).sub_(shift)
+    samples, total = SECURE_SAMPLES if secure else 1, bounded_sum(terms)
+    release_(total, key, noise_multiplier, samples=samples, shift=grid_shift(noise_multiplier))
+    return total / dataset_size
 
 
 class Statistics:
