@@ -213,7 +213,7 @@ def _select(own: argparse.Namespace, config: Any, base: Any, space: Any, objecti
         _say("searching; how many trials there are, and their scores, stay secret")
         best = BestTrial(private / "best.pt")
         try:
-            select(search, selection, best, base.experiment.datamodule)
+            select(search, selection, best, base.experiment.datamodule, ledgers)
         except KeyboardInterrupt:
             _say("interrupted; nothing is released before the last trial. Continue with the same command")
             return 130

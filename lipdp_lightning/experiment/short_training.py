@@ -263,7 +263,10 @@ def _trained(
         validation_batches, trainer.limit_val_batches = trainer.limit_val_batches, 0
         trainer.fit(module, datamodule=data)
         trainer.limit_val_batches = validation_batches
-        return held_out_metrics(trainer, module, data)
+        trained = copy.deepcopy(module.state_dict())
+        metrics = held_out_metrics(trainer, module, data)
+        module.load_state_dict(trained)  # a metric or a callback may have put held-out rows into the module
+        return metrics
 
     with _interruptible():
         metrics, more = _quietly(fit_and_test)

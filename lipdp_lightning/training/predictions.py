@@ -27,8 +27,18 @@ def class_scores(module: Any, outputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def predict_rows(module: Any, data: Any, loader: Any, most: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns outputs in evaluation mode, targets and ids of a loader's rows, or of the first ``most``, on the CPU."""
+def predict_rows(
+    module: Any, data: Any, loader: Any, most: int | None = None, apart: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns outputs in evaluation mode, targets and ids of a loader's rows, on the CPU.
+
+    Args:
+        module: The module.
+        data: The data module, whose hook changes batches on their way.
+        loader: Yields batches ``(x, y, ids)``.
+        most: The number of rows to predict, the first ones; None for all.
+        apart: Whether the hook is given each row by itself, so that no row changes another.
+    """
     was_training = module.training
     module.eval()
     # a float64 network takes float64 rows; mixed precision is not used here
@@ -37,7 +47,9 @@ def predict_rows(module: Any, data: Any, loader: Any, most: int | None = None) -
     try:
         for batch in loader:
             rows = [tensor[:most].to(module.device) for tensor in batch]
-            x, y, ids = data.on_after_batch_transfer(rows, 0)
+            given = zip(*(tensor.split(1) for tensor in rows), strict=True) if apart else [rows]
+            changed = [data.on_after_batch_transfer(list(part), 0) for part in given]
+            x, y, ids = (torch.cat(column) for column in zip(*changed, strict=True)) if apart else changed[0]
             parts.append((module(x.to(dtype)).cpu(), y.cpu(), ids.cpu()))
             if most is not None:
                 break

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..training.batches import defined_here
+from ..training.model_checks import DATA_METHODS
 from ..training.predictions import predict_rows
 
 
@@ -13,7 +15,8 @@ def correct_rows(module: Any, data: Any) -> int:
     """Returns the number of validation rows that the module classifies correctly, each of them counted once.
 
     It is counted here, row by row, and not derived from a metric of the trainer: a mean over some of the rows, a
-    weighted mean, or one over rows that are seen several times would move by more than one row's share.
+    weighted mean, or one over rows that are seen several times would move by more than one row's share. A data module's
+    own hook is given every row by itself.
 
     Raises:
         ValueError: if the data module does not give every validation row exactly once.
@@ -24,7 +27,8 @@ def correct_rows(module: Any, data: Any) -> int:
             f"{type(data).__name__} has {len(loader)} validation loaders, and a count is of one. "
             "HINT: use one loader that gives every validation row once, or --public-validation if they are public."
         )
-    outputs, targets, ids = predict_rows(module, data, loader)
+    apart = not all(defined_here(data, name) for name in DATA_METHODS)
+    outputs, targets, ids = predict_rows(module, data, loader, apart=apart)
     seen, rows = len(ids.unique()), len(loader.dataset)
     if not seen == len(ids) == rows == len(outputs):
         raise ValueError(

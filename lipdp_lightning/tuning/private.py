@@ -8,7 +8,7 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ..key_streams import CounterStream
 from ..privacy.grid import grid_shift
 from ..privacy.keys import derive_key, new_secret
 from ..report.atomic import write_all_atomically
+from ..training.batches import defined_here
 from ..training.checkpoints import STATISTICS
 from .counting import correct_rows
 from .objectives import Objective
@@ -71,19 +72,24 @@ class PrivateSelection:
             if getattr(callback, "epsilon", None):
                 name = type(callback).__name__
                 found.append(f"callback {name} spends an epsilon that no ledger of a trial holds. HINT: leave it out")
-        return found + self._problems_of_counting(base.experiment.trainer)
+        return found + self._problems_of_counting(base.experiment.trainer, base.experiment.datamodule)
 
-    def _problems_of_counting(self, trainer: Any) -> list[str]:
-        """Returns options of the trainer under which the evaluated rows are not all rows, each once."""
+    def _problems_of_counting(self, trainer: Any, data: Any) -> list[str]:
+        """Returns why the evaluated rows may not be all rows, each once and by itself."""
         if self.score_noise is None:
             return []
+        own = [] if defined_here(data, "val_dataloader") else [
+            f"{type(data).__name__}.val_dataloader makes batches in a way of its own, and one row could move the count "
+            "of correct rows by more than 1. HINT: return the rows from load_validation, or use --public-validation if "
+            "they are public"
+        ]  # fmt: skip
         whole = isinstance(trainer.limit_val_batches, float) and trainer.limit_val_batches == 1.0
         chosen = {
             "limit_val_batches": not whole,
             "fast_dev_run": bool(trainer.fast_dev_run),
             "overfit_batches": bool(trainer.overfit_batches),
         }
-        return [
+        return own + [
             f"trainer.{name} leaves out validation rows, and the score is a count of all of them. HINT: leave it out"
             for name, given in chosen.items()
             if given
@@ -106,8 +112,11 @@ class PrivateSelection:
             raise ValueError(
                 f"--private-selection: scaling {bare[0].scaling!r} has no guarantee to start from. HINT: leave it out."
             )
-        score = () if self.score_noise is None else (score_entry(self.score_noise),)
-        return [(*plan.events(), *score) for plan in plans]
+        return [(*plan.events(), *self.score_entries()) for plan in plans]
+
+    def score_entries(self) -> tuple[LedgerEntry, ...]:
+        """Returns what the score of a trial spends."""
+        return () if self.score_noise is None else (score_entry(self.score_noise),)
 
     def number_of_trials(self, study: Any) -> int:
         """Returns the number of trials, drawn once for a study as a function of nothing but the distribution."""
@@ -191,13 +200,18 @@ def _read(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def select(search: Search, selection: PrivateSelection, best: BestTrial, data: Any) -> None:
-    """Runs all K trials; nothing ends the search early."""
+def select(
+    search: Search, selection: PrivateSelection, best: BestTrial, data: Any,
+    ledgers: Collection[tuple[LedgerEntry, ...]],
+) -> None:  # fmt: skip
+    """Runs all K trials; nothing ends the search early. ``ledgers`` are those that the guarantee is computed from."""
     number = selection.number_of_trials(search.study)
     best.settle(search.has_ended)
 
     def keep(trial: int, result: Result) -> None:
         params = search.study.trials[trial].params
+        spent = (*result.plan.events(), *selection.score_entries())
+        assert spent in ledgers, f"a trial of {params} spends what the search does not account for"
         best.propose(trial, selection.score(result, data), result, params)
 
     search.run(number, keep, lambda: best.settle(search.has_ended))

@@ -69,6 +69,11 @@ def _parameter(key: str, entry: Any, known: Mapping[str, Any]) -> Range | Choice
         )
     if key.startswith("trainer.") or key in {f"privacy.{name}" for name in FIXED}:
         raise ValueError(f"{key} cannot be searched: trials would not be comparable. HINT: set it in the configuration")
+    if isinstance(known[key], Mapping) and "class_path" not in known[key]:
+        raise ValueError(
+            f"{key} is a group of settings, and a value of it would be a file that no cost of the search accounts for. "
+            f"HINT: search single keys, such as {key}.{next(iter(known[key]), 'NAME')}"
+        )
     if isinstance(entry, list):
         if not entry or len({repr(value) for value in entry}) < len(entry):
             raise ValueError(f"{key} has no values, or one twice. HINT: use [128, 256]")

@@ -39,7 +39,8 @@ class Trainings:
         self.drawn += 1
         strategy = SimpleNamespace(statistics=SimpleNamespace(values={}))
         module = SimpleNamespace(trainer=SimpleNamespace(strategy=strategy), state_dict=lambda: {"draw": self.drawn})
-        return SimpleNamespace(metrics={"validation/accuracy": self.drawn / 100}, module=module, epsilon=1.0)
+        metrics = {"validation/accuracy": self.drawn / 100}
+        return SimpleNamespace(metrics=metrics, module=module, epsilon=1.0, plan=SimpleNamespace(events=tuple))
 
 
 class Points:
@@ -85,7 +86,7 @@ def session(study: optuna.Study, folder: Path, trainings: Trainings, kill_at: in
         try:
             own = Search(study, {}, {"lr": Range(0.1, 1.0)}, [OBJECTIVES["accuracy"]])
             own.take_back_interrupted()
-            select(own, selection, BestTrial(folder / "best.pt"), None)
+            select(own, selection, BestTrial(folder / "best.pt"), None, [()])
         except Killed:
             pass
     return points.passed
