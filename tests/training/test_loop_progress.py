@@ -112,15 +112,15 @@ def saved(folder: Path) -> Iterator[tuple[int, str, Path]]:
         yield int(step), hook, file
 
 
-@pytest.mark.parametrize("size", [None, 10])
+@pytest.mark.parametrize("size", [None, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("steps", "options"),
     [
         pytest.param(12, {}, marks=pytest.mark.slow),
         pytest.param(11, {}, marks=pytest.mark.slow),
-        (8, {}),
+        pytest.param(8, {}, marks=pytest.mark.slow),
         (6, {"check_val_every_n_epoch": 2}),
-        (6, {"val_check_interval": 2}),
+        pytest.param(6, {"val_check_interval": 2}, marks=pytest.mark.slow),
         (2, {}),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_project_continues_from_the_checkpoints_of_lightnings_callback(tmp_pat
         assert project_run(12, checkpoint=file)[::2] == (whole, 12)
 
 
-@pytest.mark.parametrize("stop", [{"epochs": 2}, {"max_steps": 4}, {"max_steps": 3}])
+@pytest.mark.parametrize("stop", [pytest.param({"epochs": 2}, marks=pytest.mark.slow), {"max_steps": 4}])
 def test_a_run_that_was_asked_for_less_is_continued_to_its_end(tmp_path: Path, stop: dict[str, int]) -> None:
     whole = project_run(12)
     _, epochs, taken = project_run(12, EveryHook(tmp_path), **stop)
@@ -174,8 +174,13 @@ def scheduled(interval: str, monitor: str | None) -> type[PrivateModule]:
 @pytest.mark.parametrize("size", [None, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("hook", "step"),
-    [("on_train_batch_end", 3), ("on_validation_end", 6), ("on_train_epoch_end", 6), ("on_train_epoch_start", 6),
-     ("on_train_batch_start", 6), ("on_train_epoch_end", 12), ("on_train_batch_start", 7), ("on_train_batch_end", 8)],
+    [
+        ("on_train_epoch_end", 6), ("on_train_batch_start", 6),
+        *(pytest.param(*place, marks=pytest.mark.slow) for place in (
+            ("on_train_batch_end", 3), ("on_validation_end", 6), ("on_train_epoch_start", 6),
+            ("on_train_epoch_end", 12), ("on_train_batch_start", 7), ("on_train_batch_end", 8),
+        )),
+    ],
 )  # fmt: skip
 def test_a_run_that_is_killed_at_an_epochs_end_ends_with_the_same_bits(
     tmp_path: Path, hook: str, step: int, size: int | None, monitor: str | None
