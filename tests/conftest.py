@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import time
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -13,6 +14,7 @@ hypothesis.settings.load_profile("without deadlines")
 
 LAUNCHED = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 STARTED = time.monotonic()
+SLOW = Path(__file__).with_name("slow_tests.txt")
 
 # Thousands of collected tests are all kept: a collection of garbage among them looks at every one, and frees none.
 gc.disable()
@@ -24,7 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--order", metavar="WORD", help="take the files in an order that this word decides")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = set(SLOW.read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
     word = config.getoption("--order")
     if word is not None:  # whole files: what their tests share is made once
         items.sort(key=lambda item: hashlib.sha256(f"{word} {item.path.name}".encode()).digest())

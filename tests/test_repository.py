@@ -447,3 +447,11 @@ def test_every_module_can_be_imported() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code, *loaded], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == ""
+
+
+def test_the_list_of_slow_tests_names_tests() -> None:
+    lines = (ROOT / "tests/slow_tests.txt").read_text(encoding="utf-8").splitlines()
+    cases = [line for line in lines if not line.startswith("#")]
+    assert cases == sorted(set(cases))
+    for file, name in {tuple(case.partition("[")[0].split("::")) for case in cases}:
+        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{name}"

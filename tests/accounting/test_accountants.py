@@ -199,7 +199,7 @@ def test_heterogeneous_ledgers(adjacency):
         assert bounds["pld"].epsilon <= bounds["prv"].epsilon * 1.001 < bounds["rdp"].epsilon
         assert bounds["prv"].lower <= bounds["pld"].epsilon
     else:
-        assert {(bound.accountant, bound.epsilon) for bound in bounds.registry()} == {("pld", bounds["pld"].epsilon)}
+        assert {(bound.accountant, bound.epsilon) for bound in bounds.values()} == {("pld", bounds["pld"].epsilon)}
         assert bounds["pld"].epsilon < answer_by("rdp", collect(ledger), DELTA, adjacency, 1).epsilon
     less = epsilon_of("pld", ledger[:2], DELTA, adjacency).epsilon
     assert less < bounds["pld"].epsilon
