@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 def small(tmp_path: Path) -> Path:
     """Five files of three tests, below the same conftest.py."""
     shutil.copy(HERE / "conftest.py", tmp_path)
+    (tmp_path / "slow_tests.txt").touch()
     for name in "abcde":
         tests = "".join(f"def test_{number}():\n    assert True is not {number}\n\n" for number in range(3))
         (tmp_path / f"test_{name}.py").write_text(tests)
@@ -32,6 +33,13 @@ def test_what_would_begin_too_late_is_skipped_and_says_so(small: Path) -> None:
     late, early = (run(small, "--within", seconds) for seconds in ("0", "600"))
     assert "later than the 0 s of --within" in late and "15 skipped" in late and "passed" not in late
     assert "15 passed" in early and "skipped" not in early
+
+
+def test_listed_cases_are_slow_tests(small: Path) -> None:
+    first = next(line for line in run(small, "--collect-only").splitlines() if "::" in line)
+    (small / "slow_tests.txt").write_text(f"# a comment\n{first}\n")
+    assert "14 passed, 1 deselected" in run(small, "-m", "not slow")
+    assert "1 passed, 14 deselected" in run(small, "-m", "slow")
 
 
 def test_files_stay_whole_in_every_order(small: Path) -> None:
