@@ -18,8 +18,6 @@ LOST = 1
 
 _LOOK = 0.5  # seconds between two looks
 _PATIENCE = 10.0  # seconds in which the first process may end by itself, with an error of its own
-
-
 _FIRST = "LIPDP_FIRST_PROCESS"  # tells the processes that are started the number of the first
 
 

@@ -1,4 +1,4 @@
-"""What modules and callbacks of Lightning's users do beside a plain step: it works, or is refused in one message."""
+"""Tests that modules and callbacks of Lightning's users work beside a private step, or are refused in one message."""
 
 from __future__ import annotations
 

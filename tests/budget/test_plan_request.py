@@ -1,4 +1,4 @@
-"""What a user asks for is looked for, and what a run states does not depend on how it was found."""
+"""Tests that a plan finds what a user asks for, and that the epsilon of a run does not depend on how it was found."""
 
 from __future__ import annotations
 

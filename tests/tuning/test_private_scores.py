@@ -1,4 +1,4 @@
-"""What a privately selected model may hold of validation rows: one noisy count, of which each row moves one."""
+"""Tests that a privately selected model holds one noisy count of validation rows, which each row moves by one."""
 
 from __future__ import annotations
 
